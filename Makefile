@@ -1,0 +1,26 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 3
+
+.PHONY: demo test slow lint clean
+
+demo:  ## a dask cluster on this machine, and a computation on it
+	@tools/install $(PYTHON) $(VENV) demo
+	$(VENV)/bin/gpujobs submit examples/quickstart.yaml --wait
+
+test:  ## everything but the tests marked slow
+	@tools/install $(PYTHON) $(VENV) test
+	@tools/install-schedulers
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not slow"
+
+slow:  ## the tests marked slow, after `make test`
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m slow
+
+lint:  ## what the maintainers check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

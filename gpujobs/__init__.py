@@ -1,0 +1,31 @@
+"""Dask on the GPUs of a batch cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .cluster import GPUJobQueueCluster as GPUJobQueueCluster
+    from .cluster import GPULocalCluster as GPULocalCluster
+    from .cluster import GPUSLURMCluster as GPUSLURMCluster
+    from .connection import connect as connect
+
+__all__ = ["GPUJobQueueCluster", "GPULocalCluster", "GPUSLURMCluster", "__version__", "connect"]
+
+_LAZY = {"connect": "connection"}
+_LAZY.update(dict.fromkeys(("GPUJobQueueCluster", "GPULocalCluster", "GPUSLURMCluster"), "cluster"))
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names when they are first used: most commands need none of them."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

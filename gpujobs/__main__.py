@@ -1,0 +1,5 @@
+"""``python -m gpujobs``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,158 @@
+"""Talk with one site's batch scheduler: its commands are run here, and what fails for a moment is tried again."""
+
+from __future__ import annotations
+
+import getpass
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import commands
+from .errors import RefusedError, UnavailableError
+from .schedulers import JobId, JobState, JobStatus, Result, Scheduler
+
+PATIENCE = 90.0
+"""Seconds for which a batch scheduler that is away is waited for."""
+
+
+@dataclass
+class Batch:
+    """A batch scheduler and how this site calls its commands."""
+
+    scheduler: Scheduler
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """The site's ``commands``: other paths of sbatch, squeue, …"""
+    tell: Callable[[str], None] = lambda text: None
+    """Called with a line for the user when something takes longer."""
+    patience: float = PATIENCE
+    stopping: Callable[[], bool] = lambda: False
+    """Tells that nobody waits for an answer any more."""
+
+    # -- submit -----------------------------------------------------------------------------------------------
+    def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
+        """Submit ``script`` exactly once; return the submission's id.
+
+        ``name`` is the job's name, unique to the cluster, and ``known`` are the submissions of that name made before:
+        after a lost reply a submission of that name that is not among them is ours, and is adopted.
+        """
+        deadline = time.monotonic() + self.patience
+        for attempt in range(1000):
+            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
+            if result.exit_code == 0 and (submission := self.scheduler.parse_submit(result.stdout)):
+                return submission
+            self._check_command(result)
+            if result.exit_code not in (0, None) and not self.scheduler.unreachable(result):
+                raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.words}")
+            # The reply was lost or garbled, and the job may have been accepted all the same.
+            self.tell(f"{self.scheduler.name} did not answer ({_first_line(result)}); looking whether it took the job")
+            if found := self._adopt(name, known, deadline, attempt):
+                return found
+            if time.monotonic() > deadline or (result.exit_code == 0 and attempt >= 2):
+                raise UnavailableError(f"{self.scheduler.name} gave no job id: {result.words}")
+        raise AssertionError("unreachable")
+
+    def _adopt(self, name: str, known: Collection[str], deadline: float, attempt: int) -> str | None:
+        """Wait until the batch scheduler answers again; return the submission that it took, None if it took none.
+
+        It may answer this question before it has worked off what came earlier, so that "none" counts when said twice.
+        """
+        wait, none_before = min(8.0, 1.0 * 2**attempt), False
+        while True:
+            self._sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries, nothing secret
+            result = self._run(self.scheduler.find_command(name, getpass.getuser()))
+            if result.exit_code == 0 and not self.scheduler.unreachable(result):
+                found = self.scheduler.parse_find(result.stdout, name) - set(known)
+                if found or none_before:
+                    return min(found, default=None)
+                none_before, wait = True, 3.0
+                continue
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{self.scheduler.name} has not answered for {self.patience:.0f} s: {_first_line(result)}",
+                    hint="nothing is lost: if it took the job after all, the job ends by itself; try again later",
+                )
+            wait = min(8.0, wait * 2)
+
+    def find(self, name: str) -> set[str]:
+        """Return the submissions called ``name``."""
+        result = self._ask(self.scheduler.find_command(name, getpass.getuser()))
+        return self.scheduler.parse_find(result.stdout, name)
+
+    def array_limit(self) -> int | None:
+        """Return how many jobs an array may have, where the batch scheduler says so."""
+        argv = self.scheduler.limit_command()
+        return self.scheduler.parse_limit(self._run(argv).stdout) if argv else None
+
+    def estimate(self, script: str, cwd: Path) -> str | None:
+        """Return when ``script`` would start, as the batch scheduler says; None where it cannot say."""
+        argv = self.scheduler.estimate_command()
+        return self.scheduler.parse_estimate(self._run(argv, stdin=script, cwd=cwd)) if argv else None
+
+    # -- watch ------------------------------------------------------------------------------------------------
+    def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
+        """Return the status of all ``ids``: one call, and one to accounting where jobs have left the queue."""
+        if not ids:
+            return {}
+        result = self._ask(self.scheduler.status_command(ids, names, getpass.getuser()))
+        found = self.scheduler.parse_status(result, ids)
+        gone = [job for job in ids if job not in found]
+        argv = self.scheduler.accounting_command(gone) if gone else None
+        if argv:
+            answer = self._run(argv)
+            if answer.exit_code is not None:
+                found.update(self.scheduler.parse_accounting(answer, gone))
+        unknown = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
+        return {job: found.get(job, unknown) for job in ids}
+
+    # -- cancel -----------------------------------------------------------------------------------------------
+    def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:
+        """Cancel submissions: whole ones, or only the members with the indexes given."""
+        words = [word for submission, indexes in targets.items() for word in self.scheduler.target(submission, indexes)]
+        if not words:
+            return
+        result = self._ask(self.scheduler.cancel_command(words), accept=self.scheduler.already_gone)
+        if result.exit_code != 0 and not self.scheduler.already_gone(result):
+            raise RefusedError(f"{self.scheduler.name} did not cancel {', '.join(targets)}:\n{result.words}")
+
+    # -- small things -----------------------------------------------------------------------------------------
+    def _ask(self, argv: list[str], accept: Callable[[Result], bool] = lambda result: False) -> Result:
+        """Run a command, and again while the batch scheduler is away."""
+        deadline, wait = time.monotonic() + self.patience, 1.0
+        while True:
+            result = self._run(argv)
+            if not self.scheduler.unreachable(result):
+                return result
+            self._check_command(result)
+            if accept(result):
+                return result
+            if time.monotonic() + wait > deadline:
+                raise UnavailableError(
+                    f"{self.scheduler.name} is not available: {_first_line(result)}", hint="try again later"
+                )
+            self.tell(f"{self.scheduler.name} is not available ({_first_line(result)}); trying again")
+            self._sleep(wait)
+            wait = min(8.0, wait * 2)
+
+    def _run(self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None) -> Result:
+        own = self.paths.get(argv[0])
+        words = [str(Path(own).expanduser()), *argv[1:]] if own else list(argv)
+        return commands.run(words, stdin=stdin, cwd=cwd, timeout=min(commands.TIMEOUT, max(5.0, self.patience)))
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self.stopping():
+                raise UnavailableError(f"{self.scheduler.name} did not answer before the cluster was closed")
+            time.sleep(min(0.25, left))
+
+    def _check_command(self, result: Result) -> None:
+        if "not found" in result.problem or "could not be started" in result.problem:
+            name = Path(result.argv[0]).name
+            hint = f"is this a login node? Else write its path in the site file: commands: {{{name}: /path/to/{name}}}"
+            raise UnavailableError(result.problem, hint=hint)
+
+
+def _first_line(result: Result) -> str:
+    return result.words.splitlines()[0][:200]

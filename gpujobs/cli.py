@@ -1,0 +1,377 @@
+"""The command ``gpujobs``. stdout is data, stderr is talk; what takes long to import is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .errors import GpujobsError, InputError, JobFailedError
+from .version import __version__
+
+# pydantic would look through all installed packages for plugins: a tenth of our start-up.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+if TYPE_CHECKING:
+    from .config.sources import Order
+    from .ledger import Ledger, Record
+    from .status import ClusterView
+
+F = Callable[..., Any]
+
+
+class Commands(click.Group):
+    """Turns our errors into a message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except GpujobsError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except BrokenPipeError:  # … | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpujobs")
+def main() -> None:
+    """Dask on the GPUs of a batch cluster.
+
+    \b
+    gpujobs submit profile.yaml     start a cluster, and the command it is for
+    gpujobs status                  what my clusters are doing
+    gpujobs logs ID                 the output of the command
+    gpujobs connect ID              how to connect from Python
+    gpujobs cancel ID               end a cluster
+    """
+
+
+def _profile_options(command: F) -> F:
+    for decorate in (
+        click.option(
+            "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key, as in workers.memory=40GiB."
+        ),
+        click.option("--site", help="Name of a site, or a site file; wins over the profile's."),
+        click.argument("profile", type=click.Path(path_type=Path)),
+    ):
+        command = decorate(command)
+    return command
+
+
+def _cluster_argument(command: F) -> F:
+    return click.argument("cluster", metavar="ID", shell_complete=_complete_clusters)(command)
+
+
+def _complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [record.id for record in _ledger().all() if record.id.startswith(incomplete)]
+
+
+@main.command()
+@_profile_options
+@click.option("--dry-run", is_flag=True, help="Print the scripts that would be submitted, and submit nothing.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Stay until the cluster's command has ended (without one: until all workers are there).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was submitted as JSON.")
+def submit(
+    profile: Path, site: str | None, settings: tuple[str, ...], dry_run: bool, wait: bool, as_json: bool
+) -> None:
+    """Submit the cluster that PROFILE describes; print its id."""
+    from . import submit as submission
+    from . import units
+    from .planning import view as planview
+    from .prepare import plan_order
+
+    order = _order(profile, site, settings)
+    if dry_run:
+        _print_scripts(order, None)
+        return
+    plan = plan_order(order)
+    for note in plan.notes:
+        _tell(note)
+    ledger = _ledger()
+    record = submission.submit(order, plan, ledger, _tell)
+    if as_json:
+        submissions = [{"id": item.id, "first": item.first, "count": item.count} for item in record.submissions]
+        value = {
+            "version": 1,
+            **planview.plan_json(plan, record.id),
+            "folder": record.folder,
+            "submissions": submissions,
+        }
+        click.echo(json.dumps(value, indent=1))
+    else:
+        click.echo(record.id)
+        sys.stdout.flush()
+    numbers = ", ".join(item.id for item in record.submissions)
+    jobs = units.count(sum(item.count for item in record.submissions), "job")
+    _tell(f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({numbers})")
+    if wait:
+        _wait(record, ledger)
+    else:
+        _tell(f"gpujobs status {record.id}   |   gpujobs logs -f {record.id}   |   gpujobs cancel {record.id}")
+
+
+@main.command()
+@_profile_options
+@click.option("--job", type=click.IntRange(0), help="Only the N-th script.")
+def render(profile: Path, site: str | None, settings: tuple[str, ...], job: int | None) -> None:
+    """Print the batch scripts of PROFILE."""
+    _print_scripts(_order(profile, site, settings), job)
+
+
+@main.command()
+@_profile_options
+@click.option("--json", "as_json", is_flag=True, help="For programs: worker_names, jobs, gpus, …")
+@click.option("--estimate", is_flag=True, help="Ask the batch scheduler when the first job would start.")
+def plan(profile: Path, site: str | None, settings: tuple[str, ...], as_json: bool, estimate: bool) -> None:
+    """Print what PROFILE asks for and whether the site's limits allow it; submit nothing."""
+    from .planning import view as planview
+    from .prepare import plan_order
+
+    order = _order(profile, site, settings)
+    made = plan_order(order)
+    cluster = f"{made.name}-0000"
+    starts = None
+    if estimate:
+        from .submit import estimate as ask
+
+        starts = ask(order, made, _tell)
+    if as_json:
+        click.echo(json.dumps({**planview.plan_json(made, cluster), "estimated_start": starts}, indent=1))
+        return
+    click.echo(planview.plan_text(made, cluster))
+    if estimate:
+        click.echo(f"start: {starts or f'{made.scheduler.name} gives no estimate'}")
+
+
+@main.command()
+@click.argument("clusters", nargs=-1, metavar="[ID]...", shell_complete=_complete_clusters)
+@click.option("--all", "everything", is_flag=True, help="Also clusters that have ended.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--watch", is_flag=True, help="Show it again every few seconds.")
+def status(clusters: tuple[str, ...], everything: bool, as_json: bool, watch: bool) -> None:
+    """Say what clusters are doing: those named, or my living ones."""
+    from .clusters import look
+
+    ledger = _ledger()
+    while True:
+        records = [ledger.get(name) for name in clusters] or [r for r in ledger.all() if everything or not r.finished]
+        views = list(look(records, ledger, _tell))
+        if not clusters and not everything:
+            views = [view for view in views if view.living or not view.over]
+        if watch and sys.stdout.isatty() and not as_json:
+            click.clear()
+        _print_status(views, bool(clusters), as_json)
+        if not watch or (clusters and all(view.over and not view.living for view in views)):
+            return
+        time.sleep(max([record.poll for record in records] or [5]))
+
+
+@main.command()
+@_cluster_argument
+@click.option("--worker", metavar="NAME", help="The log of a worker's job instead of the command's output.")
+@click.option("--all", "everything", is_flag=True, help="All logs of the cluster.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the cluster has ended.")
+def logs(cluster: str, worker: str | None, everything: bool, follow: bool) -> None:
+    """Print the output of the cluster's command."""
+    from . import logs as reader
+
+    record = _ledger().get(cluster)
+    paths = reader.choose(record, worker, everything, _tell)
+    for line in reader.lines(record, paths, follow):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("clusters", nargs=-1, metavar="[ID]...", shell_complete=_complete_clusters)
+@click.option("--all", "everything", is_flag=True, help="All my living clusters.")
+@click.option("--orphans", is_flag=True, help="Clusters whose Python process is gone.")
+def cancel(clusters: tuple[str, ...], everything: bool, orphans: bool) -> None:
+    """End clusters: their jobs are removed from the queue."""
+    from .clusters import cancel as end
+    from .clusters import orphaned
+
+    ledger = _ledger()
+    if not clusters and not everything and not orphans:
+        raise InputError("name the clusters to cancel, or --all", hint="`gpujobs status` lists them")
+    records = [ledger.get(name) for name in clusters] or [record for record in ledger.all() if not record.finished]
+    if orphans:
+        records = [record for record in records if orphaned(record)]
+        if not records:
+            _tell("no orphans")
+    for record in records:
+        end(record, _tell)
+        _tell(f"{record.id} is cancelled" if not record.finished else f"{record.id} had ended already")
+
+
+@main.command()
+@_cluster_argument
+@click.argument("workers", type=click.IntRange(0))
+def scale(cluster: str, workers: int) -> None:
+    """Ask for WORKERS workers of a running cluster, more or fewer than it has."""
+    from . import scaling
+
+    ledger = _ledger()
+    scaling.scale(ledger.get(cluster), workers, ledger, _tell)
+
+
+@main.command()
+@_cluster_argument
+@click.option("--env", "as_env", is_flag=True, help='Print lines for a shell: eval "$(gpujobs connect ID --env)".')
+def connect(cluster: str, as_env: bool) -> None:
+    """Print how to connect to a running cluster."""
+    from . import connection
+
+    record = _ledger().get(cluster)
+    click.echo(connection.environment_lines(record) if as_env else connection.text(record))
+
+
+@main.group()
+def sites() -> None:
+    """Look at the sites that gpujobs knows."""
+
+
+@sites.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def sites_list(as_json: bool) -> None:
+    """List the sites and where their files are."""
+    from . import display
+    from .config import sources
+
+    found: list[tuple[str, str, str, str]] = []
+    for name, path in sources.site_paths().items():
+        try:
+            site = sources.load_site(str(path)).site
+            found.append((name, site.scheduler, str(path), site.description))
+        except InputError as error:
+            found.append((name, "?", str(path), f"error: {str(error).splitlines()[0]}"))
+    if as_json:
+        keys = ("name", "scheduler", "path", "description")
+        click.echo(json.dumps({"version": 1, "sites": [dict(zip(keys, row, strict=True)) for row in found]}, indent=1))
+    else:
+        click.echo(display.table(("SITE", "SCHEDULER", "FILE", "DESCRIPTION"), found))
+
+
+@sites.command("show")
+@click.argument("site")
+def sites_show(site: str) -> None:
+    """Print a site's file, and whether it is right."""
+    from .config import sources
+
+    loaded = sources.load_site(site)
+    click.echo(loaded.path.read_text(), nl=False)
+    _tell(f"{loaded.path}: site {loaded.name} is right")
+
+
+@main.command()
+@click.argument("what", type=click.Choice(["profile", "site"]))
+def schema(what: str) -> None:
+    """Print the JSON Schema of profiles or of site files, for editors."""
+    from .config.profile import Profile
+    from .config.site import Site
+
+    model = Profile if what == "profile" else Site
+    value = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+    click.echo(json.dumps(value, indent=1))
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the lines that make SHELL complete gpujobs; add them to its start-up file."""
+    from click.shell_completion import get_completion_class
+
+    if found := get_completion_class(shell):
+        click.echo(found(main, {}, "gpujobs", "_GPUJOBS_COMPLETE").source())
+
+
+# -- what the commands share ---------------------------------------------------------------------------------
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _ledger() -> Ledger:
+    from .ledger import Ledger
+
+    return Ledger()
+
+
+def _order(profile: Path, site: str | None, settings: tuple[str, ...]) -> Order:
+    from .config import sources
+
+    return sources.load_order(profile, site=site, settings=settings)
+
+
+def _print_scripts(order: Order, number: int | None) -> None:
+    from .prepare import plan_order, scripts_of
+
+    made = plan_order(order)
+    scripts = scripts_of(order, made, f"{made.name}-0000")
+    if number is not None and number >= len(scripts):
+        raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
+    for note in made.notes:
+        _tell(note)
+    for script in scripts if number is None else [scripts[number]]:
+        click.echo(script.text, nl=False)
+
+
+def _print_status(views: list[ClusterView], in_full: bool, as_json: bool) -> None:
+    from . import display, folder
+
+    if as_json:
+        click.echo(json.dumps({"version": 1, "clusters": [display.status_json(view) for view in views]}, indent=1))
+    elif in_full:
+        for view in views:
+            failed = [job for job in view.jobs if job.state.value in ("FAILED", "OUT_OF_MEMORY")][:2]
+            tails = {job.number: folder.tail(view.record.path / "logs" / f"job-{job.number}.log") for job in failed}
+            click.echo(display.status_text(view, tails))
+    elif views:
+        click.echo(display.status_table(views))
+    else:
+        _tell("no living clusters; `gpujobs status --all` lists those that have ended")
+
+
+def _wait(record: Record, ledger: Ledger) -> None:
+    from . import clusters, display, logs, units
+
+    progress, watch = display.Progress(), clusters.Watch(record, ledger, _tell)
+    output = logs.Follower([record.path / "logs" / "run.log"])
+    started = time.monotonic()
+    try:
+        while True:
+            view = watch.look()
+            for line in output.new_lines():
+                progress.say(line)
+            if view.over:
+                break
+            if not record.run and view.connected >= record.workers:
+                progress.say(
+                    f"all {record.workers} workers are connected; gpujobs connect {record.id} says how to use them"
+                )
+                return
+            progress.show(display.progress(view, time.monotonic() - started))
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        progress.say(f"the cluster goes on; to end it: gpujobs cancel {record.id}")
+        sys.exit(130)
+    view = clusters.wait_until_gone(watch, 15.0)
+    for line in output.new_lines(last=True):
+        progress.say(line)
+    progress.clear()
+    if view.state.value != "DONE":
+        raise JobFailedError(f"{record.id}: {view.reason}", hint=f"gpujobs status {record.id}", code=view.exit_code)
+    _tell(f"{record.id} is done after {units.clock_text(time.monotonic() - started)}")

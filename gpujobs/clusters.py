@@ -1,0 +1,160 @@
+"""Look at clusters that were submitted, wait for them, cancel them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from . import folder as folders
+from .batch import PATIENCE, Batch
+from .errors import GpujobsError, UnavailableError
+from .ledger import Ledger, Record, Submission
+from .schedulers import JobId, JobState, JobStatus, get_scheduler
+from .status import CANCELLED, ClusterView, view
+
+SLOWEST_POLL = 60.0
+SILENCE = 60.0
+"""Seconds without a sign of life after which an owner is taken for gone."""
+Tell = Callable[[str], None]
+
+
+def batch_of(record: Record, tell: Tell) -> Batch:
+    """Return the batch scheduler that has the jobs of ``record``."""
+    return Batch(get_scheduler(record.scheduler)(record.cluster), record.commands, tell)
+
+
+def accepted(record: Record, number: str, ledger: Ledger, batch: Batch) -> Record:
+    """Write down that the batch scheduler took what the record's intent says, under the id ``number``."""
+    intent = record.intent or {}
+    first_index = batch.scheduler.first_index
+    submission = Submission(number, intent["first"], intent["count"], intent["group"], intent["array"], first_index)
+    record = ledger.submitted(record.id, submission)
+    targets = [word for sent in record.submissions for word in batch.scheduler.target(sent.id)]
+    folders.write_job_ids(record.path, targets)
+    return record
+
+
+# -- look ------------------------------------------------------------------------------------------------------
+def look(records: Iterable[Record], ledger: Ledger, tell: Tell) -> Iterator[ClusterView]:
+    """Yield what the clusters are doing: one question per batch scheduler for all of them.
+
+    A batch scheduler that does not answer is told about, and its jobs are UNKNOWN.
+    """
+    groups: dict[object, list[Record]] = {}
+    for record in records:
+        key = (record.scheduler, record.cluster, tuple(sorted(record.commands.items())))
+        groups.setdefault(key, []).append(_adopted(record, ledger, tell))
+    for group in groups.values():
+        living = [record for record in group if not record.finished]
+        statuses: dict[JobId, JobStatus] = {}
+        try:
+            statuses = ask(living, tell)
+        except UnavailableError as error:
+            tell(str(error))
+            statuses = {
+                job: JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not answer")
+                for record in living
+                for job in record.jobs.values()
+            }
+        for record in group:
+            yield _seen(record, ledger, statuses)
+
+
+def ask(records: list[Record], tell: Tell, patience: float = 15.0) -> dict[JobId, JobStatus]:
+    """Ask the batch scheduler once for all jobs of ``records``, which it all has."""
+    if not records:
+        return {}
+    batch = batch_of(records[0], tell)
+    batch.patience = patience
+    jobs = {job for record in records for job in record.jobs.values()}
+    jobs |= {job for record in records for job in folders.read(record.path).claims.values()}
+    return batch.status(sorted(jobs, key=str), [record.id for record in records])
+
+
+def _seen(record: Record, ledger: Ledger, statuses: dict[JobId, JobStatus]) -> ClusterView:
+    facts = folders.read(record.path)
+    if record.finished:
+        jobs = {**record.jobs, **facts.claims}
+        final = {jobs[int(number)]: JobStatus(JobState(state)) for number, state in record.outcomes.items()}
+        return view(record, facts, final)
+    seen = view(record, facts, statuses)
+    if seen.jobs and not seen.living:
+        outcomes = {str(job.number): job.state.value for job in seen.jobs}
+        ledger.update(record.id, finished=True, outcomes=outcomes)
+    return seen
+
+
+def _adopted(record: Record, ledger: Ledger, tell: Tell) -> Record:
+    """Finish a submission that was cut short between asking the batch scheduler and writing down its answer."""
+    if record.intent is None or time.time() - record.created < 120:
+        return record
+    batch = batch_of(record, tell)
+    batch.patience = 5.0
+    try:
+        found = batch.find(record.id) - {submission.id for submission in record.submissions}
+    except GpujobsError:
+        return record
+    if found:
+        return accepted(record, min(found), ledger, batch)
+    folders.end(record.path, 70, "it was never submitted: gpujobs was interrupted")
+    return ledger.update(record.id, intent=None, finished=not record.submissions)
+
+
+# -- wait ------------------------------------------------------------------------------------------------------
+@dataclass
+class Watch:
+    """Looks at one cluster: at its folder as often as asked, at the batch scheduler seldom and ever more seldom."""
+
+    record: Record
+    ledger: Ledger
+    tell: Tell
+    statuses: dict[JobId, JobStatus] | None = None
+    next_question: float = 0.0
+    interval: float = 0.0
+
+    def look(self) -> ClusterView:
+        """Return what the cluster is doing now."""
+        if time.monotonic() >= self.next_question:
+            self._ask()
+        return view(self.record, folders.read(self.record.path), self.statuses or {})
+
+    def _ask(self) -> None:
+        before = self.statuses
+        try:
+            self.statuses = ask([self.record], self.tell)
+        except UnavailableError as error:
+            self.tell(str(error))
+        moved = self.statuses != before
+        self.interval = float(self.record.poll) if moved else min(SLOWEST_POLL, self.interval * 1.5)
+        self.next_question = time.monotonic() + self.interval
+
+
+def wait_until_gone(watch: Watch, patience: float) -> ClusterView:
+    """Wait until the jobs of a cluster that has ended have left their records; return its last view."""
+    deadline = time.monotonic() + patience
+    while (seen := watch.look()).living and time.monotonic() < deadline:
+        if all(job.number in seen.facts.records for job in seen.jobs if job.state is JobState.RUNNING):
+            watch.next_question = 0.0
+        time.sleep(0.5)
+    return next(look([watch.record], watch.ledger, watch.tell))
+
+
+def orphaned(record: Record) -> bool:
+    """Tell whether the Python process that owned a cluster is gone: it has given no sign of life for a minute."""
+    if record.owner != "client" or record.finished:
+        return False
+    return folders.silence(record.path) > SILENCE
+
+
+# -- cancel ----------------------------------------------------------------------------------------------------
+def cancel(record: Record, tell: Tell, patience: float = PATIENCE) -> None:
+    """End a cluster: its jobs are told through the folder, and the batch scheduler is asked to end them."""
+    if record.path.is_dir():
+        folders.end(record.path, 143, CANCELLED)
+    if not record.finished and record.submissions:
+        claimed = {job.submission for job in folders.read(record.path).claims.values()}
+        submissions = {submission.id for submission in record.submissions} | claimed
+        batch = batch_of(record, tell)
+        batch.patience = patience
+        batch.cancel({submission: () for submission in sorted(submissions)})

@@ -1,0 +1,1 @@
+"""What people write: the two YAML files, read with positions and checked."""

@@ -1,0 +1,22 @@
+"""The batch schedulers: one file each, formats and parsers only."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .base import JobId, JobState, JobStatus, Result, Scheduler
+
+__all__ = ["SCHEDULERS", "JobId", "JobState", "JobStatus", "Result", "Scheduler", "get_scheduler"]
+
+SCHEDULERS = {"slurm": "Slurm", "local": "Local"}
+"""What a site file calls them, and the class in the module of that name."""
+
+
+def get_scheduler(name: str) -> type[Scheduler]:
+    """Return the class of the batch scheduler that site files call ``name``."""
+    if name not in SCHEDULERS:
+        from ..errors import InputError
+
+        raise InputError(f"batch scheduler {name} is not supported yet; supported: {', '.join(SCHEDULERS)}")
+    found: type[Scheduler] = getattr(import_module(f".{name}", __package__), SCHEDULERS[name])
+    return found

@@ -1,0 +1,66 @@
+"""This machine, as if it were a batch scheduler: `python -m gpujobs.localqueue` plays sbatch, squeue and scancel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from .base import JobId, JobState, JobStatus, Result, Scheduler
+
+_COMMAND = [sys.executable, "-m", "gpujobs.localqueue"]
+
+
+class Local(Scheduler):
+    """Jobs are sessions of processes of this machine; a submission's id names their pids and when they started."""
+
+    name = "local"
+    prefix = "#LOCAL"
+    request = ()
+    cpu_request = ()
+    visible_devices = "scheduler"  # the script sets CUDA_VISIBLE_DEVICES from the plan's devices
+    mpi_command = ("mpirun", "-np", "{ranks}")
+    managed = frozenset()
+    index_variable = "GPUJOBS_INDEX"
+    job_variable = "$"
+    on_this_machine = True
+
+    def output(self, root: str, cluster: str, array: bool) -> str:
+        return f"{root}/{cluster}/logs/local"
+
+    def array(self, count: int) -> str:
+        return f"--count={count}"
+
+    def options(self, line: str) -> set[str]:
+        raise ValueError("the local site has no directives")
+
+    def submit_command(self) -> list[str]:
+        return [*_COMMAND, "submit"]
+
+    def parse_submit(self, stdout: str) -> str | None:
+        return stdout.strip() or None
+
+    def unreachable(self, result: Result) -> bool:
+        return result.exit_code is None
+
+    def find_command(self, name: str, user: str) -> list[str]:
+        return [*_COMMAND, "find", name]
+
+    def parse_find(self, stdout: str, name: str) -> set[str]:
+        return set(stdout.split())
+
+    def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
+        return [*_COMMAND, "status", *sorted({job.submission for job in ids})]
+
+    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+        found = {}
+        for line in result.stdout.splitlines():
+            submission, index, word = line.split()
+            state = {"RUNNING": JobState.RUNNING, "GONE": JobState.FAILED}.get(word, JobState.UNKNOWN)
+            reason = {"GONE": "its processes are gone", "ELSEWHERE": "it was started on another machine"}.get(word, "")
+            for job in (JobId(submission, int(index)), JobId(submission)):
+                if job in ids:
+                    found[job] = JobStatus(state, word, reason)
+        return found
+
+    def cancel_command(self, targets: Sequence[str]) -> list[str]:
+        return [*_COMMAND, "cancel", *targets]

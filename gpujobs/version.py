@@ -1,0 +1,3 @@
+"""The version, alone in its file: ``gpujobs --version`` reads nothing else."""
+
+__version__ = "0.1.0"

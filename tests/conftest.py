@@ -1,0 +1,83 @@
+"""Fixtures: a private batch scheduler per test process, and a command line with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .support import slurm as slurm_support
+from .support.backend import Backend, SlurmBackend
+from .support.cli import ORDINARY_USER, Cli, python_for
+from .support.processes import reaper
+
+REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
+
+
+def unavailable(what: str, why: str) -> None:
+    """Skip, or fail where ``GPUJOBS_REQUIRE`` names it."""
+    if what in REQUIRED:
+        pytest.fail(f"GPUJOBS_REQUIRE={what}, but {why}")
+    pytest.skip(f"no real {what}: {why}")
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user can enter: what login and compute nodes share."""
+    folder = Path(tempfile.mkdtemp(prefix="gpujobs-tests-"))
+    folder.chmod(0o755)
+    with reaper(str(folder)):
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def slurm_backend(shared_folder: Path) -> Iterator[SlurmBackend]:
+    """A real Slurm of 4 nodes with 4 fake GPUs each."""
+    if why := slurm_support.missing():
+        unavailable("slurm", why)
+    with slurm_support.PrivateSlurm(shared_folder / "slurm").running() as running:
+        yield SlurmBackend(running)
+
+
+@pytest.fixture(params=["slurm"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Each batch scheduler in turn; nothing is left in it after a test."""
+    found: Backend = request.getfixturevalue(f"{request.param}_backend")
+    yield found
+    left = found.queue()
+    found.clean()
+    assert not left, f"left in the queue: {left}"
+
+
+@pytest.fixture
+def home(shared_folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A new home folder."""
+    return Path(tempfile.mkdtemp(prefix="home-", dir=shared_folder))
+
+
+@pytest.fixture(params=["ordinary"])
+def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
+    """The command line of an ordinary user (or root), with the site file of ``backend`` as the site `here`."""
+    return make_cli(backend, home, request.param)
+
+
+def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
+    """Return the command line of an ordinary user, or of root."""
+    user = ORDINARY_USER if kind == "ordinary" and os.geteuid() == 0 else None
+    try:
+        python_for(user)
+    except LookupError as error:
+        unavailable(backend.name, str(error))
+    sites = home / "sites"
+    made = Cli(home, {**backend.env(), "GPUJOBS_SITE_PATH": str(sites), "GPUJOBS_SITE": "here"}, user)
+    sites.mkdir()
+    sites.chmod(0o755)
+    from .support.cli import text_of
+
+    (sites / "here.yaml").write_text(text_of(backend.site()))
+    return made

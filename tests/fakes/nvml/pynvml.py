@@ -1,0 +1,123 @@
+"""A stand-in for ``pynvml`` on machines without an NVIDIA driver, on which the real CUDAWorker runs.
+
+With this folder first on PYTHONPATH, distributed and dask_cuda see ``FAKE_NVML_GPUS`` (4) idle GPUs of 16 GiB. The UUID
+of a GPU contains the name of the emulated node, so that two nodes of one host do not seem to share their GPUs. Only
+what those two packages and gpujobs call is here. A handle is the device's index.
+"""
+
+import os
+import socket
+from collections import namedtuple
+
+NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
+
+Memory = namedtuple("Memory", "total free used")
+Utilization = namedtuple("Utilization", "gpu memory")
+Process = namedtuple("Process", "pid usedGpuMemory")
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NVMLError_DriverNotLoaded(NVMLError):
+    pass
+
+
+class NVMLError_InvalidArgument(NVMLError):
+    pass
+
+
+class NVMLError_LibraryNotFound(NVMLError):
+    pass
+
+
+class NVMLError_NotFound(NVMLError):
+    pass
+
+
+class NVMLError_NotSupported(NVMLError):
+    pass
+
+
+class NVMLError_Unknown(NVMLError):
+    pass
+
+
+def _count():
+    return int(os.environ.get("FAKE_NVML_GPUS", 4))
+
+
+def _uuid(index):
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return f"GPU-{node}-0000-0000-0000-{index:012d}"
+
+
+def nvmlInit():
+    if _count() == 0:
+        raise NVMLError_LibraryNotFound()
+
+
+def nvmlShutdown():
+    pass
+
+
+def nvmlSystemGetDriverVersion():
+    return "000.00"
+
+
+def nvmlDeviceGetCount():
+    return _count()
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    if not 0 <= int(index) < _count():
+        raise NVMLError_InvalidArgument(index)
+    return int(index)
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+    for index in range(_count()):
+        if uuid == _uuid(index):
+            return index
+    raise NVMLError_NotFound(uuid)
+
+
+def nvmlDeviceGetIndex(handle):
+    return handle
+
+
+def nvmlDeviceGetUUID(handle):
+    return _uuid(handle)
+
+
+def nvmlDeviceGetName(handle):
+    return "Fake GPU"
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    total = int(os.environ.get("FAKE_NVML_MEMORY", 16 * 2**30))
+    return Memory(total, total, 0)
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return Utilization(0, 0)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    busy = os.environ.get("FAKE_NVML_BUSY", "").split(",")
+    return [Process(4242, 2**30)] if str(handle) in busy else []
+
+
+def nvmlDeviceIsMigDeviceHandle(handle):
+    return False
+
+
+def nvmlDeviceGetMigMode(handle):
+    raise NVMLError_NotSupported()
+
+
+def nvmlDeviceGetCpuAffinity(handle, words):
+    cpus = os.sched_getaffinity(0)
+    return [sum(1 << (c % 64) for c in cpus if c // 64 == word) for word in range(words)]

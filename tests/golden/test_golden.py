@@ -1,0 +1,83 @@
+"""Scripts as they are sent, read by eye and kept: ``GPUJOBS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them anew."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs.planning.plan import Machine
+from gpujobs.planning.render import render
+
+from ..unit.support import plan
+
+CASES = Path(__file__).parent / "cases"
+SVD: dict[str, Any] = {"run": ["python", "svd.py", "--size", "10000"], "workdir": "/home/ada/svd"}
+PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "slurm-two-jobs-of-four": ("mahti", {
+        **SVD, "gpus": 8, "account": "project_2001234", "network": {"protocol": "tcp"}, "env": {"OMP_NUM_THREADS": "4", "GREETING": "it's me"},
+        "environment": {"setup": "module load python-data\nsource venv/bin/activate\n"},
+        "workers": {"rmm_pool_size": 0.8, "enable_cudf_spill": True, "pre_import": ["cudf", "cupy"]}}),
+    "slurm-one-mig-slice": ("mahti", {**SVD, "gpus": 1, "gpu_type": "a100_1g.5gb", "account": "project_2001234", "network": {"protocol": "tcp"}}),
+    "slurm-eight-jobs-of-one": ("example-slurm", {**SVD, "gpus": 8, "gpus_per_job": 1, "account": "p12345", "network": {"encryption": True}}),
+    "slurm-head-of-its-own": ("example-slurm", {
+        **SVD, "gpus": 4, "account": "p12345", "head": {"cpus": 2, "memory": "8GiB"}, "start_workers": 4, "network": {"protocol": "tcp"}}),
+    "slurm-nanny": ("example-slurm", {**SVD, "gpus": 4, "account": "p12345", "network": {"protocol": "tcp"}, "workers": {"worker_class": "nanny"}}),
+    "slurm-cpu-workers": ("example-slurm", {
+        **SVD, "gpus": 0, "account": "p12345", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
+    "slurm-without-run-not-encrypted": ("example-slurm", {
+        "workdir": "/home/ada", "gpus": 2, "account": "p12345", "network": {"protocol": "tcp", "encryption": False}}),
+    "local-cpu": ("local", {**SVD, "gpus": "auto"}),
+    "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
+}  # fmt: skip
+MACHINES = {
+    "local-two-gpus": Machine(gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"})
+}
+
+
+def text_of(case: str, folder: Path) -> str:
+    site, profile = PROFILES[case]
+    machine = {"machine": MACHINES[case]} if case in MACHINES else {}
+    scripts = render(plan(folder, profile, site, **machine), "svd-0000")
+    return "".join(script.text for script in scripts)
+
+
+@pytest.fixture(autouse=True)
+def home_of_ada(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("GPUJOBS_SITE_PATH", raising=False)
+
+
+@pytest.mark.parametrize("case", PROFILES)
+def test_script_is_the_kept_one(case: str, tmp_path: Path) -> None:
+    text, kept = text_of(case, tmp_path), CASES / f"{case}.sh"
+    if os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
+        kept.write_text(text)
+    assert text == kept.read_text()
+
+
+def test_no_case_is_left_over() -> None:
+    assert {path.stem for path in CASES.glob("*.sh")} == set(PROFILES)
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.sh")), ids=lambda path: path.stem)
+def test_bash_and_shellcheck_accept_it(path: Path, tmp_path: Path) -> None:
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    for n, text in enumerate(re.split(r"^(?=#!)", path.read_text(), flags=re.M)[1:]):
+        script = tmp_path / f"{n}.sh"
+        script.write_text(text)
+        subprocess.run(["bash", "-n", script], check=True)
+        # 1091: the user's own `source` names a file that is not here.
+        done = subprocess.run([shellcheck, "--exclude=SC1091", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        assert max(len(line) for line in text.splitlines()) <= 140
+        assert "\n\n\n" not in text
+
+
+def test_id_enters_in_one_place(tmp_path: Path) -> None:
+    assert text_of("slurm-two-jobs-of-four", tmp_path).count("svd-0000") == 1

@@ -1,0 +1,19 @@
+"""What the end-to-end tests run inside clusters, as text: a job knows nothing of this folder."""
+
+WHO = """
+import json, os
+from distributed import Client
+
+def who(dask_worker):
+    return [os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("SLURMD_NODENAME") or os.uname().nodename, os.environ.get("OWN", "")]
+
+if __name__ == "__main__":
+    with Client() as client:
+        client.wait_for_workers(int(os.environ.get("WANTED", "1")), timeout=100)
+        names = {address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+        found = {names[address]: value for address, value in client.run(who).items()}
+        print(json.dumps({"workers": found, "address": client.scheduler.address}))
+"""
+"""Prints, as JSON, every worker's CUDA_VISIBLE_DEVICES and node."""
+
+SLEEP = "import time, sys; print('here', flush=True); time.sleep(float(sys.argv[1]))"

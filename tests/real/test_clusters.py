@@ -1,0 +1,369 @@
+"""End to end on real batch schedulers: every command is the installed ``gpujobs``, started as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ..support.backend import Backend
+from ..support.cli import ROOT, Cli
+from ..support.processes import processes_with, until
+from .programs import SLEEP, WHO
+
+KINDS = ["ordinary", pytest.param("root", marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root"))]
+
+
+def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
+    """Wait until ``count`` workers of a cluster are connected."""
+    until(
+        lambda: len(cli.status(cluster)["workers"]["connected"]) >= count,
+        seconds,
+        f"{count} workers of {cluster}",
+        every=0.5,
+    )
+
+
+def state(cli: Cli, cluster: str) -> str:
+    return str(cli.status(cluster)["state"])
+
+
+# -- it works ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cli", KINDS, indirect=True)
+def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
+    profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
+    (cli.work / "examples").mkdir()
+    (cli.work / "examples" / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())
+    settings = ["gpus=8", "walltime=5m", "start_workers=8", "run=[python, examples/svd.py, --workers, '8']"]
+    done = cli("submit", str(profile), "--site", "here", "--wait", *[word for s in settings for word in ("--set", s)])
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    assert re.fullmatch(r"quickstart-[0-9a-f]{4}", cluster)  # stdout is data: the id alone
+    output = cli("logs", cluster).stdout
+    assert "8 workers: 8 CUDA workers, 0 CPU workers" in output
+    assert "they agree with the eigenvalues of the Gram matrix" in output
+    assert len(cli.status(cluster)["jobs"]) == 2  # several jobs: a head alone would prove nothing
+    backend.wait_empty(10, cluster)
+
+
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
+def test_workers_are_those_that_plan_promised(cli: Cli, backend: Backend, worker_class: str) -> None:
+    profile = {
+        "gpus": 8, "gpus_per_job": 2, "start_workers": 8, "run": ["python", "who.py"], "workers": {"worker_class": worker_class},
+        "env": {"WANTED": "8", "OWN": "it's; $(here) `too` \"\\ *"},
+    }  # fmt: skip
+    cli.write("who.py", WHO)
+    promised = json.loads(cli("plan", str(cli.write("p.yaml", profile)), "--json").stdout)
+    assert promised["gpus"] == promised["workers"] == 8
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert found["address"].startswith("tls://")
+    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
+    by_job: dict[str, list[list[str]]] = {}
+    for name, (devices, node, own) in sorted(found["workers"].items()):
+        assert own == "it's; $(here) `too` \"\\ *"
+        by_job.setdefault(name.rsplit("-", 1)[0], []).append([node, *devices.split(",")])
+    assert len(by_job) == 4
+    for (node, first, second), (other_node, *others) in by_job.values():
+        assert node == other_node  # each worker's own GPU is first, and it sees the other one of its job
+        assert others == [second, first]
+    gpus = [(node, devices[0]) for job in by_job.values() for node, *devices in job]
+    assert len(set(gpus)) == 8  # one worker per GPU
+    identities = cli.status(cluster)["gpus"]
+    assert len({gpu["uuid"] for gpu in identities.values()}) == 8
+    assert all(gpu["model"] == "Fake GPU" and gpu["node"] in gpu["uuid"] for gpu in identities.values())
+
+
+def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
+    profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
+    done = cli("submit", str(profile), "--wait")
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    assert "all 2 workers are connected" in done.stderr
+    assert re.search(r"^0/2 workers, .*\d\d:\d\d$", done.stderr, re.M)
+    assert state(cli, cluster) == "RUNNING"
+    code = f"import gpujobs; c = gpujobs.connect('{cluster}'); print(c.submit(lambda x: x + 1, 41).result())"
+    found = cli.python_run(code)
+    assert found.stdout.strip() == "42", found.stderr
+    lines = cli("connect", cluster).stdout
+    assert f'gpujobs.connect("{cluster}")' in lines and "ssh -N -L" in lines and "/status" in lines
+    exports = cli("connect", cluster, "--env").stdout
+    script = (
+        f"{exports}\n{cli.python} -c 'from distributed import Client; print(Client().submit(sum, [1, 2]).result())'"
+    )
+    assert (
+        cli.python_run("import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script).stdout
+        == "3\n"
+    )
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(10, cluster)
+    assert state(cli, cluster) == "CANCELLED"
+
+
+def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
+    cli.env["SECRET_OF_THE_SHELL"] = "seen"
+    cli.env["SBATCH_PARTITION"] = "nosuch"
+    cluster = cli.submit({"gpus": 1, "run": ["env"]}, "--wait")
+    seen = cli("logs", cluster).stdout
+    assert "SECRET_OF_THE_SHELL" not in seen
+    assert f"GPUJOBS_CLUSTER={cluster}" in seen
+
+
+def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
+    profile = {
+        "gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "who.py"], "env": {"WANTED": "2"},
+        "head": {"queue": "cpu", "cpus": 1, "memory": "512MiB"},
+    }  # fmt: skip
+    cli.write("who.py", WHO)
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert sorted(found["workers"]) == [f"{cluster}-0", f"{cluster}-1"]
+    jobs = cli.status(cluster)["jobs"]
+    assert [job["head"] for job in jobs] == [True, False, False]
+    assert jobs[0]["expected_workers"] == []
+
+
+def test_cpu_workers(cli: Cli, backend: Backend) -> None:
+    profile = {
+        "gpus": 0,
+        "workers": {"count": 2, "threads": 2, "memory": "1GiB"},
+        "start_workers": 2,
+        "run": ["python", "who.py"],
+        "env": {"WANTED": "2"},
+    }
+    cli.write("who.py", WHO)
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert {name: value[0] for name, value in found["workers"].items()} == {f"{cluster}-0": "", f"{cluster}-1": ""}
+
+
+# -- what is told ------------------------------------------------------------------------------------------------
+def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> None:
+    cli.write("sleep.py", SLEEP)
+    everything = backend.nodes * backend.gpus_per_node
+    first = cli.submit(
+        {"gpus": everything, "run": ["python", "sleep.py", "600"], "start_workers": 1}, name="first.yaml"
+    )
+    until(lambda: any(job["state"] == "RUNNING" for job in cli.status(first)["jobs"]), 30)
+    second = cli.submit({"gpus": 4, "run": ["python", "sleep.py", "0"]}, name="second.yaml")
+    until(lambda: all(job["state"] == "PENDING" and job["reason"] for job in cli.status(second)["jobs"]), 30)
+    assert state(cli, second) == "PENDING"
+    listed = cli("status").stdout
+    assert re.search(rf"{first} +here +(STARTING|RUNNING)", listed) and re.search(rf"{second} +here +PENDING", listed)
+    until(lambda: cli("logs", first).stdout == "here\n", 60)
+    assert cli("cancel", first).returncode == 0
+    until(lambda: state(cli, second) == "DONE", 90)
+    assert cli.status(second)["exit_code"] == 0
+    assert cli("logs", second).stdout == "here\n"
+    backend.wait_empty(15)
+    assert second not in cli("status").stdout
+    assert second in cli("status", "--all").stdout
+    assert {job["state"] for job in cli.status(second)["jobs"]} == {"COMPLETED"}
+
+
+def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
+    code = "import sys; print('it is bad', file=sys.stderr); sys.exit(7)"
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", code]})), "--wait")
+    assert done.returncode == 5
+    assert "run: ended with exit code 7: it is bad" in done.stderr
+    cluster = done.stdout.strip()
+    assert cli.status(cluster)["exit_code"] == 7
+    assert state(cli, cluster) == "FAILED"
+
+
+def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
+    cli.write("sleep.py", SLEEP)
+    waiting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "600"]})), "--wait")
+    assert waiting.stdout
+    cluster = waiting.stdout.readline().strip()
+    connected(cli, cluster, 1)
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=20)
+    assert waiting.returncode == 130
+    assert f"gpujobs cancel {cluster}" in said
+    assert state(cli, cluster) == "RUNNING"
+    cli("cancel", cluster)
+    backend.wait_empty(10, cluster)
+
+
+# -- what fails is told soon -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"python": "/nosuch/python"}, r"could not start, or was killed \(exit code 127\)"),
+        ({"setup": "exit 3"}, r"could not start, or was killed \(exit code 3\)"),
+        ({"setup": "export PYTHONPATH=/nosuch PYTHONHOME=/nosuch"}, "could not start"),
+    ],
+    ids=["no-python", "setup-exits", "python-broken"],
+)
+def test_broken_environment(cli: Cli, backend: Backend, environment: dict[str, str], said: str) -> None:
+    profile = cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1, "environment": environment})
+    done = cli("submit", str(profile), "--wait")
+    assert done.returncode == 5
+    assert re.search(said, done.stderr)
+    backend.wait_empty(15, done.stdout.strip())
+    assert re.search(said, cli("status", done.stdout.strip()).stdout)
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ({"env": {"FAKE_NVML_GPUS": "0"}}, "worker .* ended .exit code 1."),
+        ({"workers": {"options": {"no_such_option": "1"}}}, "no-such-option"),
+        ({"env": {"PYTHONPATH": "broken"}}, "broken on purpose"),
+    ],
+    ids=["no-gpu", "unknown-option", "broken-dask-cuda"],
+)
+def test_workers_that_cannot_start(cli: Cli, backend: Backend, profile: dict[str, object], said: str) -> None:
+    broken = cli.work / "broken" / "dask_cuda"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    started = time.monotonic()
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 8, **profile})), "--wait")
+    assert done.returncode == 5, done.stderr
+    assert re.search(said, done.stderr), done.stderr
+    backend.wait_empty(15, done.stdout.strip())
+    assert time.monotonic() - started < 60  # not at the walltime
+
+
+def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
+    connected(cli, cluster, 4)
+    killed = [
+        pid
+        for pid in processes_with(f"{cluster}/scheduler.json")
+        if "dask_scheduler" in _command(pid) and "supervise" not in _command(pid)
+    ]
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    assert backend.wait_empty(15, cluster) < 15
+    found = cli.status(cluster)
+    assert found["state"] == "FAILED"
+    assert "the dask scheduler ended (exit code 137)" in found["reason"]
+
+
+def test_killed_worker_process_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    other = next(job["number"] for job in cli.status(cluster)["jobs"] if not job["head"])
+    nannies = [pid for pid in processes_with(f"--name\0{cluster}-{other}\0") if "dask_cuda" in _command(pid)]
+    for pid in nannies:
+        os.kill(pid, signal.SIGKILL)
+    backend.wait_empty(15, cluster)
+    assert f"worker {cluster}-{other} on" in cli.status(cluster)["reason"]
+
+
+def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
+    for pid in processes_with(f"GPUJOBS_JOB={head}\0"):
+        if f"{cluster}/injob.py\0supervise" in _command(pid):
+            os.kill(pid, signal.SIGKILL)
+    backend.wait_empty(20, cluster)
+    assert "exit code 137" in cli.status(cluster)["reason"]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# -- cancel ------------------------------------------------------------------------------------------------------
+def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
+    everything = backend.nodes * backend.gpus_per_node
+    first = cli.submit({"gpus": everything}, name="first.yaml")
+    until(lambda: any(job["state"] == "RUNNING" for job in cli.status(first)["jobs"]), 30)
+    second = cli.submit({"gpus": 8}, name="second.yaml")
+    assert cli("cancel", second).returncode == 0
+    backend.wait_empty(10, second)
+    assert state(cli, second) == "CANCELLED"
+    assert {job["state"] for job in cli.status(second)["jobs"]} == {"CANCELLED"}
+    assert cli("cancel", second).returncode == 0  # again: fine
+    assert cli("cancel", first).returncode == 0
+    backend.wait_empty(15)
+
+
+def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
+    cli.write("sleep.py", SLEEP)
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "run": ["python", "sleep.py", "600"]})
+    until(lambda: cli("logs", cluster).stdout == "here\n", 60)
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(15, cluster)
+    until(lambda: not processes_with(cluster), 10)
+    assert state(cli, cluster) == "CANCELLED"
+
+
+def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
+    backend.kill_job(other["id"])
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 30)
+    found = cli.status(cluster)
+    assert found["state"] == "RUNNING"  # one worker less is no reason to end the others
+    until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
+    assert f"missing: {cluster}-{other['number']}" in cli("status", cluster).stdout
+    head = next(job for job in found["jobs"] if job["head"])
+    backend.kill_job(head["id"])
+    backend.wait_empty(20, cluster)
+    assert state(cli, cluster) in ("FAILED", "CANCELLED")
+
+
+# -- limits of time ------------------------------------------------------------------------------------------------
+def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
+    started = time.monotonic()
+    done = cli(
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 1, "walltime": "2m", "run": ["python", "-c", code]})),
+        "--wait",
+        timeout=240,
+    )
+    assert done.returncode == 5
+    assert 40 < time.monotonic() - started < 200
+    assert "walltime" in done.stderr or "batch scheduler" in done.stderr
+    assert cli("logs", done.stdout.strip()).stdout == "saved\n"  # the command was warned
+    backend.wait_empty(30)
+
+
+# -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
+def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
+    site = backend.site()
+    site["queues"] = {"nosuch": {**site["queues"]["main"]}}
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 8})), "--site", str(cli.write("broken.yaml", site)))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "refused the job" in done.stderr and "nosuch" in done.stderr
+    assert backend.queue() == []
+    assert not list((cli.home / ".gpujobs").iterdir())
+    assert cli("status", "--all").stdout == ""
+
+
+def test_batch_scheduler_away_for_a_while(cli: Cli, backend: Backend) -> None:
+    import threading
+
+    away = threading.Thread(target=backend.pause, args=(20,))
+    away.start()
+    time.sleep(0.5)
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    away.join()
+    connected(cli, cluster, 2)
+    assert len([line for line in backend.queue() if cluster in line]) == 2  # submitted once, although a reply was lost
+    away = threading.Thread(target=backend.pause, args=(20,))
+    away.start()
+    time.sleep(0.5)
+    found = cli.status(cluster)  # waits, or says that nobody answers; it does not say that the jobs are over
+    assert found["state"] == "RUNNING"
+    assert {job["state"] for job in found["jobs"]} <= {"RUNNING", "UNKNOWN"}
+    assert cli("cancel", cluster).returncode == 0
+    away.join()
+    backend.wait_empty(15, cluster)

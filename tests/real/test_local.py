@@ -1,0 +1,203 @@
+"""The local site: real processes on this machine, with and without (fake) GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ..support.cli import NVML, ROOT, Cli
+from ..support.processes import processes_with, until
+from .programs import SLEEP, WHO
+
+
+@pytest.fixture
+def local(home: Path) -> Cli:
+    return Cli(home, {"GPUJOBS_SITE": "local"}, None)
+
+
+def with_gpus(local: Cli, count: int, busy: str = "") -> dict[str, object]:
+    """Let this machine have fake GPUs; return what a profile needs for its jobs to see them."""
+    variables = {
+        "PYTHONPATH": str(NVML),
+        "DASK_CUDA_TEST_SINGLE_GPU": "1",
+        "FAKE_NVML_GPUS": str(count),
+        "FAKE_NVML_BUSY": busy,
+    }
+    local.env.update(variables)
+    return {"env": variables, "run": ["python", "who.py"]}
+
+
+def test_quickstart(local: Cli) -> None:
+    (local.work / "examples").symlink_to(ROOT / "examples")
+    done = local("submit", "examples/quickstart.yaml", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "no NVIDIA GPU on this machine, so CPU workers" in done.stderr
+    assert "they agree with the eigenvalues" in done.stderr
+    until(lambda: not processes_with(done.stdout.strip()), 10)
+
+
+def test_auto_takes_the_free_gpus(local: Cli) -> None:
+    local.write("who.py", WHO)
+    profile = with_gpus(local, 4, busy="1") | {"gpus": "auto", "start_workers": 3}
+    profile["env"]["WANTED"] = "3"  # type: ignore[index]
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "3 free GPUs" in done.stderr
+    cluster = done.stdout.strip()
+    found = json.loads(local("logs", cluster).stdout.splitlines()[-1])["workers"]
+    assert {name: value[0] for name, value in found.items()} == {
+        f"{cluster}-0-0": "0,2,3", f"{cluster}-0-1": "2,3,0", f"{cluster}-0-2": "3,0,2",
+    }  # fmt: skip
+
+
+def test_jobs_of_one_gpu_get_different_ones(local: Cli) -> None:
+    local.write("who.py", WHO)
+    profile = with_gpus(local, 4) | {"gpus": 2, "gpus_per_job": 1, "start_workers": 2}
+    profile["env"]["WANTED"] = "2"  # type: ignore[index]
+    local.env["CUDA_VISIBLE_DEVICES"] = "3,1"
+    cluster = local.submit(profile, "--wait")
+    found = json.loads(local("logs", cluster).stdout.splitlines()[-1])["workers"]
+    assert {name: value[0] for name, value in found.items()} == {f"{cluster}-0": "3", f"{cluster}-1": "1"}
+
+
+def test_too_few_free_gpus(local: Cli) -> None:
+    profile = with_gpus(local, 2, busy="0") | {"gpus": 2}
+    done = local("submit", str(local.write("p.yaml", profile)))
+    assert done.returncode == 2
+    assert "2 GPUs wanted, 1 free on this machine; GPU 0 is used by process 4242" in done.stderr
+
+
+def test_cancel_ends_the_whole_session(local: Cli) -> None:
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)']); print('here', flush=True); time.sleep(999)"
+    cluster = local.submit({"gpus": 0, "run": ["python", "-c", code]})
+    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    assert len(processes_with(cluster)) > 4
+    assert local("cancel", cluster).returncode == 0
+    until(lambda: not processes_with(cluster), 15)
+    assert local.status(cluster)["state"] == "CANCELLED"
+
+
+def test_killed_job_is_known(local: Cli) -> None:
+    local.write("sleep.py", SLEEP)
+    cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
+    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    leader = int(local.status(cluster)["jobs"][0]["id"].split(":")[1].split("@")[0])
+    os.kill(leader, signal.SIGKILL)
+    until(lambda: local.status(cluster)["jobs"][0]["state"] == "FAILED", 15)
+    local("cancel", cluster)
+    for pid in processes_with(cluster):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_another_process_with_the_pid_is_not_the_job(local: Cli) -> None:
+    cluster = local.submit({"gpus": 0, "run": ["true"]}, "--wait")
+    path = local.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
+    record = json.loads(path.read_text())
+    host, _, member = record["submissions"][0]["id"].partition(":")
+    record["submissions"][0]["id"] = (
+        f"{host}:{os.getpid()}@{member.split('@')[1]}"  # our own pid, started at another time
+    )
+    record["finished"], record["outcomes"] = False, {}
+    path.write_text(json.dumps(record))
+    (Path(record["folder"]) / "ended").unlink()
+    assert local("cancel", cluster).returncode == 0  # and we are still here
+    assert local.status(cluster)["jobs"][0]["state"] != "RUNNING"
+
+
+def test_walltime(local: Cli) -> None:
+    started = time.monotonic()
+    done = local(
+        "submit", str(local.write("p.yaml", {"gpus": 0, "walltime": "25s", "run": ["sleep", "600"]})), "--wait"
+    )
+    assert done.returncode == 5
+    assert "walltime is nearly over" in done.stderr
+    assert time.monotonic() - started < 90
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ws"])
+@pytest.mark.parametrize("encryption", [True, False])
+def test_protocols(local: Cli, protocol: str, encryption: bool) -> None:
+    site = {
+        "description": "x",
+        "scheduler": "local",
+        "queues": {"local": {}},
+        "network": {"protocols": ["tcp", "ws"]},
+    }
+    local.write("who.py", WHO)
+    profile = {"gpus": 0, "run": ["python", "who.py"], "network": {"protocol": protocol, "encryption": encryption}}
+    done = local("submit", str(local.write("p.yaml", profile)), "--site", str(local.write("s.yaml", site)), "--wait")
+    assert done.returncode == 0, done.stderr
+    assert ("not encrypted" in done.stderr) is not encryption
+    address = json.loads(local("logs", done.stdout.strip()).stdout.splitlines()[-1])["address"]
+    assert address.split("://")[0] == {("tcp", True): "tls", ("ws", True): "wss"}.get((protocol, encryption), protocol)
+
+
+def test_secrets_are_nowhere(local: Cli) -> None:
+    local.write("sleep.py", SLEEP)
+    os.umask(0o000)
+    try:
+        cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
+    finally:
+        os.umask(0o022)
+    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    folder = Path(local.status(cluster)["folder"])
+    key = (folder / "tls-key.pem").read_text()
+    secret = "".join(key.splitlines()[1:-1])
+    for pid in processes_with(cluster):
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace") + Path(f"/proc/{pid}/environ").read_text(
+            errors="replace"
+        )
+        assert secret[:40] not in text
+    for path in [*folder.rglob("*"), *(local.home / ".local" / "state").rglob("*")]:
+        if path.is_file() and path.name != "tls-key.pem":
+            assert secret[:40] not in path.read_text(errors="replace"), path
+    for path in (folder, folder.parent, local.home / ".local" / "state" / "gpujobs" / "clusters"):
+        assert path.stat().st_mode & 0o777 == 0o700, path  # whatever the umask
+    assert (folder / "tls-key.pem").stat().st_mode & 0o777 == 0o600
+    local("cancel", cluster)
+
+
+def test_another_certificate_is_refused(local: Cli) -> None:
+    clusters = [local.submit({"gpus": 0}, "--wait", name=f"{name}.yaml") for name in ("one", "two")]
+    code = (
+        "import gpujobs, sys; from gpujobs.ledger import Ledger; from gpujobs.connection import security, address_of\n"
+        "from distributed import Client\n"
+        "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
+        "try: Client(address_of(one), security=security(two), timeout=5)\n"
+        "except Exception as error: print('refused:', type(error).__name__)"
+    )
+    assert "refused" in local.python_run(code, *clusters).stdout
+    assert local("cancel", "--all").returncode == 0
+    until(lambda: not any(processes_with(cluster) for cluster in clusters), 15)
+
+
+def test_logs_of_everything(local: Cli) -> None:
+    cluster = local.submit(
+        {"gpus": 0, "workers": {"count": 2}, "start_workers": 2, "run": ["printf", r"a\033[31mb\n\0c\n"]}, "--wait"
+    )
+    assert local("logs", cluster).stdout == "a[31mb\nc\n"  # nothing that moves a cursor
+    assert "Registered to" in local("logs", cluster, "--worker", f"{cluster}-1").stdout
+    everything = local("logs", cluster, "--all").stdout
+    assert all(f"==> {name} <==" in everything for name in ("job-0.log", "job-1.log", "run.log", "scheduler.log"))
+    assert local("logs", cluster, "-f").stdout == "a[31mb\nc\n"
+    assert local("logs", cluster, "--worker", "nosuch").returncode == 2
+    assert local("logs", "nosuch-0000").returncode == 4
+
+
+def test_unreadable_home_submits_nothing(local: Cli) -> None:
+    folder = local.home / "theirs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    site = {"description": "x", "scheduler": "local", "queues": {"local": {}}, "directory": str(folder)}
+    for why in ("can be written by others", "is a symbolic link"):
+        done = local("submit", str(local.write("p.yaml", {"gpus": 0})), "--site", str(local.write("s.yaml", site)))
+        assert done.returncode == 2 and why in done.stderr
+        (local.home / "real").mkdir(exist_ok=True)
+        folder.rmdir() if folder.is_dir() and not folder.is_symlink() else folder.unlink()
+        folder.symlink_to(local.home / "real")
+    assert local("status", "--all").stdout == ""

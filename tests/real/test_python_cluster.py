@@ -1,0 +1,633 @@
+"""The cluster class on a real Slurm. The names carry the faults of dask-jobqueue that must be told here (F1 to F10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpujobs
+from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
+
+from ..support.backend import SlurmBackend
+from ..support.cli import Cli, text_of
+from ..support.processes import pause, processes_with, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
+    yield slurm_backend
+    try:
+        slurm_backend.wait_empty(20)  # nothing is left after close()
+    finally:
+        slurm_backend.clean()
+
+
+@pytest.fixture
+def site(backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that writes a site file, changed as asked; its commands count how often they are called."""
+    for name, value in {**backend.env(), "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home)
+    commands = {}
+    for name in ("sbatch", "squeue", "scancel"):
+        real = backend.slurm.command("which", name).strip()
+        wrapper = home / name
+        wrapper.write_text(f'#!/bin/sh\necho "{name} $*" >> {home}/calls\nexec {real} "$@"\n')
+        wrapper.chmod(0o755)
+        commands[name] = str(wrapper)
+
+    def write(**changes: Any) -> str:
+        path = home / "here.yaml"
+        path.write_text(text_of(backend.site() | {"commands": commands} | changes))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def make(site: Callable[..., str]) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes clusters, which are closed at the end."""
+    made: list[Any] = []
+
+    def cluster(scale: int | None = None, **keywords: Any) -> Any:
+        keywords = {
+            "worker_memory": "1GiB",
+            "quiet": True,
+            "scheduler_options": {"dashboard_address": ":0"},
+            **keywords,
+        }
+        found = gpujobs.GPUSLURMCluster(site(), **keywords)
+        made.append(found)
+        if scale is not None:
+            found.scale(scale)
+        return found
+
+    yield cluster
+    for found in made:
+        found.close()
+
+
+def calls(home: Path, name: str) -> int:
+    path = home / "calls"
+    return len(re.findall(rf"^{name} ", path.read_text(), re.M)) if path.exists() else 0
+
+
+# -- it works ----------------------------------------------------------------------------------------------------
+def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
+    cluster = make(gpus_per_job=2)
+    assert isinstance(cluster, __import__("dask_jobqueue").JobQueueCluster)
+    cluster.scale(8)
+    assert calls(home, "sbatch") == 1
+    cluster.wait_for_workers(8, timeout=60)
+    names = {f"{cluster.id}-{job}-{gpu}" for job in range(4) for gpu in range(2)}
+    assert cluster.plan == cluster.requested == cluster.observed == names
+    client = cluster.get_client()
+    assert client.submit(sum, [1, 2]).result() == 3
+    assert client.scheduler.address.startswith("tls://")
+    until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
+    assert (
+        len(
+            {
+                json.dumps(worker["gpu"])
+                for worker in json.loads((cluster.folder / "workers.json").read_text())["workers"].values()
+            }
+        )
+        == 8
+    )
+    cluster.scale(2)
+    assert calls(home, "scancel") == 1  # three jobs, one cancel
+    until(lambda: len(cluster.scheduler_info["workers"]) == 2, 20)
+    client.close()
+    cluster.close()
+    cluster.close()
+    assert calls(home, "scancel") == 2
+
+
+def test_scale_by_anything_and_rounding_up_is_said(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = make(gpus_per_job=4, quiet=False, directives=["--hold"])
+    cluster.scale(6)
+    assert "6 workers are 2 jobs of 4: 8 workers" in capsys.readouterr().out
+    assert len(cluster.plan) == 8
+    cluster.scale(jobs=3)
+    assert len(cluster.plan) == 12
+    cluster.scale(memory="3GiB")  # three workers' memory is one job
+    assert len(cluster.plan) == 4
+    cluster.scale(cores=5)
+    assert len(cluster.plan) == 8
+    cluster.scale(0)
+    assert cluster.plan == set()
+    for bad in ({"n": -1}, {"jobs": -1}, {"n": "4"}, {"cores": float("nan")}):
+        with pytest.raises(InputError, match="scale:"):
+            cluster.scale(**bad)
+
+
+def test_scale_while_pending_and_during_scale(make: Callable[..., Any], backend: SlurmBackend, home: Path) -> None:
+    cluster = make(directives=["--hold"])
+    cluster.scale(200)
+    assert (calls(home, "sbatch"), len(backend.queue())) == (1, 200)
+    cluster.scale(190)
+    until(lambda: len(backend.queue()) == 190, 10)
+    assert calls(home, "scancel") == 1
+    threads = [threading.Thread(target=cluster.scale, args=(n,)) for n in (195, 180, 185)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = cluster._target
+    until(lambda: len(backend.queue()) == len(cluster.plan) == wanted, 10)
+    cluster.scale(0)
+    backend.wait_empty(10)
+
+
+def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], home: Path) -> None:
+    profile = {
+        "gpus": 4, "gpus_per_job": 2, "walltime": "30m", "queue": "main", "env": {"A": "b c"}, "directives": ["--comment=x"],
+        "environment": {"setup": "true", "python": "/opt/python"}, "workers": {"threads": 2, "memory": "2GiB", "rmm_pool_size": 0.5},
+    }  # fmt: skip
+    path = home / "profile.yaml"
+    path.write_text(text_of({**profile, "site": site()}))
+    one = gpujobs.GPUJobQueueCluster.from_profile(path, quiet=True, scheduler_options={"dashboard_address": ":0"})
+    with one:
+        assert type(one) is gpujobs.GPUSLURMCluster  # the site picks the class
+        assert len(one.plan) == 4
+        keywords = {**profile, "gpus": None}
+        workers = keywords.pop("workers")
+        with gpujobs.GPUSLURMCluster(
+            site(), worker_threads=workers["threads"], worker_memory=workers["memory"],
+            worker_options={"rmm_pool_size": 0.5}, name="profile", quiet=True, scheduler_options={"dashboard_address": ":0"},
+            **{key: value for key, value in keywords.items() if value is not None},
+        ) as two:  # fmt: skip
+            two._force._next = one._force._next
+            assert one.job_script().replace(one.id, two.id) == two.job_script()
+        submitted = next((one.folder / "scripts").iterdir()).read_text()
+        assert one.scheduler_address not in submitted  # read from the cluster's folder
+    assert gpujobs.GPUJobQueueCluster.from_yaml.__func__ is gpujobs.GPUJobQueueCluster.from_profile.__func__
+
+
+def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None:
+    cluster = make(
+        queue="short", walltime="5m", interface="lo", protocol="tls://", job_extra_directives=["--comment=hi"], gpus_per_job=2,
+        job_script_prologue=["echo prologue"], local_directory="/tmp", python=sys.executable, cores=4, memory="3GiB",
+        processes=2, worker_memory=None, worker_extra_args=["--worker-port", "9000:9010"], death_timeout=30,
+        log_directory=str(home / "logs"), n_workers=2,
+    )  # fmt: skip
+    script = cluster.job_script()
+    for text in ("--partition=short", "--time=00:05:00", "--interface=lo", "--comment=hi", "echo prologue", "--local-directory=/tmp",
+                 "--nthreads=2", "--memory-limit=1536MiB", "--worker-port=9000:9010", "--death-timeout=30"):  # fmt: skip
+        assert text in script, text
+    assert cluster.job_header in script
+    cluster.wait_for_workers(2, timeout=60)
+    assert "prologue" in (home / "logs" / cluster.id / "job-0.log").read_text()
+
+
+def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, home: Path) -> None:
+    keywords = {"queue": "main", "cores": 2, "memory": "1GiB", "walltime": "10m", "gpus_per_job": 2, "quiet": True}
+    options = {"dashboard_address": ":0"}
+    setup = backend.site()["setup"]
+    with gpujobs.GPUSLURMCluster(
+        **keywords, environment={"setup": setup, "python": sys.executable}, n_workers=2, scheduler_options=options
+    ) as cluster:
+        script = cluster.job_script()
+        assert (
+            "--partition=main" in script
+            and "--gres=gpu:2" in script
+            and "--cpus-per-task=2" in script
+            and "--mem=1024M" in script
+        )
+        cluster.wait_for_workers(2, timeout=60)
+        assert cluster.get_client().submit(lambda: 9).result() == 9
+    with pytest.raises(InputError, match="no site is named, and none knows this host"):
+        gpujobs.GPUSLURMCluster(cores=2)
+    with pytest.raises(InputError, match="no site is named"):
+        gpujobs.GPUJobQueueCluster(queue="main")
+
+
+def test_dask_configuration(make: Callable[..., Any]) -> None:
+    import dask
+
+    with dask.config.set(
+        {"jobqueue.slurm.queue": "short", "jobqueue.slurm.job-extra-directives": ["--comment=config"]}
+    ):
+        script = make().job_script()
+    assert "--partition=short" in script and "--comment=config" in script
+    assert "--time=00:10:00" in script  # the site's: the 30 minutes that dask-jobqueue ships are nobody's wish
+
+
+def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
+    async def main() -> None:
+        options = {"dashboard_address": ":0"}
+        async with gpujobs.GPUSLURMCluster(
+            site(), asynchronous=True, n_workers=1, scheduler_options=options, worker_memory="1GiB"
+        ) as cluster:
+            from distributed import Client
+
+            await cluster.wait_for_workers(1, timeout=60)
+            async with Client(cluster, asynchronous=True) as client:
+                assert await client.submit(lambda: 42) == 42
+            await cluster.scale(2)
+            await cluster.wait_for_workers(2, timeout=60)
+            with pytest.raises(InputError):
+                await cluster.scale(-1)
+            cluster._force.plan = cluster._force.plan.__class__(
+                **{**cluster._force.plan.__dict__, "workers": cluster._force.plan.workers.__class__(
+                    **{**cluster._force.plan.workers.__dict__, "lines": ("--partition=nosuch",)})}
+            )  # fmt: skip
+            with pytest.raises(RefusedError, match="nosuch"):
+                await cluster.scale(3)
+
+    asyncio.run(main())
+
+
+def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(make()))
+    thread.start()
+    thread.join()
+    assert found and found[0].job_script()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    code = (
+        "import signal, threading\n"
+        "def work():\n    import gpujobs.cluster\n    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+        "t = threading.Thread(target=work); t.start(); t.join()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask
+
+    cluster = make(scale=1)
+    cluster.wait_for_workers(1, timeout=60)
+    until(lambda: [job["phase"] for job in cluster.jobs] == ["RUNNING"], 10)
+    text = repr(cluster.jobs)
+    assert "JOB" in text and "RUNNING" in text and "1/1" in text
+    assert "<table>" in cluster.jobs._repr_html_()
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    with dask.config.set({"distributed.dashboard.link": "{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/status"}):
+        assert "/user/ada/proxy/" in cluster._repr_html_()
+    assert "1 RUNNING" in cluster._repr_html_() and "1 RUNNING" in cluster._scaling_status()
+    logs = cluster.get_logs()
+    assert "job-0" in logs and "Registered to" in logs["job-0"]
+    assert cluster.id in repr(cluster)
+
+
+def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
+    cluster = make()
+    time.sleep(4)
+    assert calls(home, "squeue") == 0  # no jobs, no questions
+    cluster.scale(1)
+    cluster.wait_for_workers(1, timeout=60)
+    time.sleep(20)
+    before = calls(home, "squeue")
+    time.sleep(10)
+    assert calls(home, "squeue") - before <= 2  # the site's poll is 1 s here; nothing moves
+
+
+# -- F1 to F10 ---------------------------------------------------------------------------------------------------
+def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -> None:
+    cluster = make(scale=4, environment={"python": "/nosuch/python"})
+    started = time.monotonic()
+    with pytest.raises(
+        JobFailedError, match=r"jobs in a row ended before their workers connected[\s\S]*nosuch/python"
+    ) as caught:
+        cluster.wait_for_workers(4, timeout=60)
+    assert time.monotonic() - started < 30
+    assert "  | " in str(caught.value)  # the log's tail
+    assert {job["phase"] for job in cluster.jobs} == {"FAILED"}
+    assert any("nosuch/python" in text for text in cluster.get_logs(cluster=False, scheduler=False).values())
+    time.sleep(4)
+    assert len(cluster.jobs) <= 6  # and nothing is resubmitted for ever
+    with pytest.raises(JobFailedError):
+        cluster.wait_for_workers(1)
+
+
+def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> None:
+    flag = home / "mended"
+    cluster = make(scale=3, environment={"setup": f"[ -e {flag} ] || exit 4", "python": sys.executable})
+    with pytest.raises(JobFailedError, match="exit code 4"):
+        cluster.wait_for_workers(3, timeout=60)
+    flag.touch()
+    cluster.scale(2)
+    cluster.wait_for_workers(2, timeout=60)
+
+
+def test_f2_refused_submission_raises_and_close_is_fine(make: Callable[..., Any]) -> None:
+    cluster = make(directives=["--reservation=nosuch"])
+    with pytest.raises(RefusedError, match="reservation"):
+        cluster.scale(4)
+    with pytest.raises(RefusedError, match="reservation"):
+        cluster.wait_for_workers(4)
+    assert cluster.plan == cluster.requested == set()
+    cluster.close()
+    cluster.close()
+
+
+def test_f2_refused_in_the_constructor_leaves_nothing(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
+    with pytest.raises(RefusedError, match="reservation"):
+        gpujobs.GPUSLURMCluster(site(), n_workers=2, directives=["--reservation=nosuch"], quiet=True)
+    assert not list((home / ".gpujobs").iterdir())
+
+
+def test_f3_job_cancelled_from_outside_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
+    cluster = make(scale=2)
+    cluster.wait_for_workers(2, timeout=60)
+    until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
+    backend.kill_job(cluster.jobs[0]["id"])
+    until(lambda: f"{cluster.id}-2" in cluster.observed, 30)  # another number: names are never used twice
+    assert cluster.observed == cluster.plan
+    gone = next(job for job in cluster.jobs if job["phase"] == "ENDED")
+    assert gone["job"] == 0
+
+
+def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
+    cluster = make(scale=1, walltime="1m")  # leaves 10 s before, its successor comes 15 s earlier
+    cluster.wait_for_workers(1, timeout=60)
+    client = cluster.get_client()
+    future = client.submit(lambda: os.urandom(1000), pure=False)
+    first = future.result()
+    until(lambda: f"{cluster.id}-1" in cluster.observed and f"{cluster.id}-0" not in cluster.observed, 120)
+    assert client.gather(future) == first  # handed over, not computed again
+    client.close()
+
+
+def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
+    cluster = make(scale=8, gpus_per_job=4, directives=["--no-requeue"])
+    cluster.wait_for_workers(8, timeout=60)
+    until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
+    node = cluster.jobs[0]["node"]
+    backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        until(lambda: f"{cluster.id}-2-3" in cluster.observed, 60)
+        assert next(job for job in cluster.jobs if job["job"] == 0)["state"] == "NODE_FAIL"
+    finally:
+        backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def test_f6_controller_away_during_scale_and_close(make: Callable[..., Any], backend: SlurmBackend) -> None:
+    cluster = make()
+    away = threading.Thread(target=pause, args=(backend.slurm.controller, 20))
+    away.start()
+    time.sleep(0.5)
+    cluster.scale(2)
+    away.join()
+    cluster.wait_for_workers(2, timeout=60)
+    assert len([line for line in backend.queue() if cluster.id in line]) == 2  # once, although a reply was lost
+    away = threading.Thread(target=pause, args=(backend.slurm.controller, 30))
+    away.start()
+    time.sleep(0.5)
+    started = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - started < 25  # bounded
+    away.join()
+    backend.wait_empty(60)  # the jobs ended by themselves
+
+
+SCRIPT = """
+import sys, time, gpujobs
+if __name__ == "__main__":
+    cluster = gpujobs.GPUSLURMCluster({site!r}, quiet=True, scheduler_options={options!r}, worker_memory="1GiB", **{keywords!r})
+    cluster.scale({n})
+    if {wait}:
+        cluster.wait_for_workers({wait}, timeout=60)
+    print(cluster.id, flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def client_process(
+    home: Path, site: str, n: int, wait: int, **keywords: Any
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    options = {} if keywords.get("scheduler") == "job" else {"dashboard_address": ":0"}
+    script = home / "client.py"
+    script.write_text(SCRIPT.format(site=site, n=n, wait=wait, keywords=keywords, options=options))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_f7_killed_client_leaves_nothing(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+    # 16 GPUs run, 4 jobs wait in the queue until those are gone.
+    with client_process(home, site(), n=20, wait=16, gpus_per_job=4) as (process, cluster):
+        assert len([line for line in backend.queue() if "PENDING" in line]) == 1
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        backend.wait_empty(60)
+    log = home / ".gpujobs" / cluster / "logs" / "job-4.log"
+    assert "does not answer: nothing to do" in log.read_text()
+    record = json.loads((home / ".gpujobs" / cluster / "jobs" / "4.json").read_text())
+    assert record["ended"] - record["started"] <= 10
+    assert "injob.py supervise" not in log.read_text() and "workers" not in log.read_text()  # Python never started
+    assert not processes_with(cluster)
+
+
+def test_f7_orphans_are_cancelled(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+    cli = Cli(home, dict(backend.env()), None)
+    with client_process(home, site(), n=2, wait=0, directives=["--hold"]) as (process, cluster):
+        assert cli("cancel", "--orphans").stderr == "no orphans\n"  # its owner lives
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert len(backend.queue()) == 2
+    lease = home / ".gpujobs" / cluster / "lease"
+    lease.write_text(f"{time.time() - 61}\n")
+    assert f"{cluster} is cancelled" in cli("cancel", "--orphans").stderr
+    backend.wait_empty(10)
+
+
+def test_f7_ctrl_c_in_the_client(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+    with client_process(home, site(), n=2, wait=2) as (process, _cluster):
+        os.kill(process.pid, signal.SIGINT)
+        process.wait(30)
+        backend.wait_empty(15)
+
+
+def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> None:
+    cluster = make(gpus_per_job=4)
+    adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms")
+    client = cluster.get_client()
+    futures = client.map(lambda n: time.sleep(0.5), range(60), pure=False)
+    client.gather(futures)
+    del futures
+    history = [(entry[1]["status"], entry[1].get("n") or len(entry[1]["workers"])) for entry in adaptive.log]
+    assert [status for status, _ in history if status == "down"] == []  # nothing was given back while there was work
+    until(lambda: not cluster.plan and not cluster.observed, 40)
+    downs = [
+        count
+        for status, count in ((e[1]["status"], len(e[1].get("workers", ()))) for e in adaptive.log)
+        if status == "down"
+    ]
+    assert downs and all(count % 4 == 0 for count in downs)  # whole jobs
+    assert client.submit(lambda: 1, pure=False).result(timeout=60) == 1  # and it wakes up again
+    client.close()
+
+
+def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
+    cluster = make(scale=2, directives=["--begin=now+1hour"])
+    with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 PENDING \(BeginTime\)"):
+        cluster.wait_for_workers(2, timeout=6)
+    assert [(job["phase"], job["reason"]) for job in cluster.jobs] == [("PENDING", "BeginTime")] * 2
+    assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"memory": 16}, "16 needs a unit"), ({"memory": "-1GB"}, "is not a size"), ({"cores": 0}, "at least 1"), ({"cores": "x"}, "not a whole number"),
+        ({"processes": 0}, "at least 1"), ({"processes": 4, "gpus_per_job": 2}, "one worker per GPU"), ({"cores": 1, "processes": 2}, "too few"),
+        ({"walltime": "forever"}, "is not a time"), ({"walltime": 30}, "needs a unit"), ({"directives": "--x"}, "must be a list"),
+        ({"job_extra_directives": "--x"}, "must be a list"), ({"queue": "a\n#SBATCH --x"}, "control character"), ({"account": "a\nrm"}, "control character"),
+        ({"name": "x\ny"}, "control character"), ({"gpus_per_job": -1}, "less than 0"), ({"waltime": "1h"}, "did you mean `walltime`?"),
+        ({"job_extra": ["x"]}, "use directives"), ({"security": True}, "network="), ({"n_workers": -1}, "n_workers"), ({"n_workers": "4"}, "n_workers"),
+        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"job_mem": "4G"}, "use memory"), ({"run": ["x"]}, "gpujobs submit"),
+        ({"worker_options": {"name": "x"}}, "is set by gpujobs"), ({"worker_extra_args": ["x"]}, "does not follow an option"),
+    ],
+    ids=lambda value: json.dumps(value, default=str)[:40],
+)  # fmt: skip
+def test_f10_bad_values(make: Callable[..., Any], home: Path, keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        make(**{"worker_memory": None, **keywords})
+    assert isinstance(caught.value, GpujobsError)
+    assert next(iter(keywords)) in str(caught.value)  # it names the keyword
+    assert calls(home, "sbatch") == 0
+    assert not (home / ".gpujobs").exists() or not list((home / ".gpujobs").iterdir())
+
+
+def test_waiting_for_what_cannot_come(make: Callable[..., Any]) -> None:
+    cluster = make(scale=1, directives=["--hold"])
+    with pytest.raises(InputError, match="waiting for 5 workers, but only 1 were asked for"):
+        cluster.wait_for_workers(5)
+
+
+def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -> None:
+    cluster = make()
+    path = cluster.folder / "scheduler.json"
+    path.write_text(re.sub(r'"address": "tls://[^"]+"', '"address": "tls://127.0.0.1:1"', path.read_text()))
+    cluster.scale(1)
+    log = cluster.folder / "logs" / "job-0.log"
+    until(lambda: log.exists() and "127.0.0.1:1 does not answer" in log.read_text(), 30)
+
+
+def test_two_workers_on_one_gpu_are_told(make: Callable[..., Any]) -> None:
+    cluster = make(
+        scale=2, environment={"setup": "export SLURMD_NODENAME=same CUDA_VISIBLE_DEVICES=0", "python": sys.executable}
+    )
+    until(lambda: cluster._force.conflict, 60)
+    with pytest.raises(JobFailedError, match=rf"workers {cluster.id}-0 and {cluster.id}-1 share GPU GPU-same"):
+        cluster.wait_for_workers(2)
+
+
+def test_dead_job_is_known_within_five_seconds(make: Callable[..., Any]) -> None:
+    cluster = make(scale=1, environment={"setup": "exit 9"})
+    record = cluster.folder / "jobs" / "0.json"
+    until(record.exists, 30, every=0.02)
+    assert until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 10, every=0.05) < 5
+
+
+# -- the dask scheduler in a job -----------------------------------------------------------------------------------
+def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
+    cluster = make(gpus_per_job=2, scheduler="job", scheduler_options=None)
+    assert cluster.jobs[0]["head"]
+    cluster.scale(4)
+    cluster.wait_for_workers(4, timeout=60)
+    assert cluster.get_client().submit(lambda: 5).result() == 5
+    cluster.scale(0)
+    assert [job["head"] for job in cluster.jobs if job["phase"] != "ENDED"] == [
+        True
+    ]  # the head's job is never the one that goes
+
+
+def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
+    cluster = make(scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"})
+    cluster.wait_for_workers(1, timeout=60)
+    assert [len(job["workers"]) for job in cluster.jobs] == [0, 1]
+    assert cluster.get_client().submit(lambda: 6).result() == 6
+
+
+def test_scheduler_in_a_job_that_fails_says_why(make: Callable[..., Any], home: Path) -> None:
+    with pytest.raises(JobFailedError, match="/nosuch/python"):
+        make(scheduler="job", scheduler_options=None, environment={"python": "/nosuch/python"})
+    assert calls(home, "sbatch") == 1
+
+
+def test_scheduler_in_a_job_ends_when_its_client_was_killed(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
+    with client_process(home, site(), n=2, wait=2, scheduler="job") as (process, cluster):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        backend.wait_empty(100)
+    assert "has been silent for" in json.loads((home / ".gpujobs" / cluster / "ended").read_text())["reason"]
+
+
+# -- attach, scale from the shell ------------------------------------------------------------------------------------
+def test_from_name_detaches_and_shuts_down(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+    cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "workers": {"memory": "1GiB"}}, "--wait")
+    one = gpujobs.GPUJobQueueCluster.from_name(cluster)
+    two = gpujobs.GPUJobQueueCluster.from_name(cluster)
+    assert one.get_client().submit(lambda: 7).result() == 7
+    with pytest.raises(InputError, match="can only be adapted by the process that owns it"):
+        one.adapt(maximum=4)
+    one.scale(3)
+    two.wait_for_workers(3, timeout=60)
+    assert len(two.plan) == 3 and len(two.jobs) == 3
+    one.get_client().close()
+    one.close()
+    time.sleep(3)
+    assert cli.status(cluster)["state"] == "RUNNING"  # close detaches
+    two.shutdown()
+    backend.wait_empty(15)
+    assert cli.status(cluster)["state"] == "CANCELLED"
+
+
+def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[..., Any]) -> None:
+    cluster = make(scale=1)
+    cluster.wait_for_workers(1, timeout=60)
+    other = gpujobs.GPUJobQueueCluster.from_name(cluster.id)
+    with pytest.raises(InputError, match="is owned by a Python process, which scales it"):
+        other.scale(2)
+    other.close()
+    assert cluster.get_client().submit(lambda: 8).result() == 8
+
+
+def test_scale_from_the_shell(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+    cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "workers": {"memory": "1GiB"}}, "--wait")
+    assert "7 workers are 4 jobs of 2" in cli("scale", cluster, "7").stderr
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 8, 60)
+    assert calls(home, "sbatch") == 2
+    head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
+    said = cli("scale", cluster, "0").stderr
+    assert "the head's job stays" in said
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
+    found = cli.status(cluster)
+    assert found["state"] == "RUNNING" and found["workers"]["wanted"] == 2
+    until(lambda: [job["number"] for job in cli.status(cluster)["jobs"] if job["state"] == "RUNNING"] == [head], 30)
+    backend.kill_job(next(job["id"] for job in found["jobs"] if job["head"]))
+    backend.wait_empty(20)
+    assert cli("scale", cluster, "4").returncode == 2  # it has ended

@@ -1,0 +1,288 @@
+"""What only Slurm has: requeue, accounting, arrays larger than its limit, its own states."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..conftest import make_cli, unavailable
+from ..support import slurm as slurm_support
+from ..support.backend import SlurmBackend
+from ..support.cli import Cli
+from ..support.processes import until
+from .programs import SLEEP
+from .test_clusters import connected
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(params=["slurm"])
+def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
+    yield slurm_backend
+    left = slurm_backend.queue()
+    slurm_backend.clean()
+    assert not left
+
+
+def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
+    backend.slurm.command("scontrol", "requeue", other["id"].replace("[", "_").rstrip("]"))
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 30)
+    # A requeued job waits for two minutes by default; nothing else happens meanwhile.
+    assert cli.status(cluster)["state"] == "RUNNING"
+    until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "PENDING", 30)
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 200, every=2)
+    cli("cancel", cluster)
+    backend.wait_empty(15)
+
+
+def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    head = next(job for job in cli.status(cluster)["jobs"] if job["head"])
+    backend.slurm.command("scontrol", "requeue", head["id"].replace("[", "_").rstrip("]"))
+    until(lambda: cli.status(cluster)["state"] == "FAILED", 30)
+    assert "the head's job was stopped" in cli.status(cluster)["reason"]
+    backend.wait_empty(200)  # when it starts again it finds that the cluster has ended
+
+
+def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit(
+        {"gpus": 1, "directives": ["--export=NONE"], "run": ["python", "-c", "print('ran')"]}, "--wait"
+    )
+    assert cli("logs", cluster).stdout == "ran\n"
+
+
+def test_array_in_chunks(cli: Cli, backend: SlurmBackend) -> None:
+    site = backend.site() | {"max_array_size": 3}
+    path = str(cli.write("chunks.yaml", site))
+    profile = str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1}))
+    done = cli("submit", profile, "--site", path, "--wait")
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    found = cli.status(cluster)
+    assert found["workers"]["connected"] == [f"{cluster}-{n}" for n in range(8)]
+    assert len({job["id"].split("[")[0] for job in found["jobs"]}) == 3
+    cli("cancel", cluster)
+    backend.wait_empty(15)
+
+
+def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
+    # sbatch is a script here that lets one submission through and refuses the next as a site's limit does.
+    real = backend.slurm.command("which", "sbatch").strip()
+    wrapper = cli.work / "sbatch"
+    wrapper.write_text(
+        f'#!/bin/bash\n[ -e {cli.work}/used ] && {{ echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }}\n'
+        f'touch {cli.work}/used\nexec {real} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    site = backend.site() | {"max_array_size": 3, "commands": {"sbatch": str(wrapper)}}
+    done = cli(
+        "submit", str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1})), "--site", str(cli.write("s.yaml", site))
+    )
+    assert done.returncode == 1
+    assert "QOSMaxSubmitJobPerUserLimit" in done.stderr
+    backend.wait_empty(15)
+    assert not list((cli.home / ".gpujobs").iterdir())
+
+
+def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 8, "gpus_per_job": 4, "directives": ["--no-requeue"]})  # two whole nodes
+    connected(cli, cluster, 8)
+    jobs = cli.status(cluster)["jobs"]
+    other = next(job for job in jobs if not job["head"])
+    head = next(job for job in jobs if job["head"])
+    assert other["node"] != head["node"]
+    backend.slurm.command("scontrol", "update", f"NodeName={other['node']}", "State=DOWN", "Reason=test")
+    try:
+        until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "NODE_FAIL", 40)
+        assert cli.status(cluster)["state"] == "RUNNING"
+        cli("cancel", cluster)
+        backend.wait_empty(30)
+    finally:
+        backend.slurm.command("scontrol", "update", f"NodeName={other['node']}", "State=RESUME")
+
+
+def test_estimate(cli: Cli, backend: SlurmBackend) -> None:
+    profile = str(cli.write("p.yaml", {"gpus": 4}))
+    assert re.search(r"^start: \d{4}-\d\d-\d\dT", cli("plan", profile, "--estimate").stdout, re.M)
+    impossible = cli("plan", profile, "--estimate", "--set", "directives=[--nodelist=node99]").stdout
+    assert "start: " in impossible and "nvalid node" in impossible
+
+
+def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> None:
+    site = backend.site() | {"commands": {"sbatch": "/nosuch/sbatch"}}
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", str(cli.write("s.yaml", site)))
+    assert done.returncode == 3
+    assert "commands: {sbatch: /path/to/sbatch}" in done.stderr
+
+
+def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
+    cli.write("sleep.py", SLEEP)
+    waiting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "5"]})), "--wait")
+    assert waiting.stdout
+    cluster = waiting.stdout.readline().strip()
+    waiting.send_signal(signal.SIGHUP)
+    waiting.communicate(timeout=20)
+    until(lambda: cli.status(cluster)["state"] == "DONE", 60)
+    backend.wait_empty(15)
+
+
+# -- accounting ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def with_accounting(shared_folder: Path) -> Iterator[SlurmBackend]:
+    if why := slurm_support.missing():
+        unavailable("slurm", why)
+    for program in ("mariadbd", "slurmdbd"):
+        if not shutil.which(program, path=f"/usr/bin:{slurm_support.SBIN}"):
+            unavailable("slurm", f"{program} is not installed")
+    extra = "MinJobAge=2"
+    with slurm_support.PrivateSlurm(
+        shared_folder / "slurm-acct", nodes=1, extra=extra, accounting=True
+    ).running() as running:
+        yield SlurmBackend(running)
+
+
+def test_accounting_knows_jobs_that_left_the_queue(with_accounting: SlurmBackend, home: Path) -> None:
+    cli = make_cli(with_accounting, home, "ordinary")
+    slurm = with_accounting.slurm
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 2})
+    connected(cli, cluster, 2)
+    job, folder = cli.status(cluster)["jobs"][0]["id"], Path(cli.status(cluster)["folder"])
+    with_accounting.kill_job(job)
+    with_accounting.wait_empty(30)
+    for path in (folder / "ended", *(folder / "jobs").iterdir()):
+        path.unlink()  # as if the node had died: nothing but accounting knows how it ended
+    until(lambda: not slurm.command("squeue", "-h", "-t", "all").strip(), 120, every=1)
+    until(lambda: "CANCELLED" in slurm.command("sacct", "-n", "-X", "-j", job, "-o", "State%20"), 30)
+    found = cli.status(cluster)
+    assert [(job["state"], job["native"]) for job in found["jobs"]] == [("CANCELLED", "CANCELLED")]
+    assert found["state"] == "CANCELLED"
+
+
+def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 1})
+    connected(cli, cluster, 1)
+    number = cli.status(cluster)["jobs"][0]["id"]
+    ledger = cli.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
+    claim = cli.home / ".gpujobs" / cluster / "jobs" / "0.claim"
+
+    def rename(old: str, new: str) -> None:
+        ledger.write_text(ledger.read_text().replace(f'"id": "{old}"', f'"id": "{new}"'))
+        claim.write_text(f"{new}\n")
+
+    rename(number, "999999")
+    found = cli.status(cluster)
+    assert found["jobs"][0]["state"] == "UNKNOWN"  # not listed is not finished
+    rename("999999", number)
+    cli("cancel", cluster)
+    backend.wait_empty(15)
+
+
+# -- faults between the batch scheduler and us ----------------------------------------------------------------------
+def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
+    """Return a site in which ``command`` is a script; in ``body``, REAL is the real one and ONCE is true once."""
+    real = backend.slurm.command("which", command).strip()
+    wrapper = cli.work / command
+    once = f"mkdir {cli.work}/{command}.once 2> /dev/null"
+    wrapper.write_text("#!/bin/bash\n" + body.replace("REAL", real).replace("ONCE", once) + "\n")
+    wrapper.chmod(0o755)
+    return str(cli.write("s.yaml", backend.site() | {"commands": {command: str(wrapper)}}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'if ONCE; then REAL "$@" > /dev/null; echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi; exec REAL "$@"',
+        'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"',
+        'if ONCE; then REAL "$@" > /dev/null; echo garbage; exit 0; fi; exec REAL "$@"',
+        'if ONCE; then echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; exit 1; fi; exec REAL "$@"',
+        'echo "sbatch: warning: there will be maintenance"; echo; REAL "$@"',
+        'REAL "$@" | sed "s/$/;cluster/"',
+    ],
+    ids=["reply-lost", "empty-answer", "garbled-answer", "away", "warnings-first", "id-and-cluster"],
+)
+def test_one_job_whatever_the_answer(cli: Cli, backend: SlurmBackend, body: str) -> None:
+    site = wrapped(cli, backend, "sbatch", body)
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": ["true"], "start_workers": 2}, "--site", site, "--wait")
+    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    assert len(names) == 2 and len(set(names)) == 1  # one array
+    assert cli.status(cluster)["state"] == "DONE"
+
+
+def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None:
+    # The reply is lost, and so is our question: the array is sent twice, with the same numbers.
+    site = wrapped(
+        cli,
+        backend,
+        "sbatch",
+        'cat > s; if ONCE; then REAL "$@" < s > /dev/null; echo "Socket timed out" >&2; exit 1; fi; exec REAL "$@" < s',
+    )
+    changed = json.loads(Path(site).read_text())
+    listing = cli.work / "squeue"
+    listing.write_text(
+        f'#!/bin/sh\nreal={backend.slurm.command("which", "squeue").strip()}\ncase $* in *%F\\|%j*) exit 0;; esac; exec $real "$@"\n'
+    )
+    listing.chmod(0o755)
+    changed["commands"]["squeue"] = str(listing)
+    Path(site).write_text(json.dumps(changed))
+    cluster = cli.submit(
+        {"gpus": 2, "gpus_per_job": 1, "run": ["sleep", "3"], "start_workers": 2}, "--site", site, "--wait"
+    )
+    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    assert len(set(names)) == 2
+    logs = "".join(path.read_text() for path in (cli.home / ".gpujobs" / cluster / "logs").glob("job-*.log"))
+    assert logs.count("is superfluous: job") == 2
+    assert cli.status(cluster)["state"] == "DONE"
+
+
+def test_answers_that_never_hold_an_id(cli: Cli, backend: SlurmBackend) -> None:
+    site = wrapped(cli, backend, "sbatch", "cat > /dev/null; exit 0")
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", site)
+    assert done.returncode == 3
+    assert "gave no job id" in done.stderr
+    assert backend.queue() == []
+
+
+def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
+    profile = {"gpus": 1, "name": "x"}
+    site = wrapped(cli, backend, "squeue", 'echo "slurm|is|broken"; echo "12|0"; printf "\\xff\\n"')
+    cluster = cli.submit(profile, "--site", site)
+    found = cli.status(cluster)
+    assert [job["state"] for job in found["jobs"]] == ["UNKNOWN"]
+    assert found["state"] in ("PENDING", "STARTING")  # not finished: nobody said so
+    cli("cancel", cluster)
+    backend.wait_empty(15)
+
+
+def test_interrupted_between_asking_and_the_answer_is_adopted(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 1})
+    path = cli.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
+    record = json.loads(path.read_text())
+    submission = record["submissions"][0]
+    record["intent"] = {key: submission[key] for key in ("first", "count", "group", "array")}
+    record["submissions"], record["created"] = [], record["created"] - 1000
+    path.write_text(json.dumps(record))
+    assert [job["id"] for job in cli.status(cluster)["jobs"]] == [submission["id"]]
+    cli("cancel", cluster)
+    backend.wait_empty(15)
+
+
+def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
+    site = wrapped(cli, backend, "sbatch", 'REAL "$@"; sleep 30')  # accepted, and the answer is slow
+    submitting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "name": "slow"})), "--site", site)
+    until(lambda: [line for line in backend.queue() if "slow-" in line], 20)
+    submitting.send_signal(signal.SIGINT)
+    out, _ = submitting.communicate(timeout=60)
+    assert submitting.returncode == 130
+    assert out == ""
+    backend.wait_empty(20)
+    assert not list((cli.home / ".gpujobs").iterdir())

@@ -1,0 +1,82 @@
+"""The oldest and the newest supported release of distributed: the contract, a cluster in Python, a cluster in jobs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.cli import ROOT
+from ..support.processes import processes_with, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+OLDEST = "2024.12.0"
+
+CLUSTER = """
+import time
+import gpujobs
+
+if __name__ == "__main__":
+    options = {"dashboard_address": ":0"}
+    with gpujobs.GPULocalCluster(gpus_per_job=0, n_workers=1, worker_memory="512MiB", quiet=True, scheduler_options=options) as cluster:
+        cluster.wait_for_workers(1, timeout=60)
+        client = cluster.get_client()
+        assert client.submit(sum, [1, 2, 3]).result() == 6
+        cluster.scale(2)
+        cluster.wait_for_workers(2, timeout=60)
+        cluster.adapt(minimum=0, maximum=2, interval="500ms")
+        client.gather(client.map(lambda n: time.sleep(0.1), range(20), pure=False))
+        deadline = time.monotonic() + 60
+        while cluster.observed and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert not cluster.observed
+        try:
+            cluster.scale(-1)
+        except ValueError:
+            pass
+        client.close()
+        print(cluster.jobs)
+    print("all is well")
+"""
+
+
+@pytest.fixture(scope="module", params=[OLDEST, "newest"])
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with gpujobs, as a wheel, and one release of distributed."""
+    folder = tmp_path_factory.mktemp(f"release-{request.param}")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pin = "" if request.param == "newest" else f"=={request.param}"
+    packages = [f"distributed{pin}", f"dask{pin}", "numpy", "pytest", "pytest-timeout", str(ROOT)]
+    done = subprocess.run(
+        [folder / "bin" / "pip", "install", "-q", *packages], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder / "bin" / "python"
+
+
+def test_contract(python: Path) -> None:
+    test = ROOT / "tests" / "unit" / "test_contract.py"
+    subprocess.run(
+        [python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", test], check=True, cwd="/"
+    )
+
+
+def test_cluster_in_python(python: Path, tmp_path: Path) -> None:
+    script = tmp_path / "cluster.py"
+    script.write_text(CLUSTER)
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "GPUJOBS_SITE": "local"}
+    done = subprocess.run([python, script], capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert "all is well" in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_quickstart(python: Path, tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [python.parent / "gpujobs", "submit", ROOT / "examples" / "quickstart.yaml", "--wait"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "they agree with the eigenvalues" in done.stderr
+    until(lambda: not processes_with(done.stdout.strip()), 10)

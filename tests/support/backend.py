@@ -1,0 +1,90 @@
+"""What end-to-end tests need of a batch scheduler, whichever it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .cli import NVML
+from .processes import pause, until
+from .slurm import PrivateSlurm
+
+FAKE_GPUS = f"export PYTHONPATH={NVML} DASK_CUDA_TEST_SINGLE_GPU=1"
+
+
+class Backend(ABC):
+    """A running batch scheduler with 4 GPUs a node."""
+
+    name: str
+    nodes: int = 4
+    gpus_per_node: int = 4
+
+    @abstractmethod
+    def env(self) -> dict[str, str]:
+        """Return what a user's environment must have."""
+
+    @abstractmethod
+    def site(self) -> dict[str, Any]:
+        """Return a site file for it."""
+
+    @abstractmethod
+    def queue(self) -> list[str]:
+        """Return a line for every job that has not ended, its name in it."""
+
+    @abstractmethod
+    def clean(self) -> None:
+        """Remove all jobs."""
+
+    @abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Let the batch scheduler not answer for a while."""
+
+    @abstractmethod
+    def kill_job(self, job: str) -> None:
+        """Cancel a job behind gpujobs' back; ``job`` is the id as `gpujobs status` shows it."""
+
+    def wait_empty(self, seconds: float, name: str = "") -> float:
+        """Wait until no job with ``name`` in it is left; return how long that took."""
+        return until(
+            lambda: not [line for line in self.queue() if name in line], seconds, f"no {name or 'job'} in the queue"
+        )
+
+
+class SlurmBackend(Backend):
+    """A real Slurm."""
+
+    name = "slurm"
+
+    def __init__(self, slurm: PrivateSlurm) -> None:
+        self.slurm = slurm
+        self.nodes = slurm.nodes
+
+    def env(self) -> dict[str, str]:
+        return self.slurm.env
+
+    def site(self) -> dict[str, Any]:
+        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
+        return {
+            "description": "a private Slurm of the tests",
+            "scheduler": "slurm",
+            "setup": FAKE_GPUS,
+            "poll": "1s",
+            "queues": {
+                "main": {**shape, "max_walltime": "2d"},
+                "short": {**shape, "max_walltime": "10m"},
+                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
+            },
+            "defaults": {"walltime": "10m"},
+        }
+
+    def queue(self) -> list[str]:
+        return self.slurm.queue()
+
+    def clean(self) -> None:
+        self.slurm.cancel_all()
+
+    def pause(self, seconds: float) -> None:
+        pause(self.slurm.controller, seconds)
+
+    def kill_job(self, job: str) -> None:
+        self.slurm.command("scancel", job.replace("[", "_").rstrip("]"))

@@ -1,0 +1,123 @@
+"""Run the installed ``gpujobs`` as a process, as root or as an ordinary user, with a home of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from .processes import as_user, run
+
+ROOT = Path(__file__).parents[2]
+NVML = ROOT / "tests" / "fakes" / "nvml"
+ORDINARY_USER = "nobody"
+
+
+def text_of(value: Any) -> str:
+    """Return a profile or site file: text as it is, a mapping as YAML (JSON is YAML)."""
+    return value if isinstance(value, str) else json.dumps(value, indent=1)
+
+
+class Cli:
+    """The command line of one user. ``home`` is new and empty."""
+
+    def __init__(self, home: Path, env: dict[str, str], user: str | None = None) -> None:
+        self.home, self.user = home, user
+        self.python = python_for(user)
+        own = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        self.env = {**own, "USER": user or "root", "LOGNAME": user or "root", **env}
+        self.work = home / "work"
+        for folder in (home, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+            if user and os.geteuid() == 0:
+                shutil.chown(folder, user)
+
+    @property
+    def command(self) -> str:
+        """The installed command."""
+        return str(Path(self.python).parent / "gpujobs")
+
+    def __call__(
+        self, *arguments: str, timeout: float = 180, stdin: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``gpujobs ARGUMENTS`` to its end."""
+        everything = {**self.env, **env}
+        return run(
+            [self.command, *arguments], env=everything, user=self.user, timeout=timeout, cwd=self.work, stdin=stdin
+        )
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """Start ``gpujobs ARGUMENTS``."""
+        return subprocess.Popen(
+            [self.command, *arguments], env={**self.env, **env}, cwd=self.work, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **as_user(self.user),
+        )  # fmt: skip
+
+    def write(self, name: str, value: Any) -> Path:
+        """Write a file into the working folder."""
+        path = self.work / name
+        path.write_text(text_of(value))
+        path.chmod(0o644)
+        return path
+
+    def submit(self, profile: Any, *arguments: str, name: str = "p.yaml") -> str:
+        """Submit a profile; return the cluster's id."""
+        done = self("submit", str(self.write(name, profile)), *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def status(self, cluster: str) -> dict[str, Any]:
+        """Return ``gpujobs status ID --json`` of one cluster."""
+        done = self("status", cluster, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)["clusters"][0]
+        return found
+
+    def python_run(self, code: str, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run Python code as this user."""
+        return run([self.python, "-c", code, *arguments], env=self.env, user=self.user, timeout=timeout, cwd=self.work)
+
+
+@functools.cache
+def python_for(user: str | None) -> str:
+    """Return a python with gpujobs installed that ``user`` can run; raise LookupError where there is none.
+
+    The interpreter of a developer's environment may lie in a folder that only its owner can enter. Then another one of
+    the same version borrows its packages.
+    """
+    if user is None or _works(sys.executable, user):
+        return sys.executable
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for base in (f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        if not Path(base).exists():
+            continue
+        folder = Path(f"/tmp/gpujobs-tests-{os.getpid()}-python")
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
+        packages = next(folder.glob("lib/*/site-packages"))
+        (packages / "borrowed.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
+        command = folder / "bin" / "gpujobs"
+        command.write_text(f"#!{folder}/bin/python\nimport sys\nfrom gpujobs.cli import main\nsys.exit(main())\n")
+        command.chmod(0o755)
+        if _works(str(folder / "bin" / "python"), user):
+            return str(folder / "bin" / "python")
+    raise LookupError(f"user {user} cannot run a python {version} with gpujobs")
+
+
+def _works(python: str, user: str) -> bool:
+    try:
+        done = run(
+            [python, "-c", "import gpujobs.cli, distributed"],
+            env={"PATH": os.environ["PATH"]},
+            user=user,
+            cwd=Path("/"),
+        )
+    except OSError:
+        return False
+    return done.returncode == 0

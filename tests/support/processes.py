@@ -1,0 +1,134 @@
+"""Processes that tests start: found by what only they have, and gone when the test run is, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+REAPER = """
+import os, signal, sys, time
+marks = [mark.encode() for mark in sys.argv[1:]]
+sys.stdin.buffer.read()  # until the test run is gone
+for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+    found = False
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+                text = environ.read() + cmdline.read()
+            if any(mark in text for mark in marks):
+                os.kill(int(pid), number)
+                found = True
+        except OSError:
+            pass
+    if not found:
+        break
+    time.sleep(1)
+"""
+
+
+@contextlib.contextmanager
+def reaper(*marks: str) -> Iterator[None]:
+    """While this is open, a process waits for our death; then it ends all processes that carry one of ``marks``."""
+    process = subprocess.Popen([sys.executable, "-c", REAPER, *marks], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        assert process.stdin
+        process.stdin.close()
+        process.wait(20)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for item in sockets:
+        item.bind(("127.0.0.1", 0))
+    ports = [item.getsockname()[1] for item in sockets]
+    for item in sockets:
+        item.close()
+    return ports
+
+
+def until(condition: Callable[[], object], seconds: float, what: str = "", every: float = 0.2) -> float:
+    """Wait until ``condition()`` is true; return how long that took, or fail after ``seconds``."""
+    started = time.monotonic()
+    while not (value := condition()):
+        if time.monotonic() - started > seconds:
+            raise AssertionError(f"not within {seconds} s: {what or condition!r} (last: {value!r})")
+        time.sleep(every)
+    return time.monotonic() - started
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 10) -> None:
+    """End a process that we started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def run(
+    argv: list[str],
+    *,
+    env: Mapping[str, str],
+    user: str | None = None,
+    timeout: float = 120,
+    cwd: Path | None = None,
+    stdin: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as another user where one is named; its output is text."""
+    return subprocess.run(
+        argv,
+        env=dict(env),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        check=False,
+        **as_user(user),
+    )
+
+
+def as_user(user: str | None) -> dict[str, object]:
+    """Return what subprocess needs to run something as ``user``."""
+    if user is None or os.geteuid() != 0:
+        return {}
+    import pwd
+
+    entry = pwd.getpwnam(user)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def processes_with(mark: str) -> list[int]:
+    """Return the pids of living processes whose command line or environment contains ``mark``."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit() or int(path.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            text = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+            if mark.encode() in text and b"\nState:\tZ" not in (path / "status").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def pause(pid: int, seconds: float) -> None:
+    """Stop a process for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)

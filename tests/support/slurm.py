@@ -1,0 +1,224 @@
+"""A private Slurm on this host: several slurmd, each an emulated node with fake GPUs, in a temporary folder.
+
+All daemons run in the foreground as our children. GPUs are links to /dev/null: with a count alone slurmd makes the node
+invalid, with plain files CUDA_VISIBLE_DEVICES stays empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .processes import free_ports, reaper, stop, until
+
+SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+DAEMONS = ("munged", "slurmctld", "slurmd")
+
+
+def missing() -> str:
+    """Return which program of a real Slurm is not here, or ``""``."""
+    path = f"{os.environ['PATH']}:{SBIN}"
+    return next((f"{name} is not installed" for name in (*DAEMONS, "sbatch") if not shutil.which(name, path=path)), "")
+
+
+class PrivateSlurm:
+    """Start with `running`."""
+
+    def __init__(
+        self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False
+    ) -> None:
+        self.folder, self.nodes, self.gpus, self.cpus, self.extra, self.accounting = (
+            folder,
+            nodes,
+            gpus,
+            cpus,
+            extra,
+            accounting,
+        )
+        self.conf = folder / "slurm.conf"
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.path = f"{os.environ['PATH']}:{SBIN}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes Slurm's commands talk to this one."""
+        return {"SLURM_CONF": str(self.conf), "PATH": self.path}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[PrivateSlurm]:
+        """Boot it; stop it at the end, and also if the test run is killed."""
+        with reaper(str(self.conf), str(self.folder)):
+            try:
+                self._start()
+                yield self
+            finally:
+                self._stop()
+
+    def _start(self) -> None:
+        for name in ("run", "log", "state", "spool", "dev"):
+            (self.folder / name).mkdir(parents=True)
+        for folder in (self.folder, self.folder / "run"):
+            folder.chmod(0o755)
+        key = self.folder / "state" / "munge.key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        munge = [f"--{name}={self.folder}/{path}" for name, path in (
+            ("key-file", "state/munge.key"), ("socket", "run/munge.sock"), ("pid-file", "run/munged.pid"),
+            ("log-file", "log/munged.log"), ("seed-file", "state/munge.seed"))]  # fmt: skip
+        self._daemon("munged", "munged", "--foreground", "--force", "--num-threads=2", *munge)
+        until((self.folder / "run" / "munge.sock").exists, 20, "munged")
+        self._configure()
+        if self.accounting:
+            self._start_accounting()
+        self._daemon("slurmctld", "slurmctld", "-D")
+        until(lambda: "UP" in self.command("scontrol", "ping"), 30, "slurmctld")
+        for n in range(1, self.nodes + 1):
+            self._daemon(f"slurmd-node{n}", "slurmd", "-D", "-N", f"node{n}")
+        until(self._ready, 60, "nodes")
+
+    def _ready(self) -> bool:
+        states = self.command("sinfo", "-h", "-N", "-o", "%T").split()
+        return bool(states) and set(states) <= {"idle", "mixed", "allocated"}
+
+    def _configure(self) -> None:
+        ports = free_ports(3 + self.nodes)
+        self.ports = ports
+        host, me = socket.gethostname(), getpass.getuser()
+        for n in range(self.gpus):
+            (self.folder / "dev" / f"gpu{n}").symlink_to("/dev/null")
+        settings = {
+            "ClusterName": "private", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": me, "SlurmdUser": me,
+            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/run/munge.sock", "CredType": "cred/munge",
+            "SlurmctldPort": ports[0], "StateSaveLocation": f"{self.folder}/state",
+            "SlurmctldPidFile": f"{self.folder}/run/slurmctld.pid", "SlurmctldLogFile": f"{self.folder}/log/slurmctld.log",
+            "SlurmdSpoolDir": f"{self.folder}/spool/%n", "SlurmdPidFile": f"{self.folder}/run/slurmd-%n.pid",
+            "SlurmdLogFile": f"{self.folder}/log/slurmd-%n.log", "SlurmdParameters": "config_overrides",
+            "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "SwitchType": "switch/none",
+            "JobAcctGatherType": "jobacct_gather/none", "MpiDefault": "none", "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_CPU_Memory", "SchedulerType": "sched/backfill",
+            "SchedulerParameters": "bf_interval=2,sched_interval=5,batch_sched_delay=0", "ReturnToService": 2,
+            "SlurmctldTimeout": 60, "SlurmdTimeout": 60, "KillWait": 5, "MinJobAge": 300, "InactiveLimit": 0,
+            "MaxArraySize": 10001, "MaxJobCount": 20000, "DefMemPerCPU": 64, "MessageTimeout": 10,
+        }  # fmt: skip
+        if self.accounting:
+            settings |= {
+                "AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": "127.0.0.1",
+                "AccountingStoragePort": ports[1], "AccountingStoragePass": f"{self.folder}/run/munge.sock",
+            }  # fmt: skip
+        lines = [f"{key}={value}" for key, value in settings.items()]
+        gres = ""
+        if self.gpus:
+            lines.append("GresTypes=gpu")
+            gres = f" Gres=gpu:{self.gpus}"
+        for n in range(1, self.nodes + 1):
+            lines.append(
+                f"NodeName=node{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2 + n]} CPUs={self.cpus}"
+                f" RealMemory=65536{gres} State=UNKNOWN"
+            )
+        lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP")
+        lines.append("PartitionName=short Nodes=ALL MaxTime=00:10:00 DefaultTime=00:05:00 State=UP")
+        self.conf.write_text("\n".join([*lines, self.extra, ""]))
+        devices = f"{self.folder}/dev/gpu" + (f"[0-{self.gpus - 1}]" if self.gpus > 1 else "0")
+        text = f"AutoDetect=off\nNodeName=node[1-{self.nodes}] Name=gpu File={devices}\n" if self.gpus else ""
+        (self.folder / "gres.conf").write_text(text)
+
+    def _start_accounting(self) -> None:
+        data, run = self.folder / "state" / "mariadb", self.folder / "run"
+        me = getpass.getuser()
+        install = ["mariadb-install-db", "--no-defaults", f"--user={me}", f"--datadir={data}", "--skip-test-db"]
+        subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
+        socket_option = f"--socket={run}/mariadb.sock"
+        self._daemon(
+            "mariadb", "mariadbd", "--no-defaults", f"--user={me}", f"--datadir={data}", "--bind-address=127.0.0.1",
+            f"--port={self.ports[2]}", socket_option, f"--pid-file={run}/mariadb.pid", "--innodb-buffer-pool-size=64M",
+        )  # fmt: skip
+        client = ["mariadb", "--no-defaults", socket_option, "-u", "root"]
+        until(
+            lambda: subprocess.run([*client, "-e", "select 1"], capture_output=True, check=False).returncode == 0,
+            60,
+            "mariadb",
+        )
+        sql = (
+            "CREATE DATABASE slurm_acct_db; CREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'private';"
+            "CREATE USER 'slurm'@'localhost' IDENTIFIED BY 'private'; GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';"
+            "GRANT ALL ON slurm_acct_db.* TO 'slurm'@'localhost';"
+        )
+        subprocess.run(client, input=sql, text=True, check=True)
+        conf = self.folder / "slurmdbd.conf"
+        settings = {
+            "AuthType": "auth/munge", "AuthInfo": f"socket={run}/munge.sock", "DbdHost": socket.gethostname(),
+            "DbdAddr": "127.0.0.1", "DbdPort": self.ports[1], "SlurmUser": me, "LogFile": f"{self.folder}/log/slurmdbd.log",
+            "PidFile": f"{run}/slurmdbd.pid", "StorageType": "accounting_storage/mysql", "StorageHost": "127.0.0.1",
+            "StoragePort": self.ports[2], "StorageUser": "slurm", "StoragePass": "private", "StorageLoc": "slurm_acct_db",
+        }  # fmt: skip
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        conf.chmod(0o600)
+        self._daemon("slurmdbd", "slurmdbd", "-D")
+        until(lambda: self.attempt("sacctmgr", "-n", "list", "cluster").returncode == 0, 30, "slurmdbd")
+        self.command("sacctmgr", "-i", "add", "cluster", "private")
+
+    def _daemon(self, name: str, program: str, *arguments: str) -> None:
+        found = shutil.which(program, path=self.path)
+        assert found, f"{program} is not installed"
+        with (self.folder / "log" / f"{name}.out").open("wb") as output:
+            self.daemons[name] = subprocess.Popen(
+                [found, *arguments],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def _stop(self) -> None:
+        if "slurmctld" in self.daemons:
+            with contextlib.suppress(Exception):
+                self.cancel_all()
+        for name in [n for n in self.daemons if n.startswith("slurmd-")] + [
+            "slurmctld",
+            "slurmdbd",
+            "mariadb",
+            "munged",
+        ]:
+            if name in self.daemons:
+                stop(self.daemons[name])
+
+    # -- what tests do with it ----------------------------------------------------------------------------------
+    def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+        """Run a Slurm command."""
+        env = {**os.environ, **self.env}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def command(self, *argv: str) -> str:
+        """Run a Slurm command; return its output."""
+        done = self.attempt(*argv)
+        return done.stdout
+
+    def queue(self) -> list[str]:
+        """Return what is in the queue: ``id state name`` of jobs that have not ended."""
+        done = self.attempt("squeue", "-h", "-r", "-o", "%i %T %j")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def cancel_all(self) -> None:
+        """Cancel all jobs and wait until they are gone."""
+        ids = {line.split("_")[0].split()[0] for line in self.queue()}
+        if ids:
+            self.attempt("scancel", *sorted(ids))
+        until(lambda: not self.queue(), 60, "an empty queue")
+
+    @property
+    def controller(self) -> int:
+        """The pid of slurmctld."""
+        return self.daemons["slurmctld"].pid
+
+    def wait_empty(self, seconds: float) -> float:
+        """Wait until nothing is in the queue; return how long that took."""
+        return until(lambda: not self.queue(), seconds, f"an empty queue ({time.strftime('%H:%M:%S')})")

@@ -1,0 +1,111 @@
+"""The private parts of distributed and dask_jobqueue that the cluster class leans on, held still.
+
+This runs on the installed release; `tests/slow/test_releases.py` runs it, and a cluster, on the oldest and the newest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+distributed = pytest.importorskip("distributed")
+
+from distributed.deploy.adaptive import Adaptive  # noqa: E402
+from distributed.deploy.cluster import Cluster  # noqa: E402
+from distributed.deploy.spec import ProcessInterface, SpecCluster  # noqa: E402
+
+from gpujobs.cluster.owner import GPUJobQueueCluster  # noqa: E402
+
+
+def source(function: object) -> str:
+    return re.sub(r"\s+", " ", inspect.getsource(function))  # type: ignore[arg-type]
+
+
+def test_what_is_overridden_is_there() -> None:
+    for name in (
+        "_start", "_correct_state", "_correct_state_internal", "_update_worker_status", "_close", "scale", "scale_down", "adapt", "plan",
+        "requested", "_threads_per_worker", "_memory_per_worker",
+    ):  # fmt: skip
+        assert name in vars(SpecCluster), name
+    for name in (
+        "_wait_for_workers",
+        "_get_logs",
+        "_scaling_status",
+        "_repr_html_",
+        "_update_worker_status",
+        "_log",
+        "sync",
+        "observed",
+    ):
+        assert hasattr(Cluster, name), name
+
+
+def test_calls_of_one_moment_share_a_task() -> None:
+    text = source(SpecCluster._correct_state)
+    assert "if self._correct_state_waiting: " in text and "return self._correct_state_waiting" in text
+    assert "asyncio.ensure_future(self._correct_state_internal())" in text
+    assert "async with self._lock: self._correct_state_waiting = None" in source(SpecCluster._correct_state_internal)
+
+
+def test_a_scheduler_spec_is_made_and_awaited() -> None:
+    text = source(SpecCluster._start)
+    assert 'cls = self.scheduler_spec["cls"]' in text
+    assert 'self.scheduler = cls(**self.scheduler_spec.get("options", {}))' in text
+    assert "self._lock = asyncio.Lock()" in text
+    assert 'raise RuntimeError(f"Cluster failed to start: {e}") from e' in text
+
+
+def test_close_scales_to_nothing_and_asserts_on_what_was_created() -> None:
+    text = source(SpecCluster._close)
+    for part in (
+        "f = self.scale(0)",
+        "if isawaitable(f): await f",
+        "await self._correct_state()",
+        "for w in self._created",
+        "self.scheduler.close()",
+    ):
+        assert part in text, part
+
+
+def test_a_process_interface_says_that_it_runs() -> None:
+    assert "assert self.status == Status.running" in source(ProcessInterface.__await__)
+    assert {"start", "close"} <= vars(ProcessInterface).keys()
+
+
+def test_workers_that_come_and_go_are_told() -> None:
+    text = source(Cluster._update_worker_status)
+    assert 'self.scheduler_info["workers"].update(workers)' in text
+    assert 'del self.scheduler_info["workers"][msg]' in text
+
+
+def test_adaptive_asks_for_recommendations() -> None:
+    text = source(Adaptive.adapt)
+    for part in (
+        "target = await self.safe_target()",
+        "await self.recommendations(target)",
+        "self.scale_up(**recommendations)",
+        "self.scale_down(**recommendations)",
+    ):
+        assert part in text, part
+    assert "f = self.cluster.scale_down(workers)" in source(Adaptive.scale_down)
+    assert "retire_workers" in source(Adaptive.scale_down)
+
+
+def test_signatures_fit_those_of_the_base() -> None:
+    import dask_jobqueue
+
+    base = inspect.signature(dask_jobqueue.JobQueueCluster.scale).parameters
+    assert list(inspect.signature(GPUJobQueueCluster.scale).parameters) == list(base)
+    known = set(inspect.signature(SpecCluster.__init__).parameters)
+    assert {"scheduler", "worker", "asynchronous", "loop", "security", "silence_logs", "name"} <= known
+
+
+def test_a_worker_and_the_scheduler_can_be_extended_by_a_preload() -> None:
+    from distributed import Scheduler, Worker
+
+    assert "startup_information" in inspect.signature(Worker.__init__).parameters
+    assert "extra=await self.get_startup_information()" in source(Worker._register_with_scheduler)
+    assert hasattr(Scheduler, "add_plugin") and not hasattr(Worker, "add_plugin")
+    assert "extra" in source(Scheduler.add_worker)

@@ -1,0 +1,164 @@
+"""The code that runs in jobs, function by function; as a whole it runs in tests/real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs import injob
+
+from ..support.cli import NVML
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "devices"),
+    [
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0", "1"]),
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": "1,0"}, ["1", "0"]),  # any order, and kept
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": "GPU-aa, GPU-bb"}, ["GPU-aa", "GPU-bb"]),
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": "MIG-1"}, ["MIG-1"]),
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": ""}, []),
+        ("exclusive", {}, None),
+        ("exclusive", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"]),
+        ("variable:SGE_HGR_gpu", {"SGE_HGR_gpu": "0 3"}, ["0", "3"]),
+        ("variable:SGE_HGR_gpu", {"SGE_HGR_gpu": "gpu0 gpu3"}, ["0", "3"]),
+        ("variable:X", {"X": "cuda:2,cuda:1"}, ["2", "1"]),
+        ("variable:X", {"X": "GPU-aa GPU-bb", "CUDA_VISIBLE_DEVICES": "7"}, ["GPU-aa", "GPU-bb"]),
+    ],
+)
+def test_visible_devices(source: str, environ: dict[str, str], devices: list[str] | None) -> None:
+    assert injob.visible_devices(source, environ) == devices
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("scheduler", "CUDA_VISIBLE_DEVICES is not set"),
+        ("variable:X", r"\$X is empty"),
+        ("file:X", r"\$X names no file"),
+    ],
+)
+def test_no_gpu_is_no_gamble(source: str, said: str) -> None:
+    with pytest.raises(LookupError, match=said):
+        injob.visible_devices(source, {})
+
+
+def test_file_of_torque(tmp_path: Path) -> None:
+    here = os.uname().nodename.split(".")[0]
+    path = tmp_path / "gpufile"
+    path.write_text(f"other-gpu0\n{here}-gpu2\n{here}-gpu1\n")
+    assert injob.visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(path)}) == ["2", "1"]
+
+
+def test_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(NVML))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    found = injob.identity()
+    assert found.pop("fast") == injob.fast_network()
+    assert found == {
+        "node": "node7",
+        "uuid": "GPU-node7-0000-0000-0000-000000000002",
+        "model": "Fake GPU",
+        "memory": 16 * 2**30,
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-node7-0000-0000-0000-000000000001,0")
+    assert injob.identity()["uuid"].endswith("1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-nosuch")
+    assert injob.identity()["uuid"] == "MIG-nosuch" and "NotFound" in injob.identity()["error"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert injob.identity()["uuid"] is None
+
+
+def test_two_workers_on_one_gpu() -> None:
+    def worker(node: str, uuid: str | None) -> dict[str, Any]:
+        return {"gpu": {"node": node, "uuid": uuid}}
+
+    fine = {
+        "a-0": worker("n1", "GPU-1"),
+        "a-1": worker("n1", "GPU-2"),
+        "a-2": worker("n2", "GPU-1"),
+        "c": worker("n1", None),
+        "d": worker("n1", None),
+    }
+    assert injob.duplicate(fine) == ""
+    assert injob.duplicate(fine | {"b-0": worker("n1", "GPU-1")}) == "workers a-0 and b-0 share GPU GPU-1 on n1"
+
+
+def test_commands_are_taken_apart() -> None:
+    argv = [
+        "supervise",
+        "--job=3",
+        "--folder=/f",
+        "--scheduler",
+        "python",
+        "-m",
+        "s",
+        "--port=0",
+        "--workers",
+        "dask",
+        "--x",
+        "--run",
+        "p",
+        "--workers",
+        "--run",
+        "--scheduler",
+    ]
+    options = injob.parse(argv)
+    assert (options.job, options.folder) == (3, "/f")
+    assert options.scheduler == ["python", "-m", "s", "--port=0"]
+    assert options.workers == ["dask", "--x"]
+    assert options.run == ["p", "--workers", "--run", "--scheduler"]
+
+
+def test_the_first_one_ends_the_cluster(tmp_path: Path) -> None:
+    won = []
+
+    def end(number: int) -> None:
+        if injob.Folder(str(tmp_path)).end(number, f"reason {number}", number):
+            won.append(number)
+
+    threads = [threading.Thread(target=end, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert json.loads((tmp_path / "ended").read_text())["exit_code"] == won[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["ended"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"workers": 3', "null", "[1]"])
+def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "workers.json").write_text(text)
+    assert injob.Folder(str(tmp_path)).registered() == {}
+
+
+def test_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert injob.last_line(log) == ""
+    log.write_bytes(b"x" * 100_000 + b"\nlast\0 one \xff\n\n  \n")
+    assert injob.last_line(log) == "last one \ufffd"
+
+
+def test_it_compiles_for_older_pythons() -> None:
+    import ast
+
+    ast.parse(Path(injob.__file__).read_text(), feature_version=(3, 9))
+
+
+def test_it_starts_without_gpujobs(tmp_path: Path) -> None:
+    copy = tmp_path / "injob.py"
+    copy.write_text(Path(injob.__file__).read_text())
+    done = subprocess.run(
+        [sys.executable, "-S", str(copy), "--help"], capture_output=True, text=True, env={}, check=False
+    )
+    assert done.returncode == 0, done.stderr

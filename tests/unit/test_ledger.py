@@ -1,0 +1,174 @@
+"""The ledger and the cluster's folder: private, atomic, and never in the way of other clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpujobs import folder, tls
+from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.ledger import Ledger, Record, Submission, private_folder, write_atomically
+from gpujobs.schedulers import JobId
+
+
+def record(cluster: str = "svd-0001", **changes: object) -> Record:
+    values = {
+        "id": cluster, "site": "here", "scheduler": "slurm", "folder": f"/nosuch/{cluster}", "created": 1.0, "workers": 4,
+        "workers_per_job": 2, "gpus": 4, "gpus_per_job": 2, "walltime": 600, "run": ("a", "b c"), "encrypted": True,
+    }  # fmt: skip
+    return Record(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "state")
+    first = record(submissions=(Submission("7", 0, 2, array=True), Submission("8", 2, 1)), notes=("x",))
+    ledger.add(first)
+    assert ledger.get("svd-0001") == first
+    assert first.jobs == {0: JobId("7", 0), 1: JobId("7", 1), 2: JobId("8")}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "state" / "svd-0001.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_indexes_of_arrays_that_start_at_one() -> None:
+    assert Submission("7", 10, 3, array=True, first_index=1).jobs == {
+        10: JobId("7", 1),
+        11: JobId("7", 2),
+        12: JobId("7", 3),
+    }
+
+
+def test_a_cluster_is_added_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    with pytest.raises(FileExistsError):
+        ledger.add(record())
+
+
+@pytest.mark.parametrize("name", ["svd-0002", "../svd-0001", ".hidden", "a/b"])
+def test_no_such_cluster(tmp_path: Path, name: str) -> None:
+    Ledger(tmp_path).add(record())
+    with pytest.raises(NoSuchClusterError) as caught:
+        Ledger(tmp_path).get(name)
+    assert caught.value.exit_code == 4
+
+
+def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    threads = [
+        threading.Thread(target=ledger.submitted, args=("svd-0001", Submission(str(n), n, 1))) for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ledger.get("svd-0001").jobs) == list(range(20))
+
+
+def test_a_broken_record_does_not_hide_the_others(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    (tmp_path / "half-0000.json").write_text('{"id": "half')
+    (tmp_path / "other-0000.json").write_text('{"version": 99}')
+    (tmp_path / "empty-0000.json").write_text("")
+    assert [found.id for found in ledger.all()] == ["svd-0001"]
+
+
+def test_a_crash_before_the_replacement_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(GpujobsError, match="No space left"):
+        ledger.update("svd-0001", finished=True)
+    monkeypatch.undo()
+    assert ledger.get("svd-0001") == record()
+    assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".lock")]
+
+
+def test_folder_of_somebody_else(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    private_folder(mine / "deep")
+    assert mine.stat().st_mode & 0o777 == (mine / "deep").stat().st_mode & 0o777 == 0o700
+    (mine / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="is a symbolic link"):
+        private_folder(mine / "link")
+    (mine / "deep").chmod(0o770)
+    with pytest.raises(InputError, match="can be written by others"):
+        private_folder(mine / "deep")
+    if os.geteuid() == 0:
+        (mine / "deep").chmod(0o700)
+        os.chown(mine / "deep", 12345, 12345)
+        with pytest.raises(InputError, match="belongs to somebody else"):
+            private_folder(mine / "deep")
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be used"):
+        private_folder(tmp_path / "file" / "below")
+
+
+def test_cluster_folder(tmp_path: Path) -> None:
+    made = tmp_path / "root" / "svd-0001"
+    folder.make(made, encrypted=True)
+    assert {path.name for path in made.iterdir()} == {
+        "jobs",
+        "logs",
+        "scripts",
+        "injob.py",
+        "tls-cert.pem",
+        "tls-key.pem",
+    }
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [made, *made.iterdir()])
+    with pytest.raises(InputError, match="exists already"):
+        folder.make(made, encrypted=True)
+    assert folder.read(made) == folder.Facts()
+
+
+def test_end_is_said_once(tmp_path: Path) -> None:
+    folder.end(tmp_path, 70, "first")
+    folder.end(tmp_path, 0, "second")
+    assert folder.read(tmp_path).ended["reason"] == "first"  # type: ignore[index]
+
+
+def test_facts(tmp_path: Path) -> None:
+    made = tmp_path / "root" / "svd-0001"
+    folder.make(made, encrypted=False)
+    (made / "jobs" / "3.json").write_text('{"exit_code": 0}')
+    (made / "jobs" / "4.json").write_text('{"exit_c')
+    (made / "jobs" / "5.reason").write_text("because\n")
+    (made / "workers.json").write_text(json.dumps({"workers": {"a": {"address": "x"}}}))
+    (made / "scheduler.json").write_text(json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}}))
+    facts = folder.read(made)
+    assert facts.records == {3: {"exit_code": 0}} and facts.reasons == {5: "because"}
+    assert (facts.address, facts.dashboard, list(facts.workers)) == ("tls://h:1", 8787, ["a"])
+
+
+def test_tail(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert folder.tail(log) == []
+    log.write_bytes(b"junk\n" * 50_000 + b"\x1b[2Jlast \xff\n")
+    assert folder.tail(log, 2) == ["junk", "[2Jlast \ufffd"]
+
+
+def test_certificate(tmp_path: Path) -> None:
+    import ssl
+
+    tls.make(tmp_path)
+    context = ssl.create_default_context(cafile=str(tmp_path / tls.CERTIFICATE))
+    context.load_cert_chain(tmp_path / tls.CERTIFICATE, tmp_path / tls.KEY)
+    with pytest.raises(FileExistsError):
+        tls.make(tmp_path)
+
+
+def test_write_atomically(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "x", "one")
+    write_atomically(tmp_path / "x", "two")
+    assert (tmp_path / "x").read_text() == "two"
+    assert len(list(tmp_path.iterdir())) == 1

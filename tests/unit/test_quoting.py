@@ -1,0 +1,138 @@
+"""Whatever text stands in `env` and `run` arrives byte for byte in a real bash; what could break a line is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unicodedata import category
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpujobs.errors import InputError
+from gpujobs.planning.render import render
+from gpujobs.text import control_character
+
+from .support import plan
+
+LINE_BREAKERS = ("Cc", "Zl", "Zp", "Cs")
+texts = st.text(st.characters(exclude_categories=LINE_BREAKERS), max_size=40) | st.sampled_from(
+    [
+        "",
+        " ",
+        "'",
+        '"',
+        "\\",
+        "`id`",
+        "$(id)",
+        "$HOME",
+        "*",
+        "!!",
+        "a;b",
+        "a&b",
+        "#x",
+        "~",
+        "{a,b}",
+        "\\n",
+        "--run",
+        "--workers",
+        "-",
+        "é",
+        "日本",
+    ]
+)
+names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
+STUB = "import json, os, sys\nopen(os.environ['GPUJOBS_FOLDER'] + '/got.json', 'w').write(json.dumps([sys.argv, dict(os.environ)]))\n"
+
+
+def run_script(text: str, home: Path) -> tuple[list[str], dict[str, str]]:
+    """Run a rendered script in a bare bash, with a stand-in for injob.py; return its arguments and environment."""
+    folder = home / ".gpujobs" / "svd-0000"
+    for name in ("jobs", "logs"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "injob.py").write_text(STUB)
+    script = home / "script.sh"
+    script.write_text(text)
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0"}
+    done = subprocess.run(
+        ["env", "-i", *[f"{k}={v}" for k, v in env.items()], "bash", script], capture_output=True, check=False
+    )
+    log = (folder / "logs" / "job-0.log").read_text()
+    assert done.returncode == 0, (done, log)
+    assert done.stdout + done.stderr == b""
+    arguments, environ = json.loads((folder / "got.json").read_text())
+    return arguments, environ
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(run=st.lists(texts, min_size=1, max_size=4), env=st.dictionaries(names, texts, max_size=3))
+def test_text_arrives_byte_for_byte(run: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        monkeypatch.setenv("HOME", str(home))
+        made = plan(
+            home,
+            {"gpus": 0, "run": run, "env": env, "workdir": folder, "environment": {"python": sys.executable}},
+            "local",
+        )
+        arguments, environ = run_script(render(made, "svd-0000")[0].text, home)
+        assert arguments[arguments.index("--run") + 1 :] == run
+        assert {name: environ[name] for name in env} == env
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=texts,
+    bad=st.characters(categories=LINE_BREAKERS),
+    after=texts,
+    where=st.sampled_from(["run", "env", "workdir", "python"]),
+)
+def test_control_characters_are_refused(before: str, bad: str, after: str, where: str, tmp_path: Path) -> None:
+    text = before + bad + after
+    assert control_character(text)
+    profile = {
+        "run": {"run": ["echo", text]}, "env": {"env": {"A": text}}, "workdir": {"workdir": text}, "python": {"environment": {"python": text}},
+    }[where]  # fmt: skip
+    with pytest.raises(InputError):
+        plan(tmp_path, {"gpus": 0, **profile}, "local")
+
+
+@given(st.text(max_size=30))
+def test_what_counts_as_a_control_character(text: str) -> None:
+    assert bool(control_character(text)) == any(category(c) in LINE_BREAKERS for c in text)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    ["export A=1", "set -e; false || true", "f() { echo hi; }\nf", "cat <<'X'\ntext\nX", "# only a comment", "set -u"],
+)
+def test_setup_is_verbatim(setup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    profile = {
+        "gpus": 0,
+        "run": ["true"],
+        "environment": {"setup": setup, "python": sys.executable},
+        "workdir": str(tmp_path),
+    }
+    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    assert setup in text
+    run_script(text, tmp_path)
+
+
+def test_a_setup_cannot_change_what_the_script_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    setup = "host=x folder=x number=x cluster=x python=x job=x; cd /; set -euo pipefail; trap - EXIT"
+    profile = {
+        "gpus": 0,
+        "run": ["true"],
+        "environment": {"setup": setup, "python": sys.executable},
+        "workdir": str(tmp_path),
+    }
+    arguments, environ = run_script(render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path)
+    assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.py")
+    assert environ["GPUJOBS_JOB"] == "0"

@@ -1,0 +1,168 @@
+"""Slurm's formats and parsers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.schedulers.base import members, ranges
+from gpujobs.schedulers.slurm import Slurm
+
+SLURM = Slurm()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59, "00:00:59"), (3600, "01:00:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (172861, "2-00:01:01")],
+)
+def test_walltime(seconds: int, text: str) -> None:
+    assert SLURM.walltime(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("stdout", "number"),
+    [
+        ("42\n", "42"),
+        ("42;cluster\n", "42"),
+        ("sbatch: warning: maintenance\n\n43\n", "43"),
+        ("", None),
+        ("garbage\n", None),
+        ("42 x\n", None),
+    ],
+)
+def test_id(stdout: str, number: str | None) -> None:
+    assert SLURM.parse_submit(stdout) == number
+
+
+LISTED = """\
+9|4-6,8%4|PENDING||N/A|JobArrayTaskLimit|foo-1
+10|N/A|PENDING||2026-11-20T13:44:49|Resources|foo-1
+9|0|RUNNING|node1|2026-11-20T12:44:49|None|foo-1
+9|1|COMPLETED|node2|2026-11-20T12:44:49|None|foo-1
+9|2|NODE_FAIL|node3|2026-11-20T12:44:49|None|foo-1
+9|3|FUNNY_STATE|node4|2026-11-20T12:44:49|None|foo-1
+77|N/A|RUNNING|node4|2026-11-20T12:44:49|None|some|body's job
+not a line
+"""
+
+
+def test_status_of_arrays_and_jobs() -> None:
+    ids = [JobId("9", n) for n in range(10)] + [JobId("10"), JobId("99")]
+    found = SLURM.parse_status(Result(("squeue",), 0, LISTED), ids)
+    assert {job.index: status.state.value for job, status in found.items() if job.submission == "9"} == {
+        0: "RUNNING", 1: "COMPLETED", 2: "NODE_FAIL", 3: "UNKNOWN", 4: "PENDING", 5: "PENDING", 6: "PENDING", 8: "PENDING",
+    }  # fmt: skip
+    assert found[JobId("9", 3)].native == "FUNNY_STATE"
+    assert found[JobId("9", 4)].reason == "JobArrayTaskLimit"
+    assert found[JobId("10")].starts == "2026-11-20T13:44:49"
+    assert JobId("99") not in found and JobId("9", 7) not in found  # not listed is not finished
+
+
+@pytest.mark.parametrize(
+    ("native", "state"),
+    [
+        ("PENDING", "PENDING"), ("CONFIGURING", "PENDING"), ("REQUEUED", "PENDING"), ("REQUEUE_HOLD", "PENDING"),
+        ("SPECIAL_EXIT", "PENDING"), ("RUNNING", "RUNNING"), ("COMPLETING", "RUNNING"), ("RESIZING", "RUNNING"),
+        ("SIGNALING", "RUNNING"), ("STAGE_OUT", "RUNNING"), ("SUSPENDED", "SUSPENDED"), ("STOPPED", "SUSPENDED"),
+        ("COMPLETED", "COMPLETED"), ("FAILED", "FAILED"), ("BOOT_FAIL", "FAILED"), ("CANCELLED", "CANCELLED"),
+        ("REVOKED", "CANCELLED"), ("TIMEOUT", "TIMEOUT"), ("DEADLINE", "TIMEOUT"), ("PREEMPTED", "PREEMPTED"),
+        ("NODE_FAIL", "NODE_FAIL"), ("OUT_OF_MEMORY", "OUT_OF_MEMORY"), ("", "UNKNOWN"), ("NEW", "UNKNOWN"),
+    ],
+)  # fmt: skip
+def test_states(native: str, state: str) -> None:
+    line = f"5|N/A|{native}|n1|N/A|None|x-1\n"
+    assert SLURM.parse_status(Result(("squeue",), 0, line), [JobId("5")])[JobId("5")].state.value == state
+
+
+ACCOUNTED = """\
+20_0|COMPLETED|0:0|node1
+20_1|CANCELLED by 1000|0:15|node2
+20_[2-3]|CANCELLED by 1000|0:0|None assigned
+21|TIMEOUT|0:0|node1
+22|FAILED|3:0|node1
+23|OUT_OF_MEMORY|0:125|node1
+24|FAILED|0:9|node1
+"""
+
+
+def test_accounting() -> None:
+    ids = [JobId("20", n) for n in range(4)] + [JobId(str(n)) for n in range(21, 26)]
+    found = SLURM.parse_accounting(Result(("sacct",), 0, ACCOUNTED), ids)
+    assert found[JobId("20", 0)].state is JobState.COMPLETED
+    assert found[JobId("20", 1)].state is JobState.CANCELLED
+    assert found[JobId("20", 3)].state is JobState.CANCELLED
+    assert found[JobId("21")].state is JobState.TIMEOUT
+    assert (found[JobId("22")].state, found[JobId("22")].exit_code) == (JobState.FAILED, 3)
+    assert found[JobId("23")].state is JobState.OUT_OF_MEMORY
+    assert found[JobId("24")].exit_code == 137
+    assert JobId("25") not in found
+    disabled = Result(("sacct",), 1, "", "Slurm accounting storage is disabled\n")
+    assert SLURM.parse_accounting(disabled, ids) == {}
+
+
+@pytest.mark.parametrize(
+    ("stderr", "away"),
+    [
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
+        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", True),
+        ("slurm_load_jobs error: Connection refused", True),
+        ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying", True),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            False,
+        ),
+        ("sbatch: error: invalid partition specified: nope", False),
+        ("sbatch: error: Invalid generic resource (gres) specification", False),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", False),
+    ],
+)
+def test_away_is_told_from_refused(stderr: str, away: bool) -> None:
+    assert SLURM.unreachable(Result(("sbatch",), 1, "", stderr)) is away
+
+
+def test_cancel_is_one_call() -> None:
+    targets = [*SLURM.target("7"), *SLURM.target("8", [0, 1, 2, 5])]
+    assert SLURM.cancel_command(targets) == ["scancel", "7", "8_[0-2,5]"]
+
+
+def test_multi_cluster_name_is_in_every_command() -> None:
+    slurm = Slurm("escape")
+    commands = [
+        slurm.submit_command(), slurm.status_command([], ["x"], "ada"), slurm.accounting_command([JobId("1")]), slurm.cancel_command(["1"]),
+        slurm.find_command("x", "ada"), slurm.estimate_command(), slurm.limit_command(),
+    ]  # fmt: skip
+    assert all("--clusters=escape" in command for command in commands if command)
+
+
+def test_limit() -> None:
+    assert SLURM.parse_limit("MaxArraySize            = 1001\nMaxJobCount = 10000\n") == 1000
+    assert SLURM.parse_limit("") is None
+
+
+def test_estimate() -> None:
+    starts = "sbatch: Job 16 to start at 2026-11-20T12:44:53 using 1 processors on nodes node1 in partition main\n"
+    assert SLURM.parse_estimate(Result(("sbatch",), 0, "", starts)) == "2026-11-20T12:44:53"
+    impossible = "allocation failure: Requested node configuration is not available\n"
+    assert SLURM.parse_estimate(Result(("sbatch",), 1, "", impossible)) == impossible.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("3", [3]),
+        ("[1-3,5%2]", [1, 2, 3, 5]),
+        ("1-9:4", [1, 5, 9]),
+        ("N/A", []),
+        ("", []),
+        ("0-2,7", [0, 1, 2, 7]),
+        ("1,...", []),
+    ],
+)
+def test_members(text: str, numbers: list[int]) -> None:
+    assert members(text) == numbers
+
+
+def test_ranges() -> None:
+    assert ranges({1, 2, 3, 5, 9, 8}) == "1-3,5,8-9"
+    assert ranges([4]) == "4"
