@@ -54,8 +54,8 @@ def status_text(view: ClusterView, logs: dict[int, list[str]]) -> str:
     lines.append(table(("JOB", "ID", "STATE", "NODE", "WORKERS", ""), rows))
     gpus = [(name, worker["gpu"]) for name, worker in sorted(view.facts.workers.items()) if worker.get("gpu")]
     if gpus and not view.over:
-        rows = [(name, gpu["node"], gpu["model"] or "-", gpu["uuid"] or "-", _memory(gpu)) for name, gpu in gpus]
-        lines += ["", table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), rows)]
+        found = [(name, gpu["node"], gpu["model"] or "-", gpu["uuid"] or "-", _memory(gpu)) for name, gpu in gpus]
+        lines += ["", table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), found)]
     for number, tail in logs.items():
         lines += ["", f"last lines of job {number}:", *(f"  | {line}" for line in tail)]
     return "\n".join(lines)
