@@ -267,7 +267,7 @@ def roster(scheduler: Any, path: str) -> Any:
             value = {"version": 1, "time": time.time(), "workers": workers}
             try:
                 await asyncio.get_running_loop().run_in_executor(None, folder.write, "workers.json", value)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: this process is ending
                 say(f"cannot write workers.json: {error}")
 
     return Roster()

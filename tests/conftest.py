@@ -17,6 +17,18 @@ from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
+BACKENDS = ["slurm"]
+"""Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On the other batch schedulers only the tests marked ``conformance`` are part of `make test`."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        name = callspec.params.get("backend", BACKENDS[0]) if callspec else BACKENDS[0]
+        if name != BACKENDS[0] and not item.get_closest_marker("conformance"):
+            item.add_marker(pytest.mark.slow)
+
 
 def unavailable(what: str, why: str) -> None:
     """Skip, or fail where ``GPUJOBS_REQUIRE`` names it."""
@@ -44,7 +56,7 @@ def slurm_backend(shared_folder: Path) -> Iterator[SlurmBackend]:
         yield SlurmBackend(running)
 
 
-@pytest.fixture(params=["slurm"])
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each batch scheduler in turn; nothing is left in it after a test."""
     found: Backend = request.getfixturevalue(f"{request.param}_backend")

@@ -52,6 +52,7 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
+@pytest.mark.conformance
 def test_workers_are_those_that_plan_promised(cli: Cli, backend: Backend, worker_class: str) -> None:
     profile = {
         "gpus": 8, "gpus_per_job": 2, "start_workers": 8, "run": ["python", "who.py"], "workers": {"worker_class": worker_class},
@@ -143,6 +144,7 @@ def test_cpu_workers(cli: Cli, backend: Backend) -> None:
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
+@pytest.mark.conformance
 def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     everything = backend.nodes * backend.gpus_per_node
@@ -166,6 +168,7 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
     assert {job["state"] for job in cli.status(second)["jobs"]} == {"COMPLETED"}
 
 
+@pytest.mark.conformance
 def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
     code = "import sys; print('it is bad', file=sys.stderr); sys.exit(7)"
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", code]})), "--wait")
@@ -231,6 +234,7 @@ def test_workers_that_cannot_start(cli: Cli, backend: Backend, profile: dict[str
     assert time.monotonic() - started < 60  # not at the walltime
 
 
+@pytest.mark.conformance
 def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
     connected(cli, cluster, 4)
@@ -278,6 +282,7 @@ def _command(pid: int) -> str:
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------
+@pytest.mark.conformance
 def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
     everything = backend.nodes * backend.gpus_per_node
     first = cli.submit({"gpus": everything}, name="first.yaml")
@@ -292,6 +297,7 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.conformance
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "run": ["python", "sleep.py", "600"]})
@@ -302,6 +308,7 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
     assert state(cli, cluster) == "CANCELLED"
 
 
+@pytest.mark.conformance
 def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -336,6 +343,7 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
 
 
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
+@pytest.mark.conformance
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": {**site["queues"]["main"]}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .cli import NVML
@@ -18,6 +20,8 @@ class Backend(ABC):
     name: str
     nodes: int = 4
     gpus_per_node: int = 4
+    scheduler_options: Mapping[str, Any] = MappingProxyType({})
+    """Of a dask scheduler that the batch scheduler's nodes can reach."""
 
     @abstractmethod
     def env(self) -> dict[str, str]:

@@ -1,0 +1,94 @@
+"""The cluster class on every batch scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs.cluster import CLASSES
+from gpujobs.errors import JobFailedError, RefusedError
+
+from ..support.backend import Backend
+from ..support.cli import text_of
+from ..support.processes import until
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.conformance]
+
+
+@pytest.fixture
+def make(backend: Backend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes a cluster of the batch scheduler's class; ``site`` changes the site file."""
+    for name, value in {**backend.env(), "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home)
+    made: list[Any] = []
+
+    def cluster(site: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        path = home / "here.yaml"
+        path.write_text(text_of(backend.site() | (site or {})))
+        options = {"dashboard_address": ":0", **backend.scheduler_options}
+        keywords = {"worker_memory": "1GiB", "quiet": True, "scheduler_options": options, **keywords}
+        made.append(CLASSES[backend.name](str(path), **keywords))
+        return made[-1]
+
+    yield cluster
+    for found in made:
+        found.close()
+    backend.wait_empty(60)
+
+
+def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> None:
+    cluster = make(gpus_per_job=2)
+    cluster.scale(4)
+    cluster.wait_for_workers(4, timeout=120)
+    assert cluster.plan == cluster.observed == {f"{cluster.id}-{job}-{gpu}" for job in range(2) for gpu in range(2)}
+    with cluster.get_client() as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert client.scheduler.address.startswith("tls://")
+    until(lambda: len({gpu["uuid"] for job in cluster.jobs for gpu in job["gpus"]}) == 4, 20)
+    cluster.scale(2)
+    until(lambda: len(cluster.scheduler_info["workers"]) == 2, 60)
+    until(lambda: len([line for line in backend.queue() if cluster.id in line]) == 1, 60)
+
+
+def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
+    cluster = make(site={"setup": "echo broken on purpose; exit 3"})
+    cluster.scale(2)
+    with pytest.raises(JobFailedError, match="broken on purpose"):
+        cluster.wait_for_workers(2, timeout=120)
+
+
+def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
+    cluster = make(site={"queues": {"nosuch": backend.site()["queues"]["main"]}})
+    with pytest.raises(RefusedError, match="nosuch|queue"):
+        cluster.scale(2)
+    assert cluster.plan == set()
+
+
+def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
+    cluster = make(gpus_per_job=1)
+    cluster.scale(2)
+    cluster.wait_for_workers(2, timeout=120)
+    backend.kill_job(cluster.jobs[0]["id"])
+    until(lambda: f"{cluster.id}-2" in cluster.observed, 120)
+
+
+def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> None:
+    cluster = make(gpus_per_job=1)
+    with away(backend, 12):
+        cluster.scale(2)
+    cluster.wait_for_workers(2, timeout=120)
+    assert len([line for line in backend.queue() if cluster.id in line]) == 2
+
+
+@contextlib.contextmanager
+def away(backend: Backend, seconds: float) -> Iterator[None]:
+    thread = threading.Thread(target=backend.pause, args=(seconds,))
+    thread.start()
+    yield
+    thread.join()
