@@ -96,6 +96,19 @@ def test_commands_exist(words: str) -> None:
         assert not re.search("ID|svd", words)
 
 
+def test_every_command_and_option_is_told() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert sorted(sections) == sorted(main.commands)
+    common = {"--site", "--set", "--help"}
+    for name, command in main.commands.items():
+        for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+            words = {word for item in one.params if isinstance(item, click.Option) for word in item.opts}
+            assert not [
+                word for word in words - common if f"`{word}" not in sections[name] and f" {word}" not in sections[name]
+            ]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_key_is_in_a_table(name: str) -> None:
     text = "".join(path.read_text() for path in FILES)
