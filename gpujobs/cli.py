@@ -240,6 +240,25 @@ def connect(cluster: str, as_env: bool) -> None:
     click.echo(connection.environment_lines(record) if as_env else connection.text(record))
 
 
+@main.command()
+@click.option("--site", help="Name of a site, or a site file.")
+@click.option("--run", is_flag=True, help="Also submit a small job, and look from inside it.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of that job, as in account=p1.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(site: str | None, run: bool, settings: tuple[str, ...], as_json: bool) -> None:
+    """Check that a site does what its file says: commands, folders, versions, GPUs, network."""
+    from . import doctor as checks
+    from .config import sources
+
+    document = sources.settings_document(settings)
+    findings = list(checks.here(sources.order(document, site=site).site))
+    if run and not any(finding.state == checks.FAILED for finding in findings):
+        findings += checks.in_a_job(site, settings, _ledger(), _tell)
+    click.echo(json.dumps(checks.as_json(findings), indent=1) if as_json else checks.text(findings))
+    if any(finding.state == checks.FAILED for finding in findings):
+        sys.exit(1)
+
+
 @main.group()
 def sites() -> None:
     """Look at the sites that gpujobs knows."""

@@ -28,9 +28,10 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     if why := mpi.missing():
         unavailable("slurm", why)
     yield slurm_backend
-    left = slurm_backend.queue()
-    slurm_backend.clean()
-    assert not left
+    try:
+        slurm_backend.wait_empty(20)
+    finally:
+        slurm_backend.clean()
 
 
 @pytest.fixture(params=["mpirun", "srun"])

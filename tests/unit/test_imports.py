@@ -17,8 +17,8 @@ HEAVY = ("dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptograp
 
 # From the ground up: a room may import from its own floor's folder and from what stands before it, nothing behind it.
 FLOORS = [
-    "version", "errors", "units", "names", "text", "injob", "schedulers", "commands", "tls", "ledger", "folder", "batch", "status",
-    "clusters", "logs", "connection", "display", "config", "planning", "machine", "prepare", "submit", "scaling", "cluster", "cli",
+    "version", "errors", "units", "names", "text", "injob", "jobcheck", "mpi", "schedulers", "commands", "tls", "ledger", "folder", "batch", "status",
+    "clusters", "logs", "connection", "display", "config", "planning", "machine", "prepare", "submit", "scaling", "doctor", "cluster", "cli",
 ]  # fmt: skip
 APART = {"__init__", "__main__", "localqueue"}
 
@@ -73,7 +73,7 @@ def test_injob_needs_only_the_standard_library_and_distributed() -> None:
             names = [str(item.module)]
         for name in names:
             top = name.split(".")[0]
-            assert top in sys.stdlib_module_names or top in ("distributed", "pynvml", "mpi4py"), name
+            assert top in sys.stdlib_module_names or top in ("distributed", "pynvml", "mpi4py", "dask_mpi"), name
 
 
 @pytest.mark.parametrize(

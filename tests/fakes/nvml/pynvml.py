@@ -121,3 +121,7 @@ def nvmlDeviceGetMigMode(handle):
 def nvmlDeviceGetCpuAffinity(handle, words):
     cpus = os.sched_getaffinity(0)
     return [sum(1 << (c % 64) for c in cpus if c // 64 == word) for word in range(words)]
+
+
+def nvmlSystemGetCudaDriverVersion_v2():
+    return 13000
