@@ -42,7 +42,7 @@ class Facts:
     @property
     def scheme(self) -> str:
         """What dask's processes talk over, "" while nobody knows."""
-        return str(self.address or "").partition("://")[0]
+        return str(self.transport.get("scheme") or str(self.address or "").partition("://")[0])
 
     @property
     def notes(self) -> list[str]:

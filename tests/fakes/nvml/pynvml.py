@@ -110,6 +110,12 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
     return [Process(4242, 2**30)] if str(handle) in busy else []
 
 
+def nvmlDeviceGetNvLinkState(handle, link):
+    if "FAKE_NVML_NVLINK" not in os.environ:
+        raise NVMLError_NotSupported()
+    return 1
+
+
 def nvmlDeviceIsMigDeviceHandle(handle):
     return False
 
