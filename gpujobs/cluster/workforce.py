@@ -20,7 +20,7 @@ from ..names import job_worker_names
 from ..planning.plan import Jobs, Plan
 from ..planning.render import Roles, Script, render_jobs, warning
 from ..submit import new_record, send
-from .jobs import Job, Phase
+from .jobs import Job, Phase, gpus_of
 
 logger = logging.getLogger("gpujobs")
 
@@ -176,8 +176,7 @@ class Workforce:
         facts = await off_loop(folders.read, self.record.path)
         for job in self.jobs.values():
             job.id = facts.claims.get(job.number, job.id)  # the same, unless the number was sent twice
-            known = {name: facts.workers[name]["gpu"] for name in job.workers if name in facts.workers}
-            job.gpus = tuple({"worker": name, **gpu} for name, gpu in known.items() if gpu)
+            job.gpus = gpus_of(job.workers, facts.workers)
         moved = [job for job in self.jobs.values() if job.look(observed, now)]
         if any(job.phase is Phase.RUNNING for job in moved):
             self.failed_starts = 0

@@ -277,8 +277,11 @@ def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     cluster = make(scale=1)
     cluster.wait_for_workers(1, timeout=60)
     until(lambda: [job["phase"] for job in cluster.jobs] == ["RUNNING"], 10)
+    until(lambda: cluster.jobs[0]["gpus"], 10)
+    gpu = cluster.jobs[0]["gpus"][0]
+    assert gpu["worker"] == f"{cluster.id}-0" and gpu["node"] in gpu["uuid"] and gpu["memory"] > 2**30
     text = repr(cluster.jobs)
-    assert "JOB" in text and "RUNNING" in text and "1/1" in text
+    assert "JOB" in text and "RUNNING" in text and "1/1" in text and "1 Fake GPU" in text
     assert "<table>" in cluster.jobs._repr_html_()
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
     with dask.config.set({"distributed.dashboard.link": "{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/status"}):
@@ -593,6 +596,10 @@ def test_from_name_detaches_and_shuts_down(site: Callable[..., str], home: Path,
     assert one.get_client().submit(lambda: 7).result() == 7
     with pytest.raises(InputError, match="can only be adapted by the process that owns it"):
         one.adapt(maximum=4)
+    gpus = [gpu for job in one.jobs for gpu in job["gpus"]]  # of somebody else's cluster, too
+    assert {gpu["worker"] for gpu in gpus} == {f"{cluster}-0", f"{cluster}-1"}
+    assert all(gpu["model"] == "Fake GPU" and gpu["memory"] and gpu["node"] in gpu["uuid"] for gpu in gpus)
+    assert len({gpu["uuid"] for gpu in gpus}) == 2 and "1 Fake GPU" in repr(one.jobs)
     one.scale(3)
     two.wait_for_workers(3, timeout=60)
     assert len(two.plan) == 3 and len(two.jobs) == 3
