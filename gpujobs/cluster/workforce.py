@@ -214,7 +214,8 @@ class Workforce:
             reason = "it runs, but its workers are gone"
             targets = {job.id.submission: [] if job.id.index is None else [job.id.index]}
             self._in_background(off_loop(self._batch.cancel, targets))
-        if job.ever_connected or code == 0:
+        told = job.number in facts.reasons  # a job that could not reach us ends with 0, and says why
+        if job.ever_connected or (code == 0 and not told):
             self._over(job, Phase.ENDED, reason)
         else:
             self.failed_starts += 1
