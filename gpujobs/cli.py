@@ -41,6 +41,9 @@ class Commands(click.Group):
         except BrokenPipeError:  # … | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+        except OSError as error:  # a folder that somebody took away or closed
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -169,7 +172,9 @@ def status(clusters: tuple[str, ...], everything: bool, as_json: bool, watch: bo
 
     ledger = _ledger()
     while True:
-        records = [ledger.get(name) for name in clusters] or [r for r in ledger.all() if everything or not r.finished]
+        records = [ledger.get(name) for name in clusters] or [
+            r for r in ledger.all(_tell) if everything or not r.finished
+        ]
         views = list(look(records, ledger, _tell))
         if not clusters and not everything:
             views = [view for view in views if view.living or not view.over]
@@ -208,7 +213,7 @@ def cancel(clusters: tuple[str, ...], everything: bool, orphans: bool) -> None:
     ledger = _ledger()
     if not clusters and not everything and not orphans:
         raise InputError("name the clusters to cancel, or --all", hint="`gpujobs status` lists them")
-    records = [ledger.get(name) for name in clusters] or [record for record in ledger.all() if not record.finished]
+    records = [ledger.get(name) for name in clusters] or [record for record in ledger.all(_tell) if not record.finished]
     if orphans:
         records = [record for record in records if orphaned(record)]
         if not records:

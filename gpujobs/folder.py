@@ -95,12 +95,13 @@ def read(folder: Path) -> Facts:
         for path in (folder / "jobs").iterdir():
             if not path.stem.isdigit():
                 continue
+            number = int(path.stem)
             if path.suffix == ".json" and (record := _json(path)):
-                records[int(path.stem)] = record
+                records[number] = record
             elif path.suffix == ".reason":
-                reasons[int(path.stem)] = path.read_text(errors="replace").strip()
-            elif path.suffix == ".claim" and (text := path.read_text(errors="replace").strip()):
-                claims[int(path.stem)] = JobId.parse(text)
+                reasons[number] = _text(path)
+            elif path.suffix == ".claim" and (text := _text(path)):
+                claims[number] = JobId.parse(text)
     return Facts(
         ended=_json(folder / "ended"),
         workers=roster.get("workers", {}),
@@ -150,6 +151,14 @@ def tail(path: Path, lines: int = 10) -> list[str]:
     except OSError:
         return []
     return [clean(line) for line in text.splitlines()[-lines:]]
+
+
+def _text(path: Path) -> str:
+    """Return what is in a file; nothing of one that a job that starts again has just removed."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _json(path: Path) -> Any:

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,16 @@ class Ledger:
             hint = f"did you mean {near[0]}?" if near else "`gpujobs status --all` lists them"
             raise NoSuchClusterError(f"there is no cluster {cluster!r}", hint=hint) from None
 
-    def all(self) -> list[Record]:
-        """Return all records, the oldest first."""
+    def all(self, tell: Callable[[str], None] = lambda text: None) -> list[Record]:
+        """Return all records, the oldest first; ``tell`` is called with a line for each that cannot be read."""
         records = []
         for path in self._paths():
             try:
                 records.append(_record(path))
-            except (OSError, ValueError, TypeError):
-                continue  # half written by a full disk, or by another version: not a reason to hide the others
+            except FileNotFoundError:
+                continue  # its submission was given up meanwhile
+            except GpujobsError as error:  # broken by a full disk, or by another version: the others are fine
+                tell(str(error))
         return sorted(records, key=lambda record: record.created)
 
     def update(self, cluster: str, **changes: Any) -> Record:
@@ -233,9 +235,15 @@ def _text(record: Record) -> str:
 
 
 def _record(path: Path) -> Record:
-    value = json.loads(path.read_text())
-    if value.get("version") != VERSION:
-        raise ValueError(f"{path} was written by another version of gpujobs")
-    submissions = tuple(Submission(**item) for item in value.pop("submissions"))
-    value.update({name: tuple(value[name]) for name in ("run", "removed", "notes")})
-    return Record(**value, submissions=submissions)
+    try:
+        value = json.loads(path.read_text())
+        if value.get("version") != VERSION:
+            raise ValueError("it was written by another version of gpujobs")
+        submissions = tuple(Submission(**item) for item in value.pop("submissions"))
+        value.update({name: tuple(value[name]) for name in ("run", "removed", "notes")})
+        return Record(**{**value, "created": float(value["created"])}, submissions=submissions)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        hint = f"if jobs called {path.stem} are in the queue, cancel them there; then remove the file"
+        raise GpujobsError(f"{path} is no record of a cluster: {error}", hint=hint) from None
