@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -130,11 +132,19 @@ def ask_to_leave(folder: Path, number: int) -> None:
 
 
 def silence(folder: Path) -> float:
-    """Return for how many seconds the Python process that owns the cluster has given no sign of life."""
+    """Return for how many seconds the Python process that owns the cluster has given no sign of life.
+
+    By the clock of the file server (see `injob.written`): this may be another login node.
+    """
+    now = folder / f"now-{secrets.token_hex(4)}"
     try:
-        return time.time() - float((folder / "lease").read_text())
-    except (OSError, ValueError):
+        now.touch(mode=0o600)
+        with now.open("rb") as new, (folder / "lease").open("rb") as lease:
+            return os.fstat(new.fileno()).st_mtime - os.fstat(lease.fileno()).st_mtime
+    except OSError:
         return float("inf")
+    finally:
+        now.unlink(missing_ok=True)
 
 
 def write_job_ids(folder: Path, targets: list[str]) -> None:

@@ -96,6 +96,15 @@ class Folder:
         return roster["workers"] if isinstance(roster, dict) else {}
 
 
+def written(path: Path) -> float:
+    """Return when a file was written, by the clock of the file server: those of two nodes may differ by minutes.
+
+    It is opened for that, since NFS remembers for a minute how a file looked. OSError where there is none.
+    """
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
 def say(text: str) -> None:
     """Write one line to the job's log."""
     print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
@@ -408,6 +417,8 @@ class Job:
         self.asked = ""
         self.workers: list[Child] = []
         self.started = time.monotonic()
+        # Told once by the clock on the wall, which may be set while the job runs.
+        self.walltime_ends = self.started + options.started + options.walltime - time.time()
         self.registered = False  # all workers of this job have been there once
         self.environ = dict(os.environ)
 
@@ -535,7 +546,7 @@ class Job:
         """Seconds until the walltime; endless without one."""
         if not self.options.walltime:
             return float("inf")
-        return float(self.options.started + self.options.walltime - time.time())
+        return float(self.walltime_ends - time.monotonic())
 
     def time_is_up(self) -> bool:
         """Tell whether the walltime is nearly over."""
@@ -575,6 +586,7 @@ class Head(Job):
         self.scheduler: Child | None = None
         self.command: Child | None = None
         self.beat_time = 0.0
+        self.lease_time = 0.0
 
     def work(self) -> None:
         """Start everything, then watch it."""
@@ -731,11 +743,12 @@ class Head(Job):
         raise End(ASKED, f"the head's job was stopped: {why}{ended}")
 
     def _look_at_lease(self) -> None:
-        if not self.options.lease:
+        if not self.options.lease or time.monotonic() - self.lease_time < 2:
             return
+        self.lease_time = time.monotonic()
         try:
-            age = time.time() - float((self.folder.path / "lease").read_text())
-        except (OSError, ValueError):
+            age = written(self.folder.path / "head" / "beat") - written(self.folder.path / "lease")
+        except OSError:
             age = time.monotonic() - self.started
         if age > self.options.lease:
             raise End(FAILED, f"the client that owns this cluster has been silent for {age:.0f} s")
@@ -789,8 +802,12 @@ class Workers(Job):
         return address
 
     def _head_lives(self) -> bool:
-        beat = self.folder.read("head/beat")
-        return isinstance(beat, float) and time.time() - beat < SILENCE
+        now = self.folder.path / "jobs" / f"{self.options.job}.now"
+        try:
+            now.touch()
+            return written(now) - written(self.folder.path / "head" / "beat") < SILENCE
+        except OSError:
+            return False
 
     def _released(self, address: str) -> None:
         """All workers ended with exit code 0: retired by a client, at the end of their lifetime, or orphaned."""

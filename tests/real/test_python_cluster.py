@@ -457,7 +457,7 @@ def test_f7_orphans_are_cancelled(site: Callable[..., str], home: Path, backend:
         process.wait()
     assert len(backend.queue()) == 2
     lease = home / ".gpujobs" / cluster / "lease"
-    lease.write_text(f"{time.time() - 61}\n")
+    os.utime(lease, (time.time() - 61, time.time() - 61))
     assert f"{cluster} is cancelled" in cli("cancel", "--orphans").stderr
     backend.wait_empty(10)
 
