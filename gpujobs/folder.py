@@ -101,11 +101,11 @@ def read(folder: Path) -> Facts:
             if path.suffix == ".json" and (record := _json(path)):
                 records[number] = record
             elif path.suffix == ".reason":
-                reasons[number] = _text(path)
+                reasons[number] = clean(_text(path))
             elif path.suffix == ".claim" and (text := _text(path)):
                 claims[number] = JobId.parse(text)
     return Facts(
-        ended=_json(folder / "ended"),
+        ended=_ended(folder),
         workers=roster.get("workers", {}),
         records=records,
         reasons=reasons,
@@ -161,6 +161,12 @@ def tail(path: Path, lines: int = 10) -> list[str]:
     except OSError:
         return []
     return [clean(line) for line in text.splitlines()[-lines:]]
+
+
+def _ended(folder: Path) -> Mapping[str, Any] | None:
+    ended = _json(folder / "ended")
+    # The reason may quote a command's last words, with what moves a cursor in them.
+    return None if ended is None else {**ended, "reason": clean(str(ended.get("reason") or ""))}
 
 
 def _text(path: Path) -> str:

@@ -151,7 +151,9 @@ def test_facts(tmp_path: Path) -> None:
     (made / "jobs" / "5.reason").write_text("because\n")
     (made / "workers.json").write_text(json.dumps({"workers": {"a": {"address": "x"}}}))
     (made / "scheduler.json").write_text(json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}}))
+    (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     facts = folder.read(made)
+    assert facts.ended == {"exit_code": 1, "reason": "run: ended: [31mred"}
     assert facts.records == {3: {"exit_code": 0}} and facts.reasons == {5: "because"}
     assert (facts.address, facts.dashboard, list(facts.workers)) == ("tls://h:1", 8787, ["a"])
 
