@@ -65,7 +65,9 @@ def _profile_options(command: F) -> F:
         click.option(
             "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key, as in workers.memory=40GiB."
         ),
-        click.option("--site", help="Name of a site, or a site file; wins over the profile's."),
+        click.option(
+            "--site", shell_complete=_complete_sites, help="Name of a site, or a site file; wins over the profile's."
+        ),
         click.argument("profile", type=click.Path(path_type=Path)),
     ):
         command = decorate(command)
@@ -74,6 +76,12 @@ def _profile_options(command: F) -> F:
 
 def _cluster_argument(command: F) -> F:
     return click.argument("cluster", metavar="ID", shell_complete=_complete_clusters)(command)
+
+
+def _complete_sites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from .config.sources import site_paths
+
+    return [name for name in site_paths() if name.startswith(incomplete)]
 
 
 def _complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -194,10 +202,15 @@ def status(clusters: tuple[str, ...], everything: bool, as_json: bool, watch: bo
 def logs(cluster: str, worker: str | None, everything: bool, follow: bool) -> None:
     """Print the output of the cluster's command."""
     from . import logs as reader
+    from .clusters import Watch
 
-    record = _ledger().get(cluster)
+    ledger = _ledger()
+    record = ledger.get(cluster)
     paths = reader.choose(record, worker, everything, _tell)
-    for line in reader.lines(record, paths, follow):
+    if not any(path.exists() for path in paths()):
+        _tell(f"there is no output yet; gpujobs status {cluster} says why")
+    watch = Watch(record, ledger, _tell)
+    for line in reader.lines(paths, everything, lambda: not follow or record.finished or watch.look().over):
         click.echo(line)
 
 
@@ -272,7 +285,7 @@ def sites_list(as_json: bool) -> None:
 
 
 @sites.command("show")
-@click.argument("site")
+@click.argument("site", shell_complete=_complete_sites)
 def sites_show(site: str) -> None:
     """Print a site's file, and whether it is right."""
     from .config import sources
@@ -353,8 +366,9 @@ def _print_status(views: list[ClusterView], in_full: bool, as_json: bool) -> Non
 def _wait(record: Record, ledger: Ledger) -> None:
     from . import clusters, display, logs, units
 
-    progress, watch = display.Progress(), clusters.Watch(record, ledger, _tell)
-    output = logs.Follower([record.path / "logs" / "run.log"])
+    progress = display.Progress()
+    watch = clusters.Watch(record, ledger, progress.say)
+    output = logs.Follower(lambda: [record.path / "logs" / "run.log"])
     started = time.monotonic()
     try:
         while True:
