@@ -231,9 +231,18 @@ def cancel(clusters: tuple[str, ...], everything: bool, orphans: bool) -> None:
         records = [record for record in records if orphaned(record)]
         if not records:
             _tell("no orphans")
+    failed: GpujobsError | None = None
     for record in records:
-        end(record, _tell)
+        try:
+            end(record, _tell)
+        except GpujobsError as error:  # the others are to be ended all the same
+            if failed is not None:
+                _tell(f"error: {failed}")
+            failed = error
+            continue
         _tell(f"{record.id} is cancelled" if not record.finished else f"{record.id} had ended already")
+    if failed is not None:
+        raise failed
 
 
 @main.command()
