@@ -110,7 +110,7 @@ class Ledger:
     def add(self, record: Record) -> None:
         """Write a record that must be new."""
         private_folder(self.folder)
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             _write_new(self._path(record.id), _text(record), durable=True)
 
     def get(self, cluster: str) -> Record:
@@ -203,7 +203,7 @@ def private_folder(path: Path) -> None:
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
     """Replace a file, readable by its owner alone, in one step; ``durable``: and see it on the disk."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    with _disk_errors(path.parent):
+    with disk_errors(path.parent):
         try:
             _write_new(temporary, text, durable)
             temporary.replace(path)
@@ -221,7 +221,8 @@ def _write_new(path: Path, text: str, durable: bool) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what a disk says while this is open, but for "exists already", into a GpujobsError that names ``path``."""
     try:
         yield
     except FileExistsError:
