@@ -361,3 +361,43 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     assert out == ""
     backend.wait_empty(20)
     assert not list((cli.home / ".gpujobs").iterdir())
+
+
+def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
+    asked = cli.work / "asked"
+    site = wrapped(cli, backend, "squeue", f'echo "$*" >> {asked}; exec REAL "$@"')
+    clusters = [cli.submit({"gpus": 4, "gpus_per_job": 1, "directives": ["--hold"]}, "--site", site) for _ in range(3)]
+    asked.unlink(missing_ok=True)
+    listed = cli("status").stdout
+    assert all(cluster in listed for cluster in clusters) and listed.count("4 PENDING") == 3
+    assert len(asked.read_text().splitlines()) == 1
+    assert cli("cancel", *clusters).returncode == 0
+    backend.wait_empty(15)
+
+
+def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
+    # Adopted by this name, too: the first reply is lost.
+    name = "n" * 40
+    site = wrapped(cli, backend, "sbatch", 'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"')
+    profile = {"gpus": 2, "gpus_per_job": 1, "name": name, "run": ["true"], "start_workers": 2}
+    cluster = cli.submit(profile, "--site", site, "--wait")
+    assert cluster.startswith(f"{name}-")
+    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    assert len(names) == 2 and len(set(names)) == 1
+    found = cli.status(cluster)
+    assert found["state"] == "DONE" and {job["state"] for job in found["jobs"]} == {"COMPLETED"}
+
+
+def test_submit_as_json(cli: Cli, backend: SlurmBackend) -> None:
+    profile = str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 2}))
+    value = json.loads(cli("submit", profile, "--json").stdout)
+    cluster = value["cluster"]
+    assert value["version"] == 1 and value["gpus"] == 8 and len(value["worker_names"]) == 8
+    assert [(item["first"], item["count"]) for item in value["submissions"]] == [(0, 4)]
+    assert value["submissions"][0]["id"] in {line.split("_")[0] for line in backend.queue()}
+    connected(cli, cluster, 8)
+    assert cli.status(cluster)["workers"]["connected"] == value["worker_names"]
+    worker = cli("logs", cluster, "--worker", f"{cluster}-1-0").stdout
+    assert f"{cluster}-1-0" in worker and f"{cluster}-2-0" not in worker
+    cli("cancel", cluster)
+    backend.wait_empty(15)
