@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import GpujobsError, InputError, JobFailedError
+from .errors import GpujobsError, InputError
 from .version import __version__
 
 # pydantic would look through all installed packages for plugins: a tenth of our start-up.
@@ -20,7 +20,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 if TYPE_CHECKING:
     from .config.sources import Order
-    from .ledger import Ledger, Record
+    from .ledger import Ledger
     from .status import ClusterView
 
 F = Callable[..., Any]
@@ -131,7 +131,9 @@ def submit(
     jobs = units.count(sum(item.count for item in record.submissions), "job")
     _tell(f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({numbers})")
     if wait:
-        _wait(record, ledger)
+        from .waiting import wait as stay
+
+        stay(record, ledger)
     else:
         _tell(f"gpujobs status {record.id}   |   gpujobs logs -f {record.id}   |   gpujobs cancel {record.id}")
 
@@ -370,36 +372,3 @@ def _print_status(views: list[ClusterView], in_full: bool, as_json: bool) -> Non
         click.echo(display.status_table(views))
     else:
         _tell("no living clusters; `gpujobs status --all` lists those that have ended")
-
-
-def _wait(record: Record, ledger: Ledger) -> None:
-    from . import clusters, display, logs, units
-
-    progress = display.Progress()
-    watch = clusters.Watch(record, ledger, progress.say)
-    output = logs.Follower(lambda: [record.path / "logs" / "run.log"])
-    started = time.monotonic()
-    try:
-        while True:
-            view = watch.look()
-            for line in output.new_lines():
-                progress.say(line)
-            if view.over:
-                break
-            if not record.run and view.connected >= record.workers:
-                progress.say(
-                    f"all {record.workers} workers are connected; gpujobs connect {record.id} says how to use them"
-                )
-                return
-            progress.show(display.progress(view, time.monotonic() - started))
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        progress.say(f"the cluster goes on; to end it: gpujobs cancel {record.id}")
-        sys.exit(130)
-    view = clusters.wait_until_gone(watch, 15.0)
-    for line in output.new_lines(last=True):
-        progress.say(line)
-    progress.clear()
-    if view.state.value != "DONE":
-        raise JobFailedError(f"{record.id}: {view.reason}", hint=f"gpujobs status {record.id}", code=view.exit_code)
-    _tell(f"{record.id} is done after {units.clock_text(time.monotonic() - started)}")
