@@ -65,6 +65,20 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
 
 
+def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
+    wrapper = local.work / "python"
+    wrapper.write_text(
+        f'#!/bin/bash\ncase $1 in */injob.py) exec {sys.executable} "$@";; esac\n'
+        f'case $* in *worker*) exec sleep 600;; esac\nexec {sys.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    profile = {**CPU, "start_timeout": "5s", "environment": {"python": str(wrapper)}}
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    cluster = done.stdout.strip()
+    assert done.returncode == 5
+    assert f"{cluster}-0 did not register with the dask scheduler within 5 s" in done.stderr
+
+
 def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
     cluster = local.submit({**CPU, "run": ["sleep", "600"]})
     until(lambda: local.status(cluster)["state"] == "RUNNING", 40)

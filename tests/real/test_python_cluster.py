@@ -304,6 +304,25 @@ def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     assert calls(home, "squeue") - before <= 2  # the site's poll is 1 s here; nothing moves
 
 
+def test_a_slow_batch_scheduler_does_not_stop_dask(make: Callable[..., Any], home: Path, backend: SlurmBackend) -> None:
+    cluster = make(scale=1)
+    cluster.wait_for_workers(1, timeout=60)
+    asked, answer = home / "asked", home / "answer"
+    real = backend.slurm.command("which", "squeue").strip()
+    (home / "squeue").write_text(
+        f'#!/bin/sh\ntouch {asked}\nwhile [ ! -e {answer} ]; do sleep 0.1; done\nexec {real} "$@"\n'
+    )
+    try:
+        cluster.scale(2)
+        until(asked.exists, 20)
+        with cluster.get_client() as client:  # while squeue does not answer
+            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+    finally:
+        answer.touch()
+    cluster.wait_for_workers(2, timeout=60)
+    until(lambda: [job["state"] for job in cluster.jobs] == ["RUNNING"] * 2, 20)
+
+
 # -- F1 to F10 ---------------------------------------------------------------------------------------------------
 def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -> None:
     cluster = make(scale=4, environment={"python": "/nosuch/python"})

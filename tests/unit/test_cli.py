@@ -119,6 +119,38 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
     assert "other-0000" in other.stdout and other.stdout != dry.stdout
 
 
+def test_the_clusters_id_is_in_one_place_of_a_script(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    profile = tmp_path / "svd.yaml"
+    profile.write_text(text_of({"gpus": 8, "account": "p12345", "run": ["python", "train.py"]}))
+    script = run("render", str(profile), "--site", "example-slurm").stdout
+    assert script.count("svd-0000") == 1
+
+
+def test_plan_says_everything(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    profile = tmp_path / "svd.yaml"
+    order = {
+        "gpus": 8,
+        "account": "p12345",
+        "walltime": "2h",
+        "run": ["python", "x.py"],
+        "workers": {"threads": 3, "memory": "20GiB"},
+    }
+    profile.write_text(text_of(order))
+    done = run("plan", str(profile), "--site", "example-slurm", "--set", "network.protocol=tcp")
+    assert done.returncode == 0, done.stderr
+    for line in (
+        r"jobs +2 x \(1 node, 4 GPUs, .*2h\) in queue gpu", r"GPUs +8 asked for, 8 with a worker of their own",
+        r"workers +8: svd-0000-0-0, .*, svd-0000-1-3", r"each worker +CUDAWorker, 3 threads, memory limit 20GiB",
+        r"dask scheduler +in the job that starts first", r"network +tcp, encrypted \(TLS\); interface: \w+",
+        r"run +python x.py", r"limits +.*walltime 2h <= 48h",
+    ):  # fmt: skip
+        assert re.search(rf"^{line}", done.stdout, re.M), line
+    value = json.loads(run("plan", str(profile), "--site", "example-slurm", "--json").stdout)
+    assert value["version"] == 1 and value["gpus"] == 8 and len(value["worker_names"]) == 8 and value["jobs"]
+    refused = run("plan", str(profile), "--site", "example-slurm", "--set", "walltime=1000h")
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
 # -- exit codes ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "arguments", [["status"], ["logs"], ["connect"], ["connect", "--env"], ["cancel"], ["scale", "--", "4"]], ids=" ".join
