@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import GpujobsError, InputError, JobFailedError
+from .errors import GpujobsError, InputError
 from .version import __version__
 
 # pydantic would look through all installed packages for plugins: a tenth of our start-up.
@@ -20,7 +20,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 if TYPE_CHECKING:
     from .config.sources import Order
-    from .ledger import Ledger, Record
+    from .ledger import Ledger
     from .status import ClusterView
 
 F = Callable[..., Any]
@@ -41,6 +41,9 @@ class Commands(click.Group):
         except BrokenPipeError:  # … | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+        except OSError as error:  # a folder that somebody took away or closed
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,7 +65,9 @@ def _profile_options(command: F) -> F:
         click.option(
             "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key, as in workers.memory=40GiB."
         ),
-        click.option("--site", help="Name of a site, or a site file; wins over the profile's."),
+        click.option(
+            "--site", shell_complete=_complete_sites, help="Name of a site, or a site file; wins over the profile's."
+        ),
         click.argument("profile", type=click.Path(path_type=Path)),
     ):
         command = decorate(command)
@@ -71,6 +76,12 @@ def _profile_options(command: F) -> F:
 
 def _cluster_argument(command: F) -> F:
     return click.argument("cluster", metavar="ID", shell_complete=_complete_clusters)(command)
+
+
+def _complete_sites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from .config.sources import site_paths
+
+    return [name for name in site_paths() if name.startswith(incomplete)]
 
 
 def _complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -120,7 +131,9 @@ def submit(
     jobs = units.count(sum(item.count for item in record.submissions), "job")
     _tell(f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({numbers})")
     if wait:
-        _wait(record, ledger)
+        from .waiting import wait as stay
+
+        stay(record, ledger)
     else:
         _tell(f"gpujobs status {record.id}   |   gpujobs logs -f {record.id}   |   gpujobs cancel {record.id}")
 
@@ -169,7 +182,9 @@ def status(clusters: tuple[str, ...], everything: bool, as_json: bool, watch: bo
 
     ledger = _ledger()
     while True:
-        records = [ledger.get(name) for name in clusters] or [r for r in ledger.all() if everything or not r.finished]
+        records = [ledger.get(name) for name in clusters] or [
+            r for r in ledger.all(_tell) if everything or not r.finished
+        ]
         views = list(look(records, ledger, _tell))
         if not clusters and not everything:
             views = [view for view in views if view.living or not view.over]
@@ -189,10 +204,15 @@ def status(clusters: tuple[str, ...], everything: bool, as_json: bool, watch: bo
 def logs(cluster: str, worker: str | None, everything: bool, follow: bool) -> None:
     """Print the output of the cluster's command."""
     from . import logs as reader
+    from .clusters import Watch
 
-    record = _ledger().get(cluster)
+    ledger = _ledger()
+    record = ledger.get(cluster)
     paths = reader.choose(record, worker, everything, _tell)
-    for line in reader.lines(record, paths, follow):
+    if not any(path.exists() for path in paths()):
+        _tell(f"there is no output yet; gpujobs status {cluster} says why")
+    watch = Watch(record, ledger, _tell)
+    for line in reader.lines(paths, everything, lambda: not follow or record.finished or watch.look().over):
         click.echo(line)
 
 
@@ -208,14 +228,23 @@ def cancel(clusters: tuple[str, ...], everything: bool, orphans: bool) -> None:
     ledger = _ledger()
     if not clusters and not everything and not orphans:
         raise InputError("name the clusters to cancel, or --all", hint="`gpujobs status` lists them")
-    records = [ledger.get(name) for name in clusters] or [record for record in ledger.all() if not record.finished]
+    records = [ledger.get(name) for name in clusters] or [record for record in ledger.all(_tell) if not record.finished]
     if orphans:
         records = [record for record in records if orphaned(record)]
         if not records:
             _tell("no orphans")
+    failed: GpujobsError | None = None
     for record in records:
-        end(record, _tell)
+        try:
+            end(record, _tell)
+        except GpujobsError as error:  # the others are to be ended all the same
+            if failed is not None:
+                _tell(f"error: {failed}")
+            failed = error
+            continue
         _tell(f"{record.id} is cancelled" if not record.finished else f"{record.id} had ended already")
+    if failed is not None:
+        raise failed
 
 
 @main.command()
@@ -286,7 +315,7 @@ def sites_list(as_json: bool) -> None:
 
 
 @sites.command("show")
-@click.argument("site")
+@click.argument("site", shell_complete=_complete_sites)
 def sites_show(site: str) -> None:
     """Print a site's file, and whether it is right."""
     from .config import sources
@@ -362,35 +391,3 @@ def _print_status(views: list[ClusterView], in_full: bool, as_json: bool) -> Non
         click.echo(display.status_table(views))
     else:
         _tell("no living clusters; `gpujobs status --all` lists those that have ended")
-
-
-def _wait(record: Record, ledger: Ledger) -> None:
-    from . import clusters, display, logs, units
-
-    progress, watch = display.Progress(), clusters.Watch(record, ledger, _tell)
-    output = logs.Follower([record.path / "logs" / "run.log"])
-    started = time.monotonic()
-    try:
-        while True:
-            view = watch.look()
-            for line in output.new_lines():
-                progress.say(line)
-            if view.over:
-                break
-            if not record.run and view.connected >= record.workers:
-                progress.say(
-                    f"all {record.workers} workers are connected; gpujobs connect {record.id} says how to use them"
-                )
-                return
-            progress.show(display.progress(view, time.monotonic() - started))
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        progress.say(f"the cluster goes on; to end it: gpujobs cancel {record.id}")
-        sys.exit(130)
-    view = clusters.wait_until_gone(watch, 15.0)
-    for line in output.new_lines(last=True):
-        progress.say(line)
-    progress.clear()
-    if view.state.value != "DONE":
-        raise JobFailedError(f"{record.id}: {view.reason}", hint=f"gpujobs status {record.id}", code=view.exit_code)
-    _tell(f"{record.id} is done after {units.clock_text(time.monotonic() - started)}")

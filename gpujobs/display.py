@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -160,12 +161,18 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Show the line."""
-        if self.live:
-            sys.stderr.write(f"\r\033[K{text}")
+        if self.live:  # in one row: the part of a longer line that wrapped would stay
+            sys.stderr.write(f"\r\033[K{text[: self._columns() - 1]}")
             sys.stderr.flush()
         elif text.rsplit(", ", 1)[0] != self.last:
             self.last = text.rsplit(", ", 1)[0]
             print(text, file=sys.stderr, flush=True)
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        except OSError:
+            return 80
 
     def say(self, text: str) -> None:
         """Write a line that stays, above the live one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -95,14 +97,15 @@ def read(folder: Path) -> Facts:
         for path in (folder / "jobs").iterdir():
             if not path.stem.isdigit():
                 continue
+            number = int(path.stem)
             if path.suffix == ".json" and (record := _json(path)):
-                records[int(path.stem)] = record
+                records[number] = record
             elif path.suffix == ".reason":
-                reasons[int(path.stem)] = path.read_text(errors="replace").strip()
-            elif path.suffix == ".claim" and (text := path.read_text(errors="replace").strip()):
-                claims[int(path.stem)] = JobId.parse(text)
+                reasons[number] = clean(_text(path))
+            elif path.suffix == ".claim" and (text := _text(path)):
+                claims[number] = JobId.parse(text)
     return Facts(
-        ended=_json(folder / "ended"),
+        ended=_ended(folder),
         workers=roster.get("workers", {}),
         records=records,
         reasons=reasons,
@@ -129,11 +132,19 @@ def ask_to_leave(folder: Path, number: int) -> None:
 
 
 def silence(folder: Path) -> float:
-    """Return for how many seconds the Python process that owns the cluster has given no sign of life."""
+    """Return for how many seconds the Python process that owns the cluster has given no sign of life.
+
+    By the clock of the file server (see `injob.written`): this may be another login node.
+    """
+    now = folder / f"now-{secrets.token_hex(4)}"
     try:
-        return time.time() - float((folder / "lease").read_text())
-    except (OSError, ValueError):
+        now.touch(mode=0o600)
+        with now.open("rb") as new, (folder / "lease").open("rb") as lease:
+            return os.fstat(new.fileno()).st_mtime - os.fstat(lease.fileno()).st_mtime
+    except OSError:
         return float("inf")
+    finally:
+        now.unlink(missing_ok=True)
 
 
 def write_job_ids(folder: Path, targets: list[str]) -> None:
@@ -150,6 +161,20 @@ def tail(path: Path, lines: int = 10) -> list[str]:
     except OSError:
         return []
     return [clean(line) for line in text.splitlines()[-lines:]]
+
+
+def _ended(folder: Path) -> Mapping[str, Any] | None:
+    ended = _json(folder / "ended")
+    # The reason may quote a command's last words, with what moves a cursor in them.
+    return None if ended is None else {**ended, "reason": clean(str(ended.get("reason") or ""))}
+
+
+def _text(path: Path) -> str:
+    """Return what is in a file; nothing of one that a job that starts again has just removed."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _json(path: Path) -> Any:

@@ -98,6 +98,15 @@ class Folder:
         return roster["workers"] if isinstance(roster, dict) else {}
 
 
+def written(path: Path) -> float:
+    """Return when a file was written, by the clock of the file server: those of two nodes may differ by minutes.
+
+    It is opened for that, since NFS remembers for a minute how a file looked. OSError where there is none.
+    """
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
 def say(text: str) -> None:
     """Write one line to the job's log."""
     print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
@@ -410,6 +419,8 @@ class Job:
         self.asked = ""
         self.workers: list[Child] = []
         self.started = time.monotonic()
+        # Told once by the clock on the wall, which may be set while the job runs.
+        self.walltime_ends = self.started + options.started + options.walltime - time.time()
         self.registered = False  # all workers of this job have been there once
         self.environ = dict(os.environ)
 
@@ -544,7 +555,7 @@ class Job:
         """Seconds until the walltime; endless without one."""
         if not self.options.walltime:
             return float("inf")
-        return float(self.options.started + self.options.walltime - time.time())
+        return float(self.walltime_ends - time.monotonic())
 
     def time_is_up(self) -> bool:
         """Tell whether the walltime is nearly over."""
@@ -587,6 +598,7 @@ class Head(Job):
         self.scheduler: Child | None = None
         self.command: Child | None = None
         self.beat_time = 0.0
+        self.lease_time = 0.0
 
     def work(self) -> None:
         """Start everything, then watch it."""
@@ -743,11 +755,12 @@ class Head(Job):
         raise End(ASKED, f"the head's job was stopped: {why}{ended}")
 
     def _look_at_lease(self) -> None:
-        if not self.options.lease:
+        if not self.options.lease or time.monotonic() - self.lease_time < 2:
             return
+        self.lease_time = time.monotonic()
         try:
-            age = time.time() - float((self.folder.path / "lease").read_text())
-        except (OSError, ValueError):
+            age = written(self.folder.path / "head" / "beat") - written(self.folder.path / "lease")
+        except OSError:
             age = time.monotonic() - self.started
         if age > self.options.lease:
             raise End(FAILED, f"the client that owns this cluster has been silent for {age:.0f} s")
@@ -801,8 +814,12 @@ class Workers(Job):
         return address
 
     def _head_lives(self) -> bool:
-        beat = self.folder.read("head/beat")
-        return isinstance(beat, float) and time.time() - beat < SILENCE
+        now = self.folder.path / "jobs" / f"{self.options.job}.now"
+        try:
+            now.touch()
+            return written(now) - written(self.folder.path / "head" / "beat") < SILENCE
+        except OSError:
+            return False
 
     def _released(self, address: str) -> None:
         """All workers ended with exit code 0: retired by a client, at the end of their lifetime, or orphaned."""
@@ -941,8 +958,13 @@ def rank(argv: list[str]) -> None:
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each rank")
     parser.add_argument("--on-node", type=int, default=1, help="ranks of one node that have GPUs")
     parser.add_argument("--visible-devices", default="scheduler")
-    parser.add_argument("--local-directory", help="of a user's script")
-    parser.add_argument("--initialize", help="a user's script: JSON: what its dask_mpi.initialize() is to use")
+    parser.add_argument("--script", action="store_true", help="a user's script; its dask_mpi.initialize() uses these:")
+    parser.add_argument("--worker-class")
+    parser.add_argument("--nthreads", type=int)
+    parser.add_argument("--memory-limit", default="auto")
+    parser.add_argument("--local-directory")
+    parser.add_argument("--interface")
+    parser.add_argument("--worker-options", type=json.loads)
     split = argv.index("--")
     options, command = parser.parse_args(argv[:split]), argv[split + 1 :]
     folder = Folder(options.folder)
@@ -969,7 +991,7 @@ def rank(argv: list[str]) -> None:
         traceback.print_exc()
         while error.__cause__ is not None:  # "Nanny failed to start" does not say why
             error = error.__cause__
-        _rank_failed(folder, world, f"{type(error).__name__}: {error}", 1 if options.initialize else FAILED)
+        _rank_failed(folder, world, f"{type(error).__name__}: {error}", 1 if options.script else FAILED)
         raise
 
 
@@ -979,7 +1001,7 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
     nodes, me = world.allgather(node()), world.Get_rank()
     # Emulated nodes of one host share memory, so that MPI itself could not tell them apart.
     local = nodes[:me].count(nodes[me])
-    if options.initialize:
+    if options.script:
         # The dask scheduler and the client are two more ranks of the first node. A launcher puts as many ranks on each
         # node, so the other nodes have two that are not needed.
         needed = nodes[me] == nodes[0] or local >= EXTRA
@@ -997,10 +1019,11 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
             first = local * options.gpus
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
     sys.argv = command
-    if options.initialize:
+    if options.script:
         import dask_mpi
 
-        planned = {**json.loads(options.initialize), "local_directory": options.local_directory}
+        names = ("worker_class", "nthreads", "memory_limit", "local_directory", "interface", "worker_options")
+        planned = {name: getattr(options, name) for name in names}
         os.environ["GPUJOBS_INITIALIZE"] = json.dumps(planned)
         dask_mpi.initialize = initialize
         sys.path.insert(0, str(Path(command[0]).parent))

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Ledger:
     def add(self, record: Record) -> None:
         """Write a record that must be new."""
         private_folder(self.folder)
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             _write_new(self._path(record.id), _text(record), durable=True)
 
     def get(self, cluster: str) -> Record:
@@ -125,14 +125,16 @@ class Ledger:
             hint = f"did you mean {near[0]}?" if near else "`gpujobs status --all` lists them"
             raise NoSuchClusterError(f"there is no cluster {cluster!r}", hint=hint) from None
 
-    def all(self) -> list[Record]:
-        """Return all records, the oldest first."""
+    def all(self, tell: Callable[[str], None] = lambda text: None) -> list[Record]:
+        """Return all records, the oldest first; ``tell`` is called with a line for each that cannot be read."""
         records = []
         for path in self._paths():
             try:
                 records.append(_record(path))
-            except (OSError, ValueError, TypeError):
-                continue  # half written by a full disk, or by another version: not a reason to hide the others
+            except FileNotFoundError:
+                continue  # its submission was given up meanwhile
+            except GpujobsError as error:  # broken by a full disk, or by another version: the others are fine
+                tell(str(error))
         return sorted(records, key=lambda record: record.created)
 
     def update(self, cluster: str, **changes: Any) -> Record:
@@ -203,7 +205,7 @@ def private_folder(path: Path) -> None:
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
     """Replace a file, readable by its owner alone, in one step; ``durable``: and see it on the disk."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    with _disk_errors(path.parent):
+    with disk_errors(path.parent):
         try:
             _write_new(temporary, text, durable)
             temporary.replace(path)
@@ -221,7 +223,8 @@ def _write_new(path: Path, text: str, durable: bool) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what a disk says while this is open, but for "exists already", into a GpujobsError that names ``path``."""
     try:
         yield
     except FileExistsError:
@@ -235,9 +238,15 @@ def _text(record: Record) -> str:
 
 
 def _record(path: Path) -> Record:
-    value = json.loads(path.read_text())
-    if value.get("version") != VERSION:
-        raise ValueError(f"{path} was written by another version of gpujobs")
-    submissions = tuple(Submission(**item) for item in value.pop("submissions"))
-    value.update({name: tuple(value[name]) for name in ("run", "removed", "notes")})
-    return Record(**value, submissions=submissions)
+    try:
+        value = json.loads(path.read_text())
+        if value.get("version") != VERSION:
+            raise ValueError("it was written by another version of gpujobs")
+        submissions = tuple(Submission(**item) for item in value.pop("submissions"))
+        value.update({name: tuple(value[name]) for name in ("run", "removed", "notes")})
+        return Record(**{**value, "created": float(value["created"])}, submissions=submissions)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        hint = f"if jobs called {path.stem} are in the queue, cancel them there; then remove the file"
+        raise GpujobsError(f"{path} is no record of a cluster: {error}", hint=hint) from None

@@ -107,7 +107,10 @@ def main(argv: list[str]) -> None:
     """Run one command."""
     what, *rest = argv
     if what == "submit":
-        print(submit(sys.stdin.read()))
+        try:
+            print(submit(sys.stdin.read()))
+        except OSError as error:
+            sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
     elif what == "find":
         print(find(rest[0]))
     elif what == "status":

@@ -7,34 +7,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import InputError
-from .folder import read
 from .ledger import Record
 from .text import clean
 
 CHUNK = 1 << 20
 
 
-def choose(record: Record, worker: str | None, everything: bool, tell: Callable[[str], None]) -> list[Path]:
-    """Return the log files that were asked for: the command's output, a worker's job, or all."""
+Paths = Callable[[], list[Path]]
+
+
+def choose(record: Record, worker: str | None, everything: bool, tell: Callable[[str], None]) -> Paths:
+    """Return what lists the log files that were asked for: the command's output, a worker's job, or all so far."""
     folder = record.path / "logs"
     if everything:
-        return sorted(path for path in folder.glob("*.log") if path.stat().st_size)
+        return lambda: sorted(folder.glob("*.log"))
     if worker is not None:
         number = worker.removeprefix(f"{record.id}-").split("-")[0]
         if not number.isdigit() or int(number) not in record.jobs:
             raise InputError(f"{record.id} has no worker {worker!r}", hint=f"gpujobs status {record.id} lists them")
-        return [folder / f"job-{number}.log", *sorted(folder.glob(f"*[-_]{number}.log"))][:1]
+        return lambda: [folder / f"job-{number}.log"]
     if record.run:
-        return [folder / "run.log"]
+        return lambda: [folder / "run.log"]
     tell("the cluster has no `run:`; this is the dask scheduler's log")
-    return [folder / "scheduler.log"]
+    return lambda: [folder / "scheduler.log"]
 
 
-def lines(record: Record, paths: list[Path], follow: bool) -> Iterator[str]:
-    """Yield the lines of the logs; with ``follow`` until the cluster has ended."""
-    follower = Follower(paths, headers=len(paths) > 1)
+def lines(paths: Paths, headers: bool, over_now: Callable[[], bool]) -> Iterator[str]:
+    """Yield the lines of the logs, until ``over_now()`` says that nothing more will come."""
+    follower = Follower(paths, headers)
     while True:
-        over = not follow or record.finished or read(record.path).ended is not None
+        over = over_now()
         yield from follower.new_lines(last=over)
         if over:
             return
@@ -44,13 +46,13 @@ def lines(record: Record, paths: list[Path], follow: bool) -> Iterator[str]:
 class Follower:
     """Yields what was added to files since the last time; a line that is not complete waits for its end."""
 
-    def __init__(self, paths: list[Path], headers: bool = False) -> None:
-        self.places = dict.fromkeys(paths, 0)
-        self.headers = headers
+    def __init__(self, paths: Paths, headers: bool = False) -> None:
+        self.paths, self.headers = paths, headers
+        self.places: dict[Path, int] = {}
 
     def new_lines(self, last: bool = False) -> Iterator[str]:
         """Yield new lines, without control characters. ``last``: also one that has no end yet."""
-        for path in self.places:
+        for path in self.paths():
             first = True
             for line in self._lines(path, last):
                 if first and self.headers:
@@ -64,7 +66,7 @@ class Follower:
         except OSError:
             return
         with file:
-            file.seek(self.places[path])
+            file.seek(self.places.setdefault(path, 0))
             while chunk := file.readline(CHUNK):
                 if not chunk.endswith(b"\n") and len(chunk) < CHUNK and not last:
                     return

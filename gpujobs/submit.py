@@ -10,7 +10,7 @@ from .batch import Batch
 from .clusters import Tell, accepted, batch_of
 from .config.sources import Order, write_order
 from .errors import GpujobsError, InputError, Problem, UnavailableError
-from .ledger import Ledger, Record
+from .ledger import Ledger, Record, disk_errors
 from .planning.plan import Plan
 from .planning.render import Script, cluster_folder
 from .prepare import scripts_of
@@ -29,7 +29,8 @@ def submit(order: Order, plan: Plan, ledger: Ledger, tell: Tell) -> Record:
         raise InputError(Problem(message, order.position("gpus"), related=related))
     folders.make(record.path, encrypted=plan.transport.certificate)
     try:
-        write_order(order, record.path / "order.json")
+        with disk_errors(record.path):
+            write_order(order, record.path / "order.json")
         ledger.add(record)
         for script in scripts:
             record = send(record, script, batch, ledger)
@@ -50,8 +51,9 @@ def submit(order: Order, plan: Plan, ledger: Ledger, tell: Tell) -> Record:
 def send(record: Record, script: Script, batch: Batch, ledger: Ledger) -> Record:
     """Send one script, with the intent written down first; return the record that has its id."""
     name = f"{script.jobs.group or 'workers'}-{script.first}.sh"
-    (record.path / "scripts" / name).write_text(script.text)
-    (record.path / "scripts" / name).chmod(0o700)
+    with disk_errors(record.path):
+        (record.path / "scripts" / name).write_text(script.text)
+        (record.path / "scripts" / name).chmod(0o700)
     intent = {"first": script.first, "count": script.count, "group": script.jobs.group, "array": script.array}
     record = ledger.update(record.id, intent=intent)
     known = [submission.id for submission in record.submissions]

@@ -12,8 +12,9 @@ from .. import clusters, connection, scaling
 from .. import folder as folders
 from ..errors import InputError
 from ..ledger import Ledger
-from ..status import JobView
-from .jobs import JobTable
+from ..schedulers import JobState
+from ..status import ClusterView, JobView
+from .jobs import JobTable, gpus_of
 from .owner import GPUJobQueueCluster
 from .workforce import off_loop
 
@@ -109,9 +110,10 @@ class AttachedCluster(GPUJobQueueCluster):
     @property
     def jobs(self) -> JobTable:
         """The jobs, as the batch scheduler and their records have them."""
-        return JobTable(_row(job) for job in self._view().jobs)
+        seen = self._view()
+        return JobTable(_row(job, seen) for job in seen.jobs)
 
-    def _view(self) -> Any:
+    def _view(self) -> ClusterView:
         return next(iter(clusters.look([self._ledger.get(self.id)], self._ledger, _silent)))
 
     @property
@@ -132,7 +134,8 @@ class AttachedCluster(GPUJobQueueCluster):
         return str(Cluster._repr_html_(self, cluster_status=cluster_status))
 
 
-def _row(job: JobView) -> dict[str, Any]:
+def _row(job: JobView, seen: ClusterView) -> dict[str, Any]:
+    log = seen.record.path / "logs" / f"job-{job.number}.log"
     return {
         "job": job.number,
         "id": job.id,
@@ -143,7 +146,7 @@ def _row(job: JobView) -> dict[str, Any]:
         "node": job.node,
         "workers": list(job.expected),
         "connected": list(job.connected),
-        "gpus": [],
+        "gpus": list(gpus_of(job.connected, seen.facts.workers)),
         "head": job.head,
-        "log": [],
+        "log": folders.tail(log, 8) if job.state is JobState.FAILED else [],
     }

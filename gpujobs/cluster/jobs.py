@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -101,10 +102,19 @@ class Job:
         }
 
 
+def gpus_of(names: Iterable[str], workers: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return which GPU each of the workers ``names`` has: worker, node, uuid, model, memory in bytes.
+
+    ``workers`` is what the dask scheduler knows; workers without a GPU are left out.
+    """
+    found = {name: workers[name].get("gpu") for name in names if name in workers}
+    return tuple({"worker": name, **gpu} for name, gpu in found.items() if gpu and gpu.get("uuid"))
+
+
 class JobTable(list[dict[str, Any]]):
     """A list of dicts that shows itself as a table."""
 
-    _HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "")
+    _HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "GPUS", "")
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
@@ -112,7 +122,9 @@ class JobTable(list[dict[str, Any]]):
             workers = f"{len(job['connected'])}/{len(job['workers'])}"
             starts = f"starts {job['starts']}" if job["starts"] else ""
             why = ", ".join(part for part in ("head" if job["head"] else "", job["reason"], starts) if part)
-            rows.append((str(job["job"]), job["id"], job["phase"], job["node"] or "-", workers, why))
+            models = Counter(gpu["model"] or "?" for gpu in job["gpus"])
+            gpus = ", ".join(f"{number} {model}" for model, number in models.items()) or "-"
+            rows.append((str(job["job"]), job["id"], job["phase"], job["node"] or "-", workers, gpus, why))
         return rows
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from ..ledger import Ledger, Record
 from ..planning.plan import Jobs, Plan
 from ..planning.render import Roles, Script, render_jobs, warning
 from ..submit import new_record, send
-from .jobs import Job, Phase
+from .jobs import Job, Phase, gpus_of
 
 logger = logging.getLogger("gpujobs")
 
@@ -175,8 +175,7 @@ class Workforce:
         facts = await off_loop(folders.read, self.record.path)
         for job in self.jobs.values():
             job.id = facts.claims.get(job.number, job.id)  # the same, unless the number was sent twice
-            known = {name: facts.workers[name]["gpu"] for name in job.workers if name in facts.workers}
-            job.gpus = tuple({"worker": name, **gpu} for name, gpu in known.items() if gpu)
+            job.gpus = gpus_of(job.workers, facts.workers)
         moved = [job for job in self.jobs.values() if job.look(observed, now)]
         if any(job.phase is Phase.RUNNING for job in moved):
             self.failed_starts = 0
@@ -214,7 +213,8 @@ class Workforce:
             reason = "it runs, but its workers are gone"
             targets = {job.id.submission: [] if job.id.index is None else [job.id.index]}
             self._in_background(off_loop(self._batch.cancel, targets))
-        if job.ever_connected or code == 0:
+        told = job.number in facts.reasons  # a job that could not reach us ends with 0, and says why
+        if job.ever_connected or (code == 0 and not told):
             self._over(job, Phase.ENDED, reason)
         else:
             self.failed_starts += 1

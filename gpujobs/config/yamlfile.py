@@ -78,9 +78,10 @@ class Document:
 def read(path: Path) -> Document:
     """Read the mapping in the file ``path``; InputError with all places where something is wrong."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:  # not asked for its size first: a pipe has none, and /dev/zero no end
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
             raise InputError(f"{path}: larger than {MAX_BYTES // 1024} KiB; this is not a file for gpujobs")
-        raw = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     try:

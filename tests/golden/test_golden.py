@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpujobs.planning.plan import Machine
-from gpujobs.planning.render import render
+from gpujobs.planning.render import Roles, render, render_jobs
 
 from ..unit.support import plan
 
@@ -36,9 +36,12 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
     "slurm-mpi-script-in-ranks": ("mahti", {
         "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,
         "account": "project_2001234", "workers": {"worker_class": "nanny"}, "network": {"protocol": "tcp"}}),
+    "slurm-owned-by-python": ("example-slurm", {"workdir": "/home/ada", "gpus": 8, "gpus_per_job": 2, "account": "p12345"}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip
+OWNED = ("slurm-owned-by-python",)
+"""Scripts of worker jobs whose dask scheduler is in a Python process."""
 MACHINES = {
     "local-two-gpus": Machine(gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"})
 }
@@ -47,7 +50,11 @@ MACHINES = {
 def text_of(case: str, folder: Path) -> str:
     site, profile = PROFILES[case]
     machine = {"machine": MACHINES[case]} if case in MACHINES else {}
-    scripts = render(plan(folder, profile, site, **machine), "svd-0000")
+    made = plan(folder, profile, site, **machine)
+    scripts = render(made, "svd-0000")
+    if case in OWNED:
+        roles = Roles(scheduler=False, workers=True, run=False, client_owns=True)
+        scripts = render_jobs(made, "svd-0000", made.workers, roles, 0, made.workers.shape.jobs)
     return "".join(script.text for script in scripts)
 
 

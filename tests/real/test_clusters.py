@@ -91,6 +91,9 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
     code = f"import gpujobs; c = gpujobs.connect('{cluster}'); print(c.submit(lambda x: x + 1, 41).result())"
     found = cli.python_run(code)
     assert found.stdout.strip() == "42", found.stderr
+    gpu = cli.status(cluster)["gpus"][f"{cluster}-1"]
+    row = rf"^{cluster}-1 +{gpu['node']} +{gpu['model']} +{gpu['uuid']} +\d+ ?[GM]iB$"
+    assert re.search(row, cli("status", cluster).stdout, re.M)
     lines = cli("connect", cluster).stdout
     assert f'gpujobs.connect("{cluster}")' in lines and "ssh -N -L" in lines and "/status" in lines
     exports = cli("connect", cluster, "--env").stdout

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ..conftest import make_cli, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
-from ..support.processes import until
+from ..support.processes import as_user, until
 from .programs import SLEEP
 from .test_clusters import connected
 
@@ -52,6 +53,80 @@ def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None
     until(lambda: cli.status(cluster)["state"] == "FAILED", 30)
     assert "the head's job was stopped" in cli.status(cluster)["reason"]
     backend.wait_empty(200)  # when it starts again it finds that the cluster has ended
+
+
+def test_worker_job_that_cannot_reach_the_head_names_both_hosts(cli: Cli, backend: SlurmBackend) -> None:
+    if subprocess.run(["unshare", "-rn", "true"], check=False, **as_user(cli.user)).returncode:
+        pytest.skip("no network namespaces here")
+    # Job 1 runs in a network namespace of its own, where there is nothing but itself.
+    wrapper = cli.work / "python"
+    wrapper.write_text(f'#!/bin/bash\n[ "$GPUJOBS_JOB" = 0 ] || alone="unshare -rn"\nexec $alone {cli.python} "$@"\n')
+    wrapper.chmod(0o755)
+    # The first job to start is the head: the other one waits for it.
+    setup = '[ "$GPUJOBS_JOB" = 0 ] || until [ -e "$GPUJOBS_FOLDER/scheduler.json" ]; do sleep 0.2; done'
+    environment = {"setup": setup, "python": str(wrapper)}
+    profile = {"gpus": 8, "gpus_per_job": 4, "start_workers": 8, "run": ["true"], "environment": environment}
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 5
+    cluster = done.stdout.strip()
+    line = rf"{cluster}-1: compute node (node\d) cannot reach the dask scheduler at tls://\S+ on (node\d); set `network.interface`"
+    found = re.search(line, done.stderr)
+    assert found and found[1] != found[2], done.stderr
+    record = json.loads((cli.home / ".gpujobs" / cluster / "jobs" / "1.json").read_text())
+    assert 30 <= record["ended"] - record["started"] < 60
+    backend.wait_empty(15)
+
+
+def test_interface_that_is_not_there(cli: Cli, backend: SlurmBackend) -> None:
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "network": {"interface": "ib7"}})), "--wait")
+    assert done.returncode == 5
+    assert re.search(r"node\d has no interface ib7; it has .*lo.* \(`network.interface`\)", done.stderr)
+    backend.wait_empty(15)
+
+
+RANDOM = """
+import os, sys, time, gpujobs
+from pathlib import Path
+
+def draw(n, path):
+    with open(path, "a") as file:
+        file.write("x")
+    return os.urandom(100)
+
+if __name__ == "__main__":
+    cluster, path = sys.argv[1:]
+    with gpujobs.connect(cluster) as client:
+        futures = client.map(draw, range(40), path=path)
+        before = client.gather(futures)
+        assert len({tuple(where) for where in client.who_has().values()}) == 2  # both workers have some
+        print("ready", flush=True)
+        input()
+        while len(client.scheduler_info(n_workers=-1)["workers"]) > 1:
+            time.sleep(0.2)
+        assert client.gather(futures) == before, "the values are other ones"
+        print("the same,", Path(path).stat().st_size, "calls")
+"""
+
+
+def test_worker_job_that_is_preempted_softly_hands_its_data_over(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1}, "--wait")
+    other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
+    script = cli.write("draw.py", RANDOM)
+    client = subprocess.Popen(
+        [cli.python, script, cluster, str(cli.work / "calls")], env=cli.env, cwd=cli.work, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **as_user(cli.user),
+    )  # fmt: skip
+    assert client.stdout and client.stdout.readline() == "ready\n"
+    backend.slurm.command("scancel", "-b", "-s", "TERM", other["id"].replace("[", "_").rstrip("]"))
+    out, err = client.communicate("go on\n", timeout=60)
+    assert out == "the same, 40 calls\n", err
+    until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "COMPLETED", 30)
+    found = cli.status(cluster)
+    assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
+    log = Path(found["folder"]) / "logs" / f"job-{other['number']}.log"
+    assert f"leaving (SIGTERM): {cluster}-{other['number']}" in log.read_text()
+    cli("cancel", cluster)
+    backend.wait_empty(15)
 
 
 def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
@@ -286,3 +361,43 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     assert out == ""
     backend.wait_empty(20)
     assert not list((cli.home / ".gpujobs").iterdir())
+
+
+def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
+    asked = cli.work / "asked"
+    site = wrapped(cli, backend, "squeue", f'echo "$*" >> {asked}; exec REAL "$@"')
+    clusters = [cli.submit({"gpus": 4, "gpus_per_job": 1, "directives": ["--hold"]}, "--site", site) for _ in range(3)]
+    asked.unlink(missing_ok=True)
+    listed = cli("status").stdout
+    assert all(cluster in listed for cluster in clusters) and listed.count("4 PENDING") == 3
+    assert len(asked.read_text().splitlines()) == 1
+    assert cli("cancel", *clusters).returncode == 0
+    backend.wait_empty(15)
+
+
+def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
+    # Adopted by this name, too: the first reply is lost.
+    name = "n" * 40
+    site = wrapped(cli, backend, "sbatch", 'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"')
+    profile = {"gpus": 2, "gpus_per_job": 1, "name": name, "run": ["true"], "start_workers": 2}
+    cluster = cli.submit(profile, "--site", site, "--wait")
+    assert cluster.startswith(f"{name}-")
+    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    assert len(names) == 2 and len(set(names)) == 1
+    found = cli.status(cluster)
+    assert found["state"] == "DONE" and {job["state"] for job in found["jobs"]} == {"COMPLETED"}
+
+
+def test_submit_as_json(cli: Cli, backend: SlurmBackend) -> None:
+    profile = str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 2}))
+    value = json.loads(cli("submit", profile, "--json").stdout)
+    cluster = value["cluster"]
+    assert value["version"] == 1 and value["gpus"] == 8 and len(value["worker_names"]) == 8
+    assert [(item["first"], item["count"]) for item in value["submissions"]] == [(0, 4)]
+    assert value["submissions"][0]["id"] in {line.split("_")[0] for line in backend.queue()}
+    connected(cli, cluster, 8)
+    assert cli.status(cluster)["workers"]["connected"] == value["worker_names"]
+    worker = cli("logs", cluster, "--worker", f"{cluster}-1-0").stdout
+    assert f"{cluster}-1-0" in worker and f"{cluster}-2-0" not in worker
+    cli("cancel", cluster)
+    backend.wait_empty(15)

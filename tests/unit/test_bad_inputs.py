@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,20 @@ def test_08_bom_and_crlf(home: Path) -> None:
 )
 def test_09_syntax_errors_have_a_place(home: Path, text: str, place: str) -> None:
     assert f"svd.yaml:{place}: not valid YAML" in refused(home, text)
+
+
+def test_10_what_has_no_end_is_not_read_to_its_end(home: Path) -> None:
+    from gpujobs.config.sources import load_order
+
+    with pytest.raises(InputError, match="larger than 256 KiB"):
+        load_order(Path("/dev/zero"), site="local")
+    reader, writer = os.pipe()  # gpujobs submit <(make-a-profile)
+    os.write(writer, b"gpus: 0\nname: piped\n")
+    os.close(writer)
+    assert load_order(Path(f"/dev/fd/{reader}"), site="local").name == "piped"
+    os.close(reader)
+    with pytest.raises(InputError, match="directory"):
+        load_order(home, site="local")
 
 
 def test_10_bad_bytes(home: Path) -> None:

@@ -5,6 +5,7 @@ This runs on the installed release; `tests/slow/test_releases.py` runs it, and a
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 
@@ -16,7 +17,15 @@ from distributed.deploy.adaptive import Adaptive  # noqa: E402
 from distributed.deploy.cluster import Cluster  # noqa: E402
 from distributed.deploy.spec import ProcessInterface, SpecCluster  # noqa: E402
 
+from gpujobs.cluster.attached import AttachedCluster  # noqa: E402
 from gpujobs.cluster.owner import GPUJobQueueCluster  # noqa: E402
+
+OURS = {
+    "_adapts", "_address", "_begin", "_check_elastic", "_force", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load",
+    "_reach_target", "_record", "_retire", "_round", "_scale", "_scheduler_spec", "_target", "_tasks", "_touch_lease", "_view", "_watch",
+    "_watch_soon", "_write_down_target",
+}  # fmt: skip
+"""Private names that this package adds: no base may come to have them."""
 
 
 def source(function: object) -> str:
@@ -109,3 +118,45 @@ def test_a_worker_and_the_scheduler_can_be_extended_by_a_preload() -> None:
     assert "extra=await self.get_startup_information()" in source(Worker._register_with_scheduler)
     assert hasattr(Scheduler, "add_plugin") and not hasattr(Worker, "add_plugin")
     assert "extra" in source(Scheduler.add_worker)
+
+
+def test_every_private_name_is_ours_or_really_overrides_one() -> None:
+    for cls in (GPUJobQueueCluster, AttachedCluster):
+        bases = [base for base in cls.__mro__ if not base.__module__.startswith("gpujobs")]
+        inherited = {name for base in bases for name in vars(base)}
+        # Attributes of instances are only in the text of the methods that set them.
+        inherited |= {name for base in bases[:-1] for name in re.findall(r"self\.(_\w+)", source(base))}
+        text = "".join(source(base) for base in cls.__mro__ if base.__module__.startswith("gpujobs"))
+        used = set(re.findall(r"\b(?:self|cluster)\.(_[a-z]\w*)", text)) | {
+            n for n in vars(cls) if re.match(r"_[a-z]", n)
+        }
+        assert used <= OURS | inherited, used - OURS - inherited  # in vain: a release does without it
+        assert not OURS & inherited, OURS & inherited  # by accident
+
+
+def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive() -> None:
+    from distributed import Scheduler
+
+    async def ask() -> None:
+        spec = {"cls": Scheduler, "options": {"dashboard_address": ":0"}}
+        async with SpecCluster(workers={}, scheduler=spec, asynchronous=True) as cluster:
+            comm = cluster.scheduler_comm
+            assert (await comm.identity())["workers"] == {}
+            assert await comm.processing() == {}
+            assert not await comm.retire_workers(names=["nobody"], close_workers=True, remove=True)
+            assert cluster._adaptive is None
+            adaptive = cluster.adapt(minimum=0, maximum=1)
+            assert cluster._adaptive is adaptive and adaptive.state in ("starting", "running")
+            adaptive.stop()
+            assert adaptive.state not in ("starting", "running")
+
+    asyncio.run(ask())
+
+
+def test_a_cluster_without_a_spec_can_be_attached() -> None:
+    known = set(inspect.signature(Cluster.__init__).parameters)
+    assert {"asynchronous", "loop", "name"} <= known
+    text = source(Cluster._start)
+    assert "self.scheduler_comm" in text
+    assert "self._watch_worker_status" in text
+    assert "self.status = Status.running" in text

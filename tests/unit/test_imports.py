@@ -18,7 +18,7 @@ HEAVY = ("dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptograp
 # From the ground up: a room may import from its own floor's folder and from what stands before it, nothing behind it.
 FLOORS = [
     "version", "errors", "units", "names", "text", "injob", "jobcheck", "mpi", "schedulers", "commands", "tls", "ledger", "folder", "batch", "status",
-    "clusters", "logs", "connection", "display", "config", "planning", "machine", "prepare", "submit", "scaling", "doctor", "cluster", "cli",
+    "clusters", "logs", "connection", "display", "waiting", "config", "planning", "machine", "prepare", "submit", "scaling", "doctor", "cluster", "cli",
 ]  # fmt: skip
 APART = {"__init__", "__main__", "localqueue"}
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpujobs import injob
+from gpujobs import folder, injob
 
 from ..support.cli import NVML
 
@@ -162,3 +163,32 @@ def test_it_starts_without_gpujobs(tmp_path: Path) -> None:
         [sys.executable, "-S", str(copy), "--help"], capture_output=True, text=True, env={}, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
+    head = injob.Head(injob.parse(["supervise", f"--folder={tmp_path}", "--job=0", "--lease=60", "--scheduler", "x"]))
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "beat").write_text("1.0")  # by clocks that are years apart
+    lease = tmp_path / "lease"
+    lease.write_text("9999999999.0")
+    head._look_at_lease()
+    head.lease_time = 0
+    lease.write_text("0.0")
+    head._look_at_lease()
+    assert folder.silence(tmp_path) < 5
+    os.utime(lease, (lease.stat().st_mtime - 100, lease.stat().st_mtime - 100))
+    assert 95 < folder.silence(tmp_path) < 105
+    head.lease_time = 0
+    with pytest.raises(injob.End, match="silent for 100 s"):
+        head._look_at_lease()
+    lease.unlink()
+    assert folder.silence(tmp_path) == float("inf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]
+
+
+def test_the_walltime_does_not_follow_a_clock_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    options = injob.parse(["supervise", f"--folder={tmp_path}", "--job=0", f"--started={now - 10}", "--walltime=100"])
+    job = injob.Job(options)
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert 80 < job.time_left() <= 90

@@ -69,13 +69,19 @@ def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
     assert sorted(ledger.get("svd-0001").jobs) == list(range(20))
 
 
-def test_a_broken_record_does_not_hide_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b'{"id": "half', b'{"version": 99}', b"", b"[1]", b"null", b'{"version": 1}', b'"x"', b"\xff\xfe\0", b'{"version": 1, "submissions": 3}'],
+)  # fmt: skip
+def test_a_broken_record_does_not_hide_the_others(tmp_path: Path, content: bytes) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
-    (tmp_path / "half-0000.json").write_text('{"id": "half')
-    (tmp_path / "other-0000.json").write_text('{"version": 99}')
-    (tmp_path / "empty-0000.json").write_text("")
-    assert [found.id for found in ledger.all()] == ["svd-0001"]
+    (tmp_path / "half-0000.json").write_bytes(content)
+    told: list[str] = []
+    assert [found.id for found in ledger.all(told.append)] == ["svd-0001"]
+    assert len(told) == 1 and "half-0000.json is no record of a cluster" in told[0]
+    with pytest.raises(GpujobsError, match=r"jobs called half-0000 are in the queue"):
+        ledger.get("half-0000")
 
 
 def test_a_crash_before_the_replacement_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +151,9 @@ def test_facts(tmp_path: Path) -> None:
     (made / "jobs" / "5.reason").write_text("because\n")
     (made / "workers.json").write_text(json.dumps({"workers": {"a": {"address": "x"}}}))
     (made / "scheduler.json").write_text(json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}}))
+    (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     facts = folder.read(made)
+    assert facts.ended == {"exit_code": 1, "reason": "run: ended: [31mred"}
     assert facts.records == {3: {"exit_code": 0}} and facts.reasons == {5: "because"}
     assert (facts.address, facts.dashboard, list(facts.workers)) == ("tls://h:1", 8787, ["a"])
 

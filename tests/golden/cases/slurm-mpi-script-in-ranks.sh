@@ -66,9 +66,10 @@ python=/opt/env/bin/python
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
         --ntasks-per-node=6 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank \
         --folder="$GPUJOBS_FOLDER" --size=12 --gpus=1 --on-node=4 --visible-devices=scheduler \
-        --local-directory="${TMPDIR:-/tmp}" \
-        '--initialize={"worker_class": "distributed.Nanny", "nthreads": 1, "memory_limit": 131533373440, "interface": null, "worker_options": {"dashboard": false, "death_timeout": 60, "resources": {"GPU": 1.0}}}' \
-        -- /home/ada/svd/svd.py --size '10 000' &
+        --script --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
+        --local-directory="${TMPDIR:-/tmp}" --worker-options \
+        '{"dashboard": false, "death_timeout": 60, "resources": {"GPU": 1.0}}' -- \
+        /home/ada/svd/svd.py --size '10 000' &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done

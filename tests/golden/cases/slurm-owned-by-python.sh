@@ -1,0 +1,80 @@
+#!/bin/bash -l
+#SBATCH --job-name=svd-0000
+#SBATCH --output=/home/ada/.gpujobs/%x/logs/slurm-%A_%a.log
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@60
+#SBATCH --array=0-3
+#SBATCH --partition=gpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:a100:2
+#SBATCH --mem=245760M
+#SBATCH --account=p12345
+#SBATCH --constraint=nvme
+
+# --- this job ------------------------------------------------------------------------------------
+export GPUJOBS_CLUSTER=$SLURM_JOB_NAME
+export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
+export GPUJOBS_JOB=$((0 + SLURM_ARRAY_TASK_ID))
+GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_STARTED=$(date +%s)
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
+
+gpujobs_leave() {   # whatever ends this job, its record says how
+    local code=$? last
+    trap '' TERM
+    cd "$GPUJOBS_FOLDER" || return
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        last=$(tail -n 1 "logs/job-$GPUJOBS_JOB.log" | tr -cd '[:print:]' | tr -d '\042\134' | cut -c 1-200)
+        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+    fi
+    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
+        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+}
+gpujobs_fail() {
+    echo "gpujobs: $1"
+    echo "$1" > "jobs/$GPUJOBS_JOB.reason"
+}
+# A submission whose reply was lost may have been sent twice: one job of each number does the work.
+claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
+(set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
+    echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
+trap gpujobs_leave EXIT
+trap 'exit 143' TERM USR1 USR2
+if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
+
+gpujobs_reach() {   # does something listen at the dask scheduler's address?
+    address=$(sed -n 's/.*"address": *"[a-z]*:\/\/\([^"]*\)".*/\1/p' scheduler.json 2> /dev/null | tr -d '[]')
+    # shellcheck disable=SC2016 # $0 is the inner bash's
+    [ -z "$address" ] || timeout 3 bash -c ': < "/dev/tcp/${0%:*}/${0##*:}"' "$address" 2> /dev/null
+}
+gpujobs_reach || { sleep 1; gpujobs_reach; } || { sleep 1; gpujobs_reach; } || {
+    gpujobs_fail "compute node $GPUJOBS_HOST cannot reach the dask scheduler at ${address:-no address}: it is gone, or set interface or scheduler='job'"
+    exit 0; }
+
+# --- environment ---------------------------------------------------------------------------------
+cd /home/ada || exit 77
+# of the site
+module load cuda/12.6
+set +eu
+export PATH=/opt/env/bin:$PATH
+export PYTHONUNBUFFERED=1
+export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
+
+# --- work ----------------------------------------------------------------------------------------
+python=/opt/env/bin/python
+"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+    --gpus=2 --visible-devices=scheduler \
+    --walltime=3600 --warning=60 \
+    --start-timeout=300 \
+    --client-owns \
+    --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=120GiB --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" &
+supervisor=$!
+trap 'kill -TERM "$supervisor" 2> /dev/null' TERM USR1 USR2
+while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
+wait "$supervisor"

@@ -1,0 +1,151 @@
+"""What goes wrong around us on this machine: full disks, killed commands, folders that somebody removes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..support.cli import Cli
+from ..support.processes import processes_with, until
+
+CPU = {"gpus": 0, "workers": {"memory": "512MiB"}}
+SITE = {"description": "x", "scheduler": "local", "queues": {"local": {}}}
+
+
+@pytest.fixture
+def local(home: Path) -> Iterator[Cli]:
+    yield Cli(home, {"GPUJOBS_SITE": "local"}, None)
+    until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20, "nothing left running")
+
+
+@pytest.mark.parametrize("kilobytes", [8, 56, 60, 64, 68, 80])
+def test_full_disk(local: Cli, kilobytes: int) -> None:
+    """Of each size, since each lets another write fail."""
+    if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    profile = local.write("p.yaml", {**CPU, "run": ["sleep", "600"]})
+    (local.home / ".gpujobs").mkdir(mode=0o700)
+    mount = f"mount -t tmpfs -o size={kilobytes}k,mode=0700 full {local.home}/.gpujobs"
+    script = f'{mount} && "{local.command}" submit {profile} --wait; echo "code $?"; ls {local.home}/.gpujobs'
+    done = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", script], env=local.env, cwd=local.work, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    records = list((local.home / ".local").rglob("*.json"))
+    if "code 5" in done.stdout:  # it was submitted, and its jobs could write nothing
+        assert len(records) == 1 and "all its jobs are over" in done.stderr
+    else:
+        assert done.stdout == "code 1\n" and records == []  # no id, nothing in the folder
+        assert "No space left on device" in done.stderr and str(local.home) in done.stderr
+
+
+def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
+    real, wrapper = sys.executable, local.work / "python"
+    wrapper.write_text(
+        f'#!/bin/bash\n[ "$3" = submit ] || exec {real} "$@"\n{real} "$@" > {local.work}/ids\nkill -9 $$\n'
+    )
+    wrapper.chmod(0o755)
+    profile = local.write("p.yaml", {"gpus": 0, "workers": {"memory": "512MiB", "count": 3}, "run": ["sleep", "600"]})
+    code = (
+        "import sys; from gpujobs.schedulers import local; local._COMMAND[0] = sys.argv.pop(1)\n"
+        "from gpujobs.cli import main; main()"
+    )
+    done = local.python_run(code, str(wrapper), "submit", str(profile))
+    assert done.returncode == 1 and done.stdout == "", done.stderr
+    assert (local.work / "ids").read_text().count("@") == 3  # the jobs had been started
+    assert "ended with exit code -9" in done.stderr
+    assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
+
+
+def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
+    wrapper = local.work / "python"
+    wrapper.write_text(
+        f'#!/bin/bash\ncase $1 in */injob.py) exec {sys.executable} "$@";; esac\n'
+        f'case $* in *worker*) exec sleep 600;; esac\nexec {sys.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    profile = {**CPU, "start_timeout": "5s", "environment": {"python": str(wrapper)}}
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    cluster = done.stdout.strip()
+    assert done.returncode == 5
+    assert f"{cluster}-0 did not register with the dask scheduler within 5 s" in done.stderr
+
+
+def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
+    cluster = local.submit({**CPU, "run": ["sleep", "600"]})
+    until(lambda: local.status(cluster)["state"] == "RUNNING", 40)
+    following = local.start("logs", cluster, "-f")
+    shutil.rmtree(local.home / ".gpujobs" / cluster)
+    seen = local("status", cluster)
+    assert seen.returncode == 0 and "Traceback" not in seen.stderr
+    assert local.status(cluster)["jobs"][0]["state"] == "RUNNING"  # by what the batch scheduler says
+    assert local("connect", cluster).returncode == 1
+    assert local("cancel", cluster).returncode == 0
+    until(lambda: not processes_with(f"GPUJOBS_JOB_NAME={cluster}\0"), 20)
+    assert local.status(cluster)["state"] in ("FAILED", "CANCELLED")
+    following.communicate(timeout=90)
+    assert following.returncode == 0
+
+
+def test_many_submissions_of_one_profile_at_once(local: Cli) -> None:
+    profile = str(local.write("p.yaml", {**CPU, "run": ["true"]}))
+    started = [local.start("submit", profile) for _ in range(4)]
+    ids = []
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        ids.append(out.strip())
+    assert len(set(ids)) == 4
+    until(lambda: all(local.status(cluster)["state"] == "DONE" for cluster in ids), 120, every=2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_read_only_home(home: Path) -> None:
+    user = Cli(home, {"GPUJOBS_SITE": "local"}, "nobody")
+    profile = str(user.write("p.yaml", {**CPU, "run": ["true"]}))
+    home.chmod(0o555)
+    done = user("submit", profile)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.search(r"\.gpujobs cannot be used: Permission denied", done.stderr)
+    home.chmod(0o755)
+    (home / ".gpujobs").mkdir(mode=0o700)
+    shutil.chown(home / ".gpujobs", "nobody")
+    home.chmod(0o555)  # now the ledger is what cannot be written
+    done = user("submit", profile)
+    assert done.returncode in (1, 2) and done.stdout == "" and "Traceback" not in done.stderr
+    assert list((home / ".gpujobs").iterdir()) == []
+    home.chmod(0o755)
+
+
+def test_cluster_folder_of_somebody_else_behind_a_link(local: Cli) -> None:
+    theirs = local.home / "theirs"
+    theirs.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        shutil.chown(theirs, "nobody")
+    (local.home / ".gpujobs").symlink_to(theirs)
+    done = local("submit", str(local.write("p.yaml", CPU)))
+    assert done.returncode == 2 and "is a symbolic link" in done.stderr
+    assert list(theirs.iterdir()) == []
+    if os.geteuid() == 0:
+        direct = str(local.write("s.yaml", {**SITE, "directory": str(theirs)}))
+        done = local("submit", str(local.write("p.yaml", CPU)), "--site", direct)
+        assert done.returncode == 2 and "belongs to somebody else" in done.stderr
+        assert list(theirs.iterdir()) == []
+
+
+def test_submit_as_json(local: Cli) -> None:
+    done = local("submit", str(local.write("p.yaml", {**CPU, "run": ["true"]})), "--json", "--wait")
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert value["version"] == 1 and value["worker_names"] == [f"{value['cluster']}-0"]
+    assert Path(value["folder"]).name == value["cluster"]
+    assert [(item["first"], item["count"]) for item in value["submissions"]] == [(0, 1)]
+    assert local.status(value["cluster"])["state"] == "DONE"

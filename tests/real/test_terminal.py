@@ -1,0 +1,194 @@
+"""What people see in a terminal: the live line, Ctrl-C, a window that is closed, completion. On the local site."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..support.cli import Cli
+from ..support.processes import processes_with, stop, until
+from .programs import SLEEP
+
+
+@pytest.fixture
+def local(home: Path) -> Iterator[Cli]:
+    made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
+    yield made
+    assert made("cancel", "--all").returncode == 0
+    until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20)
+
+
+class Terminal:
+    """A terminal with gpujobs in it; ``said`` is all that came to the screen."""
+
+    def __init__(self, cli: Cli, *arguments: str, columns: int = 40) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [cli.command, *arguments], env={**cli.env, "TERM": "xterm"}, cwd=cli.work, stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(slave)
+        self.said = ""
+
+    def look(self) -> str:
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                new = os.read(self.master, 65536)
+            except OSError:  # the program has ended
+                break
+            if not new:
+                break
+            self.said += new.decode()
+        return self.said
+
+    def until(self, pattern: str, seconds: float = 60) -> str:
+        until(lambda: re.search(pattern, self.look()), seconds, f"{pattern} in {self.said!r}")
+        found = re.search(pattern, self.said)
+        assert found
+        return found[0]
+
+    def end(self, seconds: float = 60) -> int:
+        until(lambda: (self.look(), self.process.poll() is not None)[1], seconds, f"the end after {self.said!r}")
+        self.look()
+        return int(self.process.returncode)
+
+    def close(self) -> None:
+        """Close the window."""
+        os.close(self.master)
+
+
+@contextlib.contextmanager
+def terminal(cli: Cli, *arguments: str, columns: int = 40) -> Iterator[Terminal]:
+    made = Terminal(cli, *arguments, columns=columns)
+    try:
+        yield made
+    finally:
+        stop(made.process)  # type: ignore[arg-type]
+        with contextlib.suppress(OSError):
+            made.close()
+
+
+def sleeping(local: Cli, seconds: str) -> str:
+    local.write("sleep.py", SLEEP)
+    return str(
+        local.write("p.yaml", {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "sleep.py", seconds]})
+    )
+
+
+def test_one_live_line_that_is_gone_at_the_end(local: Cli) -> None:
+    with terminal(local, "submit", sleeping(local, "4"), "--wait", columns=20) as window:
+        assert window.end() == 0
+        said = window.said
+    live = [text.split("\r")[0] for text in said.split("\r\x1b[K")[1:]]
+    shown = [text for text in live if re.match(r"[01]/1 workers", text)]
+    assert len(shown) > 6 and len(set(shown)) > 3, said  # it moves
+    assert all(len(text) < 20 and "\n" not in text for text in shown)  # in one row
+    for line in said.split("\r\n"):  # what stays on the screen
+        assert "workers," not in line.split("\x1b[K")[-1], line
+    assert re.search(r"\x1b\[Khere\r\n", said)  # the command's output stands above the live line
+    assert re.search(r"is done after \d\d:\d\d\r\n$", said)
+
+
+def test_plain_lines_where_there_is_no_terminal(local: Cli) -> None:
+    done = local("submit", sleeping(local, "4"), "--wait")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+    lines = re.findall(r"^\d/1 workers.*$", done.stderr, re.M)
+    assert 1 <= len(lines) <= 4  # one a change, not two a second
+    assert re.fullmatch(r"p-[0-9a-f]{4}\n", done.stdout)
+
+
+def test_ctrl_c_while_waiting(local: Cli) -> None:
+    with terminal(local, "submit", sleeping(local, "600"), "--wait") as window:
+        cluster = window.until(r"p-[0-9a-f]{4}")
+        window.until(r"here\r\n")
+        os.write(window.master, b"\x03")
+        assert window.end(20) == 130
+        assert f"the cluster goes on; to end it: gpujobs cancel {cluster}" in window.said
+        assert "Traceback" not in window.said
+    assert local.status(cluster)["state"] == "RUNNING"
+
+
+def test_a_window_that_is_closed_changes_nothing(local: Cli) -> None:
+    with terminal(local, "submit", sleeping(local, "5"), "--wait") as window:
+        cluster = window.until(r"p-[0-9a-f]{4}")
+        window.until("0/1 workers")
+        window.close()  # SIGHUP for all that is in it
+        window.process.wait(20)
+    until(lambda: local.status(cluster)["state"] == "DONE", 60)
+    assert local("logs", cluster).stdout == "here\n"
+
+
+def test_status_watch(local: Cli) -> None:
+    cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
+    with terminal(local, "status", "--watch", columns=200) as window:
+        until(lambda: window.look().count("\x1b[2J") >= 2 and cluster in window.said.split("\x1b[2J")[-1], 40)
+        os.write(window.master, b"\x03")
+        assert window.end(20) == 130
+        assert "Traceback" not in window.said
+    with terminal(local, "status", cluster, "--watch", columns=200) as window:
+        window.until(r"WORKERS")
+        assert local("cancel", cluster).returncode == 0
+        assert window.end(40) == 0  # nothing more will come
+        assert "CANCELLED" in window.said.split("\x1b[2J")[-1]
+    listed = local.start("status", cluster, "--watch", "--json")
+    out, _ = listed.communicate(timeout=30)
+    assert json.loads(out)["version"] == 1
+
+
+def test_logs_follow(local: Cli) -> None:
+    local.write("count.py", "import time\nfor n in range(600): print(n, flush=True); time.sleep(0.3)\n")
+    profile = {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "count.py"]}
+    cluster = local.submit(profile)
+    assert "there is no output yet" in local("logs", cluster).stderr
+    with terminal(local, "logs", cluster, "-f") as window:
+        window.until(r"\b3\r\n")
+        os.write(window.master, b"\x03")
+        assert window.end(20) == 130
+        assert "Traceback" not in window.said
+    everything = local.start("logs", cluster, "-f", "--all")
+    time.sleep(2)
+    # Nobody is left to say that the cluster has ended: the batch scheduler knows that its jobs are gone.
+    for pid in processes_with(f"GPUJOBS_JOB_NAME={cluster}\0"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    out, err = everything.communicate(timeout=90)
+    assert everything.returncode == 0, err
+    assert "==> run.log <==" in out and "==> scheduler.log <==" in out and "==> job-0.log <==" in out
+    assert local.status(cluster)["state"] == "FAILED"
+
+
+def test_completion_in_bash(local: Cli) -> None:
+    cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
+
+    def completed(*words: str) -> list[str]:
+        quoted = " ".join(f"'{word}'" for word in words)
+        script = (
+            f'PATH={Path(local.command).parent}:$PATH; eval "$(gpujobs completion bash)"; '
+            f'COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _gpujobs_completion gpujobs; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], env=local.env, cwd=local.work, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert completed("gpujobs", "can") == ["cancel"]
+    assert completed("gpujobs", "cancel", "p-") == [cluster]
+    assert "--dry-run" in completed("gpujobs", "submit", "--d")
+    assert completed("gpujobs", "sites", "show", "exa") == ["example-slurm"]
+    assert completed("gpujobs", "submit", "--site", "loc") == ["local"]
