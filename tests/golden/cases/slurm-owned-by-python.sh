@@ -52,7 +52,8 @@ gpujobs_reach() {   # does something listen at the dask scheduler's address?
     [ -z "$address" ] || timeout 3 bash -c ': < "/dev/tcp/${0%:*}/${0##*:}"' "$address" 2> /dev/null
 }
 gpujobs_reach || { sleep 1; gpujobs_reach; } || { sleep 1; gpujobs_reach; } || {
-    gpujobs_fail "compute node $GPUJOBS_HOST cannot reach the dask scheduler at ${address:-no address}: it is gone, or set interface or scheduler='job'"
+    why="compute node $GPUJOBS_HOST cannot reach the dask scheduler at ${address:-no address}"
+    gpujobs_fail "$why: it is gone, or set interface or scheduler='job'"
     exit 0; }
 
 # --- environment ---------------------------------------------------------------------------------
