@@ -278,8 +278,10 @@ def roster(scheduler: Any, path: str) -> Any:
             value = {"version": 1, "time": time.time(), "workers": workers}
             try:
                 await asyncio.get_running_loop().run_in_executor(None, folder.write, "workers.json", value)
-            except (OSError, RuntimeError) as error:  # RuntimeError: this process is ending
+            except OSError as error:
                 say(f"cannot write workers.json: {error}")
+            except RuntimeError:  # this process is ending
+                return
 
     return Roster()
 

@@ -17,6 +17,7 @@ class GPULocalCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on this machine, without a batch scheduler."""
 
     batch_schedulers = ("local",)
+    default_site = "local"
 
 
 CLASSES: dict[str, type[GPUJobQueueCluster]] = {"slurm": GPUSLURMCluster, "local": GPULocalCluster}

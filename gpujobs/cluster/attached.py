@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
+from distributed.objects import SchedulerInfo
 
 from .. import clusters, connection, scaling
 from .. import folder as folders
@@ -17,6 +19,9 @@ from ..status import ClusterView, JobView
 from .jobs import JobTable, gpus_of
 from .owner import GPUJobQueueCluster
 from .workforce import off_loop
+
+REFRESH = 1.0
+"""Seconds between two looks at who is there."""
 
 
 def _silent(text: str) -> None:
@@ -47,7 +52,16 @@ class AttachedCluster(GPUJobQueueCluster):
             return
         arguments = self.security.get_connection_args("client") if self.security else {}
         self.scheduler_comm = rpc(self._address, connection_args=arguments)
-        await Cluster._start(self)
+        # Not Cluster's _start: a second subscriber to what workers do takes the owner's subscription away.
+        self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
+        self._refreshing = asyncio.create_task(self._refresh())
+        self.status = Status.running
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH)
+            with contextlib.suppress(OSError):  # the dask scheduler is gone, or busy
+                self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
 
     def __await__(self) -> Any:
         async def start() -> AttachedCluster:
@@ -64,6 +78,8 @@ class AttachedCluster(GPUJobQueueCluster):
         Cluster._update_worker_status(self, op, msg)
 
     async def _close(self) -> None:
+        if refreshing := getattr(self, "_refreshing", None):
+            refreshing.cancel()
         await Cluster._close(self)
 
     def close(self, timeout: float | None = None) -> Any:

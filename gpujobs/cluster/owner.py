@@ -76,6 +76,7 @@ class GPUJobQueueCluster(ElasticCluster):
 
     batch_schedulers: ClassVar[tuple[str, ...]] = ()
     """The site's batch scheduler must be one of these; none: any."""
+    default_site: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class GPUJobQueueCluster(ElasticCluster):
         given = configured(self.batch_schedulers[0]) if self.batch_schedulers else {}
         given.update({key: value for key, value in keywords.items() if value is not None})
         logs = log_directory or given.pop("log_directory", None)
-        order = order_of(given, site, n_workers, self.batch_schedulers)
+        order = order_of(given, site or self.default_site, n_workers, self.batch_schedulers)
         self._begin(order, n_workers, logs, scheduler, scheduler_options, asynchronous, loop, silence_logs, quiet)
 
     @classmethod

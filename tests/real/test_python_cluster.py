@@ -639,8 +639,11 @@ def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[...,
     other = gpujobs.GPUJobQueueCluster.from_name(cluster.id)
     with pytest.raises(InputError, match="is owned by a Python process, which scales it"):
         other.scale(2)
+    assert other.observed == cluster.observed
     other.close()
     assert cluster.get_client().submit(lambda: 8).result() == 8
+    cluster.scale(2)  # the owner still hears who comes
+    until(lambda: len(cluster.observed) == 2, 60)
 
 
 def test_scale_from_the_shell(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:

@@ -21,7 +21,7 @@ from gpujobs.cluster.attached import AttachedCluster  # noqa: E402
 from gpujobs.cluster.owner import GPUJobQueueCluster  # noqa: E402
 
 OURS = {
-    "_adapts", "_address", "_begin", "_check_elastic", "_force", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load",
+    "_adapts", "_address", "_begin", "_check_elastic", "_force", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load", "_refresh", "_refreshing",
     "_reach_target", "_record", "_retire", "_round", "_scale", "_scheduler_spec", "_target", "_tasks", "_touch_lease", "_view", "_watch",
     "_watch_soon", "_write_down_target",
 }  # fmt: skip
