@@ -1,7 +1,7 @@
 """A private Slurm on this host: several slurmd, each an emulated node with fake GPUs, in a temporary folder.
 
 All daemons run in the foreground as our children. GPUs are links to /dev/null: with a count alone slurmd makes the node
-invalid, with plain files CUDA_VISIBLE_DEVICES stays empty.
+invalid, with plain files CUDA_VISIBLE_DEVICES stays empty. benchmarks/gpu gives it the host's real ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .processes import free_ports, reaper, stop, until
@@ -33,16 +33,14 @@ class PrivateSlurm:
     """Start with `running`."""
 
     def __init__(
-        self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False
-    ) -> None:
-        self.folder, self.nodes, self.gpus, self.cpus, self.extra, self.accounting = (
-            folder,
-            nodes,
-            gpus,
-            cpus,
-            extra,
-            accounting,
-        )
+        self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
+        memory: int = 65536, devices: Sequence[str] = (), fenced: bool = False,
+    ) -> None:  # fmt: skip
+        """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``fenced``: a job can open
+        only its own ones, where this kernel has version 1 of cgroups and we are root."""
+        self.folder, self.nodes, self.cpus, self.extra, self.accounting = folder, nodes, cpus, extra, accounting
+        self.memory, self.devices, self.fenced = memory, devices, fenced
+        self.gpus = len(devices) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.path = f"{os.environ['PATH']}:{SBIN}"
@@ -85,6 +83,8 @@ class PrivateSlurm:
         until(self._ready, 60, "nodes")
 
     def _ready(self) -> bool:
+        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+        assert not dead, f"{', '.join(dead)} ended; see {self.folder / 'log'}"
         states = self.command("sinfo", "-h", "-N", "-o", "%T").split()
         return bool(states) and set(states) <= {"idle", "mixed", "allocated"}
 
@@ -92,8 +92,9 @@ class PrivateSlurm:
         ports = free_ports(3 + self.nodes)
         self.ports = ports
         host, me = socket.gethostname(), getpass.getuser()
-        for n in range(self.gpus):
-            (self.folder / "dev" / f"gpu{n}").symlink_to("/dev/null")
+        devices = self.devices or [str(self.folder / "dev" / f"gpu{n}") for n in range(self.gpus)]
+        for path in devices if not self.devices else ():
+            Path(path).symlink_to("/dev/null")
         settings = {
             "ClusterName": "private", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": me, "SlurmdUser": me,
             "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/run/munge.sock", "CredType": "cred/munge",
@@ -108,6 +109,9 @@ class PrivateSlurm:
             "SlurmctldTimeout": 60, "SlurmdTimeout": 60, "KillWait": 5, "MinJobAge": 300, "InactiveLimit": 0,
             "MaxArraySize": 10001, "MaxJobCount": 20000, "DefMemPerCPU": 64, "MessageTimeout": 10,
         }  # fmt: skip
+        if self.fenced:
+            settings["TaskPlugin"] = "task/cgroup"
+            self._write_cgroup_conf()
         if self.accounting:
             settings |= {
                 "AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": "127.0.0.1",
@@ -121,14 +125,20 @@ class PrivateSlurm:
         for n in range(1, self.nodes + 1):
             lines.append(
                 f"NodeName=node{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2 + n]} CPUs={self.cpus}"
-                f" RealMemory=65536{gres} State=UNKNOWN"
+                f" RealMemory={self.memory}{gres} State=UNKNOWN"
             )
         lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP")
         lines.append("PartitionName=short Nodes=ALL MaxTime=00:10:00 DefaultTime=00:05:00 State=UP")
         self.conf.write_text("\n".join([*lines, self.extra, ""]))
-        devices = f"{self.folder}/dev/gpu" + (f"[0-{self.gpus - 1}]" if self.gpus > 1 else "0")
-        text = f"AutoDetect=off\nNodeName=node[1-{self.nodes}] Name=gpu File={devices}\n" if self.gpus else ""
-        (self.folder / "gres.conf").write_text(text)
+        gpus = [f"NodeName=node[1-{self.nodes}] Name=gpu File={path}" for path in devices]
+        (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gpus, ""]) if gpus else "")
+
+    def _write_cgroup_conf(self) -> None:
+        mounted = Path("/sys/fs/cgroup")
+        if not (mounted / "devices").is_dir():
+            mounted = self.folder / "cgroup"
+        lines = ["CgroupPlugin=cgroup/v1", f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
+        (self.folder / "cgroup.conf").write_text("\n".join([*lines, ""]))
 
     def _start_accounting(self) -> None:
         data, run = self.folder / "state" / "mariadb", self.folder / "run"

@@ -1,0 +1,206 @@
+"""What is measured, inside a cluster: `run:` of the profiles of run.py, or, with ``--reference``, on dask-cuda alone.
+
+Writes one JSON file, again after each measurement, so that a failure loses nothing. Every repetition has new data under
+new keys: dask keeps copies of what it has moved. Transfers are counted as dask's receiving worker does (its transfer
+log); a client's clock would add a few milliseconds for two tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STARTED = time.time()
+WARM_UPS, REPETITIONS = 1, 3
+FULL = {"transfer": 125_000_000, "square": 40_000, "block": 10_000, "rows": 4_000_000, "columns": 200}
+SMALL = {"transfer": 500_000, "square": 800, "block": 200, "rows": 8_000, "columns": 20}
+"""Lengths in numbers of 8 bytes. FULL: 1 GB; 12.8 GB in 16 blocks; 6.4 GB in 8 blocks."""
+
+
+class Bench:
+    """A cluster with at least two workers, and what is measured on it."""
+
+    def __init__(self, client: Any, module: str, sizes: dict[str, int]) -> None:
+        import importlib
+
+        self.client, self.module, self.sizes = client, module, sizes
+        self.xp = importlib.import_module(module)
+        found = client.scheduler_info(n_workers=-1)["workers"]
+        self.workers = sorted(found, key=lambda address: str(found[address]["name"]))
+
+    def transfer(self) -> dict[str, float]:
+        """Move one array from a worker to another; ``seconds`` by the receiver's log, ``wall`` by the client's clock."""
+        source, target = self.workers[:2]
+        array = self.client.submit(filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False)
+        wait(array)
+        started = time.perf_counter()
+        self.client.submit(last, array, workers=[target], pure=False).result()
+        wall = time.perf_counter() - started
+        log = self.client.run(incoming, workers=[target])[target]
+        size = 8 * self.sizes["transfer"]
+        seconds = log[1] - log[0] if log and log[2] >= size else wall
+        return {"seconds": seconds, "wall": wall, "GB/s": size / seconds / 1e9, "GB/s by wall": size / wall / 1e9}
+
+    def transpose(self) -> dict[str, float]:
+        """``(y + y.T).sum()`` of a square matrix."""
+        length = self.sizes["square"]
+        y = self._filled((length, length), (self.sizes["block"],) * 2)
+        started = time.perf_counter()
+        total = float((y + y.T).sum().compute())
+        seconds = time.perf_counter() - started
+        assert math.isclose(total, length**2, rel_tol=0.02), total
+        return {"seconds": seconds}
+
+    def svd(self) -> dict[str, float]:
+        """Singular values and vectors of a tall matrix."""
+        import dask
+        import dask.array as da
+
+        rows, columns = self.sizes["rows"], self.sizes["columns"]
+        x = self._filled((rows, columns), (rows // 8, columns))
+        started = time.perf_counter()
+        u, s, v = dask.persist(*da.linalg.svd(x))
+        wait([u, s, v])
+        self.client.run(synchronize, self.module)
+        seconds = time.perf_counter() - started
+        largest = float(s[0].compute())  # of uniform random numbers: their mean, 1/2, times the root of their number
+        assert math.isclose(largest, math.sqrt(rows * columns) / 2, rel_tol=0.02), largest
+        return {"seconds": seconds}
+
+    def _filled(self, shape: tuple[int, int], blocks: tuple[int, int]) -> Any:
+        import dask.array as da
+
+        chunks = da.core.normalize_chunks(blocks, shape)
+        meta, name = self.xp.empty((0, 0)), f"fill-{uuid.uuid4().hex}"
+        made = da.map_blocks(block, self.module, chunks=chunks, dtype="f8", meta=meta, name=name).persist()
+        wait(made)
+        return made
+
+
+# -- on the workers --------------------------------------------------------------------------------------------------
+def filled(module: str, shape: Any) -> Any:
+    """A new array of random numbers, complete: CuPy's kernels run behind its back."""
+    import importlib
+
+    array = importlib.import_module(module).random.random(tuple(shape))
+    last(array)
+    return array
+
+
+def block(module: str, block_info: Any = None) -> Any:
+    return filled(module, block_info[None]["chunk-shape"])
+
+
+def last(array: Any) -> float:
+    return float(array.reshape(-1)[-1])
+
+
+def synchronize(module: str) -> None:
+    if module == "cupy":
+        import cupy
+
+        cupy.cuda.runtime.deviceSynchronize()
+
+
+def incoming(dask_worker: Any) -> Any:
+    """Start, stop and bytes of the newest message that this worker received."""
+    log = dask_worker.transfer_incoming_log
+    return [log[-1][name] for name in ("start", "stop", "total")] if log else None
+
+
+def can_open(paths: list[str]) -> list[str]:
+    """Those of the device files ``paths`` that this process can open."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_RDONLY))
+            found.append(path)
+    return found
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+def wait(futures: Any) -> None:
+    """Wait; raise where a task failed."""
+    from distributed import wait as until_done
+
+    done = until_done(futures)
+    for future in done.done:
+        if future.status == "error":
+            future.result()
+
+
+@contextlib.contextmanager
+def reference(module: str, workers: int) -> Iterator[Any]:
+    """The cluster as one writes it by hand, without gpujobs; on the processor where there are no GPUs."""
+    if module == "cupy":
+        from dask_cuda import LocalCUDACluster
+
+        cluster = LocalCUDACluster(protocol="ucxx", dashboard_address=":0")
+    else:
+        from distributed import LocalCluster
+
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, protocol="tcp", dashboard_address=":0")
+    with cluster, cluster.get_client() as client:
+        yield client
+
+
+@contextlib.contextmanager
+def own_cluster() -> Iterator[Any]:
+    """The cluster in which this program is `run:`."""
+    from distributed import Client
+
+    with Client() as client:
+        yield client
+
+
+def measure(bench: Bench, name: str) -> dict[str, Any]:
+    """Repeat one measurement; return all runs and the medians, or what went wrong."""
+    try:
+        runs = [getattr(bench, name)() for _ in range(WARM_UPS + REPETITIONS)][WARM_UPS:]
+    except Exception:
+        return {"error": traceback.format_exc()[-3000:]}
+    return {"runs": runs, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--module", choices=["cupy", "numpy"], default="cupy", help="numpy: small arrays")
+    parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--devices", nargs="*", default=[], help="device files of the GPUs")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"started": STARTED}
+
+    def keep() -> None:
+        temporary = options.output.with_suffix(".new")
+        temporary.write_text(json.dumps(found))
+        temporary.replace(options.output)
+
+    keep()
+    with reference(options.module, options.workers) if options.reference else own_cluster() as client:
+        client.wait_for_workers(options.workers, timeout=60)
+        found["connected"] = time.time()
+        bench = Bench(client, options.module, FULL if options.module == "cupy" else SMALL)
+        found["scheme"] = client.scheduler.address.split(":")[0]
+        found["workers"] = len(bench.workers)
+        found["can_open"] = sorted(len(paths) for paths in client.run(can_open, options.devices).values())
+        keep()
+        for name in ("transfer", "transpose", "svd"):
+            found[name] = measure(bench, name)
+            keep()
+            print(name, json.dumps(found[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""gpujobs on the real GPUs of one host, against a hand-written LocalCUDACluster and against plain TCP.
+
+Starts a private Slurm of one node, then one cluster after the other through ``gpujobs submit --wait``; measure.py runs in
+them. A step that fails or takes too long does not stop the others. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu.report import report
+from tests.support.slurm import PrivateSlurm
+
+MEASURE = str(Path(__file__).with_name("measure.py"))
+NVML = ROOT / "tests" / "fakes" / "nvml"
+STEP = 85  # seconds that one step may take
+HANDED_ON = ("CUDA_", "DASK_", "LD_LIBRARY_PATH", "NCCL_", "NVIDIA_", "NVSHMEM_", "PYTHONPATH", "TORCH_", "UCX_")
+"""Of this program's environment: what jobs need, in which nothing is inherited."""
+AS_ROOT = {f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+
+
+class Host:
+    """GPUs, folders and settings of this run."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.fake, self.output, self.folder = options.fake, options.output, folder
+        self.mpi = options.mpi_prefix
+        self.deadline = time.monotonic() + options.seconds
+        self.devices = [] if self.fake else sorted(map(str, Path("/dev").glob("nvidia[0-9]*")))
+        self.uuids = [] if self.fake else _uuids()
+        self.gpus = 2 if self.fake else len(self.devices)
+        self.module = "numpy" if self.fake else "cupy"
+        self.protocols = ["tcp"] if self.fake else ["ucxx", "tcp"]
+        self.env = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
+        if self.fake:
+            self.env |= {"PYTHONPATH": str(NVML), "FAKE_NVML_GPUS": "2", "DASK_CUDA_TEST_SINGLE_GPU": "1"}
+        self.log = (self.output / "log.txt").open("w")
+
+    def say(self, text: str) -> None:
+        """Write to the log, and to the terminal."""
+        for file in (self.log, sys.stdout):
+            print(f"{time.strftime('%H:%M:%S')} {text}", file=file, flush=True)
+
+    def append(self, title: str, path: Path, length: int = 6000) -> None:
+        """Add the tail of a file to the log."""
+        with contextlib.suppress(OSError):
+            if text := path.read_text(errors="replace")[-length:].strip():
+                print(f"---- {title}: {path.name}\n{text}", file=self.log, flush=True)
+
+    def time_left(self) -> float:
+        """Seconds for the next step."""
+        return min(STEP, self.deadline - time.monotonic())
+
+    def measure_command(self, output: Path, *more: str) -> list[str]:
+        """Return the command that measures in a cluster."""
+        numbers = ["--output", str(output), "--workers", str(self.gpus), "--module", self.module]
+        return [sys.executable, MEASURE, *numbers, *more, "--devices", *self.devices]
+
+
+def _uuids() -> list[str]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    return sorted(str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+
+
+@contextlib.contextmanager
+def slurm(host: Host, fenced: bool) -> Iterator[PrivateSlurm]:
+    """A private Slurm of one node with this host's GPUs."""
+    name = "fenced" if fenced else "open"
+    # What needs neither accounting nor much of a machine: its memory may grow as it is used.
+    made = PrivateSlurm(
+        host.folder / name, nodes=1, gpus=host.gpus, cpus=max(16, os.cpu_count() or 1), memory=32768 * host.gpus,
+        devices=host.devices, fenced=fenced,
+    )  # fmt: skip
+    try:
+        with made.running() as running:
+            yield running
+    except Exception:
+        for path in sorted((host.folder / name / "log").glob("*")):
+            host.append(f"Slurm ({name})", path)
+        raise
+
+
+def site(host: Host) -> dict[str, Any]:
+    """The site file. All is on one host, so the loopback interface serves."""
+    shape = {"gpus_per_node": host.gpus, "cpus_per_node": 4 * host.gpus, "memory_per_node": f"{30 * host.gpus}GiB"}
+    mpirun = f"{host.mpi}/bin/mpirun"
+    return {
+        "description": "a private Slurm with this host's GPUs",
+        "scheduler": "slurm",
+        "poll": "1s",
+        "directory": str(host.folder / "clusters"),
+        "network": {"protocols": host.protocols, "interface": "lo"},
+        "mpi": {
+            "command": [mpirun, "-np", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"],
+            "setup": "\n".join(["export MPI4PY_MPIABI=openmpi", *(f"export {k}={v}" for k, v in AS_ROOT.items())]),
+        },
+        "queues": {"main": shape},
+        "defaults": {"walltime": "10m"},
+    }  # fmt: skip
+
+
+def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> str:
+    """Run a command in at most the time of a step; return its standard output. Its output goes to the log if it fails."""
+    out, err = (host.folder / f"{name}.{kind}" for kind in ("out", "err"))
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=host.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(max(1, host.time_left()))
+        except subprocess.TimeoutExpired:
+            code = None
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code != 0:
+        host.append(name, out)
+        host.append(name, err)
+        last = (err.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        raise RuntimeError(f"{'too slow' if code is None else f'exit code {code}'}: {last[:300]}")
+    return out.read_text()
+
+
+class Step:
+    """One cluster, measured. What is found is in ``found``, also when something fails on the way."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host, self.name = host, name
+        self.output = host.folder / f"{name}.json"
+        self.found: dict[str, Any] = {"name": name}
+
+    def reference(self) -> None:
+        """Measure on dask-cuda alone."""
+        started = time.time()
+        try:
+            env = {**os.environ, **self.host.env, "HOME": str(self.host.folder)}
+            run(self.host, self.host.measure_command(self.output, "--reference"), self.name, env)
+        finally:
+            self._read()
+            if "connected" in self.found:
+                self.found["seconds to workers"] = self.found["connected"] - started
+
+    def cluster(self, slurm: PrivateSlurm, profile: dict[str, Any]) -> None:
+        """Measure on a cluster of gpujobs: this profile, all GPUs."""
+        host = self.host
+        folder = host.folder
+        (folder / "site.yaml").write_text(json.dumps(site(host)))
+        written = {
+            "site": str(folder / "site.yaml"), "gpus": host.gpus, "start_workers": host.gpus, "start_timeout": "60s",
+            "run": host.measure_command(self.output), "env": {**host.env, "PYTHONFAULTHANDLER": "1"}, **profile,
+        }  # fmt: skip
+        if profile.get("layout") == "mpi":
+            libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
+            written["env"]["LD_LIBRARY_PATH"] = ":".join(libraries)
+        path = folder / f"{self.name}.yaml"
+        path.write_text(json.dumps(written))
+        gpujobs = shutil.which("gpujobs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "gpujobs"
+        env = {**os.environ, **slurm.env, "HOME": str(folder)}
+        started = time.time()
+        try:
+            run(host, [gpujobs, "submit", str(path), "--wait"], self.name, env)
+        finally:
+            with contextlib.suppress(Exception):
+                slurm.cancel_all()
+            self._read()
+            if "started" in self.found:
+                self.found["seconds to workers"] = self.found["started"] - started
+            self._look(gpujobs, env)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.found.update(json.loads(self.output.read_text()))
+
+    def _look(self, gpujobs: str, env: dict[str, str]) -> None:
+        """Ask gpujobs which GPUs had workers; keep the logs of a cluster that failed."""
+        clusters = sorted((self.host.folder / "clusters").glob(f"{self.name}-*"))
+        if not clusters:
+            return
+        argv = [gpujobs, "status", clusters[-1].name, "--json"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+        with contextlib.suppress(ValueError, LookupError):
+            gpus = json.loads(done.stdout)["clusters"][0]["gpus"]
+            uuids = sorted(gpu["uuid"] for gpu in gpus.values())
+            self.found["gpus"] = gpus
+            every = self.host.uuids or sorted(set(uuids))
+            self.found["one worker per GPU"] = uuids == every and len(uuids) == self.host.gpus
+        with contextlib.suppress(OSError, ValueError):
+            self.found["transport"] = json.loads((clusters[-1] / "transport.json").read_text())
+        for path in sorted(clusters[-1].glob("logs/*")):
+            self.host.append(self.name, path)
+        self.host.append(self.name, clusters[-1] / "ended")
+
+
+def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any) -> None:
+    """Do one step and keep what came of it."""
+    step = Step(host, name)
+    found.append(step.found)
+    began = time.monotonic()
+    try:
+        if host.time_left() < 20:
+            raise TimeoutError("no time was left")
+        if arguments:
+            step.cluster(*arguments)
+        else:
+            step.reference()
+    except Exception as error:
+        step.found["error"] = f"{type(error).__name__}: {error}"
+        host.log.write(traceback.format_exc())
+    failed = step.found.get("error") or next(
+        (f"{key}: {value['error'].strip().splitlines()[-1]}" for key, value in step.found.items()
+         if isinstance(value, dict) and "error" in value), "",
+    )  # fmt: skip
+    if failed:
+        step.found["error"] = failed
+    host.say(f"{name}: {failed or 'done'} ({time.monotonic() - began:.0f} s)")
+
+
+def fence(host: Host, slurm: PrivateSlurm) -> str:
+    """Return "" where a job of one GPU can open only that one, else what it can open."""
+    code = f"import sys; sys.path.insert(0, {str(Path(MEASURE).parent)!r}); import measure; print(measure.can_open({host.devices}))"
+    done = slurm.attempt("srun", "-n1", "--gres=gpu:1", sys.executable, "-c", code, timeout=30)
+    opened = done.stdout.strip()
+    return "" if opened.count("/dev/") == 1 else f"a job of one GPU can open {opened or done.stderr[-300:]}"
+
+
+def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
+    """All steps, in the order of their value."""
+    one_each = {"gpus_per_job": 1}
+    with slurm(host, fenced=False) as running:
+        for name, profile in (
+            ("auto", {}),
+            ("reference", None),
+            ("tcp", {"network": {"protocol": "tcp", "encryption": False}}),
+            ("tls", {"network": {"protocol": "tcp"}}),
+            ("one-gpu-jobs", one_each),
+            ("mpi", {"layout": "mpi"}),
+        ):
+            attempt(host, found, name, *(() if profile is None else (running, profile)))
+            save()
+    if host.fake:
+        found.append({"name": "fenced-jobs", "error": "not tried: there are no devices to fence off"})
+        return
+    try:
+        with slurm(host, fenced=True) as running:
+            if why := fence(host, running):
+                raise RuntimeError(why)
+            attempt(host, found, "fenced-jobs", running, one_each)
+    except Exception as error:
+        host.log.write(traceback.format_exc())
+        found.append({"name": "fenced-jobs", "error": f"ConstrainDevices does not work here: {error}"})
+
+
+def versions(host: Host) -> dict[str, str]:
+    """What was measured, and on what."""
+    found = {"date": time.strftime("%Y-%m-%d"), "Python": platform.python_version(), "kernel": platform.release()}
+    names = ("gpujobs", "dask", "distributed", "dask-cuda", "dask-mpi", "distributed-ucxx-cu13", "libucx-cu13", "rmm-cu13",
+             "cupy-cuda13x", "numpy", "mpi4py", "openmpi")  # fmt: skip
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    for what, argv in (("Slurm", ["sinfo", "-V"]), ("GPUs (driver)", query)):
+        with contextlib.suppress(OSError):
+            text = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+            lines = text.splitlines()
+            found[what] = f"{lines.count(lines[0])} x {lines[0]}" if what != "Slurm" and lines else text
+    found["CPUs"] = str(os.cpu_count())
+    return {**found, "mode": "fake GPUs, numpy, small arrays" if host.fake else "real GPUs"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="folder for results.json, results.md, log.txt")
+    parser.add_argument("--fake", action="store_true", help="two GPUs that only NVML's stand-in knows; numpy")
+    parser.add_argument("--seconds", type=float, default=470, help="no step starts or lasts beyond")
+    parser.add_argument("--mpi-prefix", type=Path, default=Path(sys.prefix), help="where Open MPI is")
+    options = parser.parse_args()
+    options.output = options.output.absolute()
+    options.output.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="gpubench-"))
+    host = Host(options, folder)
+    found: list[dict[str, Any]] = []
+    about = versions(host)
+
+    def save() -> None:
+        (options.output / "results.json").write_text(json.dumps({"about": about, "steps": found}, indent=1) + "\n")
+        (options.output / "results.md").write_text(report(about, found))
+
+    try:
+        if host.gpus < 2:
+            raise SystemExit("at least two GPUs are needed")
+        steps(host, found, save)
+    except Exception:
+        host.log.write(traceback.format_exc())
+        traceback.print_exc()
+    finally:
+        save()
+        shutil.rmtree(folder, ignore_errors=True)
+    print((options.output / "results.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
