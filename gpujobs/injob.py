@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -972,6 +973,9 @@ def rank(argv: list[str]) -> None:
     folder = Folder(options.folder)
     for name, value in (folder.read("ranks.json") or {}).items():
         os.environ.setdefault(name, value)
+    if (folder.read("transport.json") or {}).get("scheme") == "ucxx":
+        # Open MPI may bring an older UCX, and of each library a process takes the one that came first.
+        importlib.import_module("ucxx")
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -1054,7 +1058,6 @@ def initialize(*arguments: Any, **keywords: Any) -> Any:
     In the ranks of a job with ``run_on: ranks`` it also is what scripts find as ``dask_mpi.initialize``. Elsewhere it
     is dask-mpi's own. Raises ValueError for what would contradict the plan of the job.
     """
-    import importlib
     import inspect
 
     real = importlib.import_module("dask_mpi.initialize").initialize

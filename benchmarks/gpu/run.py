@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu.report import report
-from tests.support.slurm import PrivateSlurm
+from tests.support.slurm import SBIN, PrivateSlurm
 
 MEASURE = str(Path(__file__).with_name("measure.py"))
 NVML = ROOT / "tests" / "fakes" / "nvml"
@@ -101,19 +102,26 @@ def slurm(host: Host, fenced: bool) -> Iterator[PrivateSlurm]:
         raise
 
 
+def exports(variables: dict[str, str]) -> str:
+    """Return bash text that sets the variables."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+
+
 def site(host: Host) -> dict[str, Any]:
     """The site file. All is on one host, so the loopback interface serves."""
     shape = {"gpus_per_node": host.gpus, "cpus_per_node": 4 * host.gpus, "memory_per_node": f"{30 * host.gpus}GiB"}
     mpirun = f"{host.mpi}/bin/mpirun"
+    libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
     return {
         "description": "a private Slurm with this host's GPUs",
         "scheduler": "slurm",
         "poll": "1s",
+        "setup": exports(host.env),
         "directory": str(host.folder / "clusters"),
         "network": {"protocols": host.protocols, "interface": "lo"},
         "mpi": {
             "command": [mpirun, "-np", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"],
-            "setup": "\n".join(["export MPI4PY_MPIABI=openmpi", *(f"export {k}={v}" for k, v in AS_ROOT.items())]),
+            "setup": exports(AS_ROOT | {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": ":".join(libraries)}),
         },
         "queues": {"main": shape},
         "defaults": {"walltime": "10m"},
@@ -143,8 +151,9 @@ def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> str:
     if code != 0:
         host.append(name, out)
         host.append(name, err)
-        last = (err.read_text(errors="replace").strip().splitlines() or [""])[-1]
-        raise RuntimeError(f"{'too slow' if code is None else f'exit code {code}'}: {last[:300]}")
+        lines = err.read_text(errors="replace").strip().splitlines() or [""]
+        said = next((line for line in lines if line.startswith("error")), lines[-1])
+        raise RuntimeError(f"{'too slow' if code is None else f'exit code {code}'}: {said[:300]}")
     return out.read_text()
 
 
@@ -174,11 +183,8 @@ class Step:
         (folder / "site.yaml").write_text(json.dumps(site(host)))
         written = {
             "site": str(folder / "site.yaml"), "gpus": host.gpus, "start_workers": host.gpus, "start_timeout": "60s",
-            "run": host.measure_command(self.output), "env": {**host.env, "PYTHONFAULTHANDLER": "1"}, **profile,
+            "run": host.measure_command(self.output), **profile,
         }  # fmt: skip
-        if profile.get("layout") == "mpi":
-            libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
-            written["env"]["LD_LIBRARY_PATH"] = ":".join(libraries)
         path = folder / f"{self.name}.yaml"
         path.write_text(json.dumps(written))
         gpujobs = shutil.which("gpujobs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "gpujobs"
@@ -286,8 +292,9 @@ def versions(host: Host) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    for what, argv in (("Slurm", ["sinfo", "-V"]), ("GPUs (driver)", query)):
+    for what, argv in (("Slurm", ["slurmctld", "-V"]), ("GPUs (driver)", query)):
         with contextlib.suppress(OSError):
+            argv[0] = shutil.which(argv[0], path=f"{os.environ['PATH']}:{SBIN}") or argv[0]
             text = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
             lines = text.splitlines()
             found[what] = f"{lines.count(lines[0])} x {lines[0]}" if what != "Slurm" and lines else text

@@ -1,0 +1,45 @@
+"""The benchmark for real GPUs, on a machine that has none: every step runs and finds something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..conftest import unavailable
+from ..support import mpi, slurm
+from ..support.cli import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+def test_every_step_has_a_result(tmp_path: Path) -> None:
+    if why := slurm.missing():
+        unavailable("slurm", why)
+    argv = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--fake", "--output", tmp_path]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = {step["name"]: step for step in json.loads((tmp_path / "results.json").read_text())["steps"]}
+    log = (tmp_path / "log.txt").read_text()[-8000:]
+    expected = {"auto": "tls", "reference": "tcp", "tcp": "tcp", "tls": "tls", "one-gpu-jobs": "tls"}
+    if not mpi.missing():
+        expected["mpi"] = "tls"
+    for name, scheme in expected.items():
+        step = steps[name]
+        assert "error" not in step, f"{name}: {step['error']}\n{log}"
+        assert (step["scheme"], step["workers"]) == (scheme, 2)
+        assert step["seconds to workers"] > 0
+        assert step["transfer"]["GB/s"] > 0
+        assert step["transpose"]["seconds"] > 0
+        assert step["svd"]["seconds"] > 0
+        assert len(step["svd"]["runs"]) == 3
+        if name != "reference":
+            assert step["one worker per GPU"]
+            assert len({gpu["uuid"] for gpu in step["gpus"].values()}) == 2
+    assert "no devices" in steps["fenced-jobs"]["error"]
+    table = (tmp_path / "results.md").read_text()
+    assert "| auto / reference |" in table
+    assert "nan" not in table
