@@ -975,7 +975,8 @@ def rank(argv: list[str]) -> None:
         os.environ.setdefault(name, value)
     if (folder.read("transport.json") or {}).get("scheme") == "ucxx":
         # Open MPI may bring an older UCX, and of each library a process takes the one that came first.
-        importlib.import_module("ucxx")
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ucxx")
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

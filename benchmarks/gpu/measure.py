@@ -119,7 +119,7 @@ def incoming(dask_worker: Any) -> Any:
 
 
 def can_open(paths: list[str]) -> list[str]:
-    """Those of the device files ``paths`` that this process can open."""
+    """Return those of the device files ``paths`` that this process can open."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):

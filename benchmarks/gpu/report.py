@@ -14,12 +14,21 @@ WHAT = {
     "fenced-jobs": "gpujobs, one job per GPU, ConstrainDevices=yes, protocol auto",
 }
 MEASURED = {"transfer": "GB/s", "transpose": "seconds", "svd": "seconds"}
-RATIOS = [("auto", "reference"), ("auto", "tcp"), ("tls", "tcp"), ("one-gpu-jobs", "auto"), ("mpi", "auto"), ("fenced-jobs", "auto")]  # fmt: skip
+RATIOS = [
+    ("auto", "reference"),
+    ("auto", "tcp"),
+    ("tls", "tcp"),
+    ("one-gpu-jobs", "auto"),
+    ("mpi", "auto"),
+    ("fenced-jobs", "auto"),
+]
 
 
 def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     """Return the whole text."""
-    head = "| cluster | talks over | workers after (s) | one worker per GPU | GPUs a worker can open | 1 array between two workers (GB/s) | (y + y.T).sum() (s) | svd (s) |"
+    columns = ["cluster", "talks over", "workers after (s)", "one worker per GPU", "GPUs a worker can open"]
+    columns += ["array between two workers (GB/s)", "(y + y.T).sum() (s)", "svd (s)"]
+    head = f"| {' | '.join(columns)} |"
     lines = ["# gpujobs on real GPUs", "", *(f"- {name}: {value}" for name, value in about.items()), ""]
     lines += ["Medians of 3 after a warm-up, new data each time.", "", head, "|---" * 8 + "|", *map(_row, steps), ""]
     by_name = {step["name"]: step for step in steps}
@@ -39,7 +48,7 @@ def _row(step: dict[str, Any]) -> str:
     opened = step.get("can_open") or []
     proof = {True: "yes", False: "NO"}.get(step.get("one worker per GPU", ""), "")
     cells = [WHAT[step["name"]], step.get("scheme", ""), _number(step.get("seconds to workers")), proof]
-    cells += ["–".join(str(n) for n in sorted(set(opened))), *(_number(value(step, name)) for name in MEASURED)]
+    cells += ["-".join(str(n) for n in sorted(set(opened))), *(_number(value(step, name)) for name in MEASURED)]
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,7 +1,7 @@
 """gpujobs on the real GPUs of one host, against a hand-written LocalCUDACluster and against plain TCP.
 
-Starts a private Slurm of one node, then one cluster after the other through ``gpujobs submit --wait``; measure.py runs in
-them. A step that fails or takes too long does not stop the others. See README.md.
+Starts a private Slurm of one node, then one cluster after the other through ``gpujobs submit --wait``; measure.py
+runs in them. A step that fails or takes too long does not stop the others. See README.md.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.report import report
+from gpujobs.version import __version__ as gpujobs_version
 from tests.support.slurm import SBIN, PrivateSlurm
 
+ROOT = Path(__file__).parents[2]
 MEASURE = str(Path(__file__).with_name("measure.py"))
 NVML = ROOT / "tests" / "fakes" / "nvml"
 STEP = 85  # seconds that one step may take
@@ -49,10 +50,11 @@ class Host:
         self.uuids = [] if self.fake else _uuids()
         self.gpus = 2 if self.fake else len(self.devices)
         self.module = "numpy" if self.fake else "cupy"
-        self.protocols = ["tcp"] if self.fake else ["ucxx", "tcp"]
+        self.protocols = options.protocols or (["tcp"] if self.fake else ["ucxx", "tcp"])
         self.env = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
         if self.fake:
-            self.env |= {"PYTHONPATH": str(NVML), "FAKE_NVML_GPUS": "2", "DASK_CUDA_TEST_SINGLE_GPU": "1"}
+            path = ":".join([str(NVML), *filter(None, [self.env.get("PYTHONPATH")])])
+            self.env |= {"PYTHONPATH": path, "FAKE_NVML_GPUS": "2", "DASK_CUDA_TEST_SINGLE_GPU": "1"}
         self.log = (self.output / "log.txt").open("w")
 
     def say(self, text: str) -> None:
@@ -120,7 +122,7 @@ def site(host: Host) -> dict[str, Any]:
         "directory": str(host.folder / "clusters"),
         "network": {"protocols": host.protocols, "interface": "lo"},
         "mpi": {
-            "command": [mpirun, "-np", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"],
+            "command": f"{mpirun} -np {{ranks}} --map-by ppr:{{ranks_per_node}}:node:oversubscribe --bind-to none".split(),
             "setup": exports(AS_ROOT | {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": ":".join(libraries)}),
         },
         "queues": {"main": shape},
@@ -128,8 +130,8 @@ def site(host: Host) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> str:
-    """Run a command in at most the time of a step; return its standard output. Its output goes to the log if it fails."""
+def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> None:
+    """Run a command in at most the time of a step. Its output goes to the log if it fails."""
     out, err = (host.folder / f"{name}.{kind}" for kind in ("out", "err"))
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(
@@ -154,7 +156,6 @@ def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> str:
         lines = err.read_text(errors="replace").strip().splitlines() or [""]
         said = next((line for line in lines if line.startswith("error")), lines[-1])
         raise RuntimeError(f"{'too slow' if code is None else f'exit code {code}'}: {said[:300]}")
-    return out.read_text()
 
 
 class Step:
@@ -250,8 +251,9 @@ def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any)
 
 def fence(host: Host, slurm: PrivateSlurm) -> str:
     """Return "" where a job of one GPU can open only that one, else what it can open."""
-    code = f"import sys; sys.path.insert(0, {str(Path(MEASURE).parent)!r}); import measure; print(measure.can_open({host.devices}))"
-    done = slurm.attempt("srun", "-n1", "--gres=gpu:1", sys.executable, "-c", code, timeout=30)
+    code = f"import measure; print(measure.can_open({host.devices}))"
+    argv = ["srun", "-n1", "--gres=gpu:1", f"--chdir={Path(MEASURE).parent}", sys.executable, "-c", code]
+    done = slurm.attempt(*argv, timeout=30)
     opened = done.stdout.strip()
     return "" if opened.count("/dev/") == 1 else f"a job of one GPU can open {opened or done.stderr[-300:]}"
 
@@ -286,7 +288,8 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
 def versions(host: Host) -> dict[str, str]:
     """What was measured, and on what."""
     found = {"date": time.strftime("%Y-%m-%d"), "Python": platform.python_version(), "kernel": platform.release()}
-    names = ("gpujobs", "dask", "distributed", "dask-cuda", "dask-mpi", "distributed-ucxx-cu13", "libucx-cu13", "rmm-cu13",
+    found["gpujobs"] = gpujobs_version
+    names = ("dask", "distributed", "dask-cuda", "dask-mpi", "distributed-ucxx-cu13", "libucx-cu13", "rmm-cu13",
              "cupy-cuda13x", "numpy", "mpi4py", "openmpi")  # fmt: skip
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -306,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for results.json, results.md, log.txt")
     parser.add_argument("--fake", action="store_true", help="two GPUs that only NVML's stand-in knows; numpy")
+    parser.add_argument("--protocols", nargs="+", help="of the site, best first")
     parser.add_argument("--seconds", type=float, default=470, help="no step starts or lasts beyond")
     parser.add_argument("--mpi-prefix", type=Path, default=Path(sys.prefix), help="where Open MPI is")
     options = parser.parse_args()
