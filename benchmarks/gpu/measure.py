@@ -39,7 +39,7 @@ class Bench:
         self.workers = sorted(found, key=lambda address: str(found[address]["name"]))
 
     def transfer(self) -> dict[str, float]:
-        """Move one array from a worker to another; ``seconds`` by the receiver's log, ``wall`` by the client's clock."""
+        """Move an array from a worker to another; ``seconds`` by the receiver's log, ``wall`` by the client's clock."""
         source, target = self.workers[:2]
         array = self.client.submit(filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False)
         wait(array)
@@ -145,7 +145,7 @@ def reference(module: str, workers: int) -> Iterator[Any]:
     if module == "cupy":
         from dask_cuda import LocalCUDACluster
 
-        cluster = LocalCUDACluster(protocol="ucxx", dashboard_address=":0")
+        cluster = LocalCUDACluster(protocol="ucxx", memory_limit="30GiB", dashboard_address=":0")
     else:
         from distributed import LocalCluster
 

@@ -35,6 +35,8 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     lines += ["How many times as fast:", "", "| | transfer | transpose | svd |", "|---|---|---|---|"]
     lines += [_ratios(by_name, *pair) for pair in RATIOS if set(pair) <= set(by_name)]
     failed = [f"- {step['name']}: {step['error']}" for step in steps if step.get("error")]
+    fallen = [(step["name"], (step.get("transport") or {}).get("reason")) for step in steps]
+    failed += [f"- {name} fell back: {reason}" for name, reason in fallen if reason]
     return "\n".join([*lines, *(["", "What did not work:", "", *failed] if failed else []), ""])
 
 

@@ -111,8 +111,9 @@ def exports(variables: dict[str, str]) -> str:
 
 def site(host: Host) -> dict[str, Any]:
     """The site file. All is on one host, so the loopback interface serves."""
+    # 30 GiB for each worker, as in measure.py's reference: what dask receives at a time depends on it.
     shape = {"gpus_per_node": host.gpus, "cpus_per_node": 4 * host.gpus, "memory_per_node": f"{30 * host.gpus}GiB"}
-    mpirun = f"{host.mpi}/bin/mpirun"
+    mpirun, nodes = f"{host.mpi}/bin/mpirun", "ppr:{ranks_per_node}:node:oversubscribe"
     libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
     return {
         "description": "a private Slurm with this host's GPUs",
@@ -122,7 +123,7 @@ def site(host: Host) -> dict[str, Any]:
         "directory": str(host.folder / "clusters"),
         "network": {"protocols": host.protocols, "interface": "lo"},
         "mpi": {
-            "command": f"{mpirun} -np {{ranks}} --map-by ppr:{{ranks_per_node}}:node:oversubscribe --bind-to none".split(),
+            "command": [mpirun, "-np", "{ranks}", "--map-by", nodes, "--bind-to", "none"],
             "setup": exports(AS_ROOT | {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": ":".join(libraries)}),
         },
         "queues": {"main": shape},

@@ -137,6 +137,7 @@ class PrivateSlurm:
         mounted = Path("/sys/fs/cgroup")
         if not (mounted / "devices").is_dir():
             mounted = self.folder / "cgroup"
+            mounted.mkdir()
         lines = ["CgroupPlugin=cgroup/v1", f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
         (self.folder / "cgroup.conf").write_text("\n".join([*lines, ""]))
 
