@@ -33,7 +33,7 @@ from tests.support.slurm import SBIN, PrivateSlurm
 ROOT = Path(__file__).parents[2]
 MEASURE = str(Path(__file__).with_name("measure.py"))
 NVML = ROOT / "tests" / "fakes" / "nvml"
-STEP = 85  # seconds that one step may take
+STEP = 110  # seconds that one step may take
 HANDED_ON = ("CUDA_", "DASK_", "LD_LIBRARY_PATH", "NCCL_", "NVIDIA_", "NVSHMEM_", "PYTHONPATH", "TORCH_", "UCX_")
 """Of this program's environment: what jobs need, in which nothing is inherited."""
 AS_ROOT = {f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
@@ -79,11 +79,16 @@ class Host:
 
 
 def _uuids() -> list[str]:
-    import pynvml
+    """Return the GPUs' UUIDs; none where NVML does not tell, and then only their number is checked."""
+    try:
+        import pynvml
 
-    pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-    return sorted(str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        return sorted(str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+    except Exception:
+        traceback.print_exc()
+        return []
 
 
 @contextlib.contextmanager
@@ -184,7 +189,7 @@ class Step:
         folder = host.folder
         (folder / "site.yaml").write_text(json.dumps(site(host)))
         written = {
-            "site": str(folder / "site.yaml"), "gpus": host.gpus, "start_workers": host.gpus, "start_timeout": "60s",
+            "site": str(folder / "site.yaml"), "gpus": host.gpus, "start_workers": host.gpus, "start_timeout": "90s",
             "run": host.measure_command(self.output), **profile,
         }  # fmt: skip
         path = folder / f"{self.name}.yaml"
