@@ -48,10 +48,11 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 
 gpujobs_reach() {   # does something listen at the dask scheduler's address?
     address=$(sed -n 's/.*"address": *"[a-z]*:\/\/\([^"]*\)".*/\1/p' scheduler.json 2> /dev/null | tr -d '[]')
+    # shellcheck disable=SC2016  # the inner bash expands it
     [ -z "$address" ] || timeout 3 bash -c ': < "/dev/tcp/${0%:*}/${0##*:}"' "$address" 2> /dev/null
 }
 gpujobs_reach || { sleep 1; gpujobs_reach; } || { sleep 1; gpujobs_reach; } || {
-    gpujobs_fail "compute node $GPUJOBS_HOST cannot reach the dask scheduler at ${address:-no address}: it is gone, or set interface or scheduler='job'"
+    gpujobs_fail "compute node $GPUJOBS_HOST cannot reach the dask scheduler at $address: it is gone, or set interface or scheduler='job'"
     exit 0; }
 
 # --- environment ---------------------------------------------------------------------------------
