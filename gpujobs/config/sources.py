@@ -142,12 +142,14 @@ def read_order(path: Path) -> Order:
     """Return the order that `write_order` kept; its positions name that file."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from None
-    document = Document(value["site"]["document"], source=str(path))
-    site = SiteFile(value["site"]["name"], Path(value["site"]["path"]), build(Site, document), document)
-    asked = Document(value["document"], source=str(path))
-    return Order(site, build(Profile, asked), asked, value["name"], Path(value["workdir"]), value["python"])
+        document = Document(value["site"]["document"], source=str(path))
+        site = SiteFile(value["site"]["name"], Path(value["site"]["path"]), build(Site, document), document)
+        asked = Document(value["document"], source=str(path))
+        return Order(site, build(Profile, asked), asked, value["name"], Path(value["workdir"]), value["python"])
+    except InputError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path} does not say what was submitted: {error}") from None
 
 
 def settings_document(settings: tuple[str, ...]) -> Document:

@@ -180,3 +180,13 @@ def test_write_atomically(tmp_path: Path) -> None:
     write_atomically(tmp_path / "x", "two")
     assert (tmp_path / "x").read_text() == "two"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"])
+def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    from gpujobs.config.sources import read_order
+
+    path = tmp_path / "order.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"order\.json"):
+        read_order(path)
