@@ -111,7 +111,7 @@ class PrivateSlurm:
         }  # fmt: skip
         if self.fenced:
             settings["TaskPlugin"] = "task/cgroup"
-            self._write_cgroup_conf()
+        self._write_cgroup_conf()
         if self.accounting:
             settings |= {
                 "AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": "127.0.0.1",
@@ -135,10 +135,13 @@ class PrivateSlurm:
 
     def _write_cgroup_conf(self) -> None:
         mounted = Path("/sys/fs/cgroup")
-        if not (mounted / "devices").is_dir():
+        if self.fenced and not (mounted / "devices").is_dir():
             mounted = self.folder / "cgroup"
             mounted.mkdir()
-        lines = ["CgroupPlugin=cgroup/v1", f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
+        # Version 2 wants a systemd to talk to, even where nothing is constrained.
+        lines = ["CgroupPlugin=cgroup/v1"]
+        if self.fenced:
+            lines += [f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
         (self.folder / "cgroup.conf").write_text("\n".join([*lines, ""]))
 
     def _start_accounting(self) -> None:
