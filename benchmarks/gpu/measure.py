@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.time()
-WARM_UPS, REPETITIONS = 1, 3
+WARM_UPS, REPETITIONS = 2, 7
 FULL = {"transfer": 125_000_000, "square": 40_000, "block": 10_000, "rows": 4_000_000, "columns": 200}
 SMALL = {"transfer": 500_000, "square": 800, "block": 200, "rows": 8_000, "columns": 20}
 """Lengths in numbers of 8 bytes. FULL: 1 GB; 12.8 GB in 16 blocks; 6.4 GB in 8 blocks."""
