@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.time()
-WARM_UPS, REPETITIONS = 2, 7
+WARM_UPS = 2
+REPETITIONS, SECONDS = (3, 61), 6.0
+"""At least and at most so many, and none begins after so many seconds: short ones scatter, and are repeated more."""
 FULL = {"transfer": 125_000_000, "square": 40_000, "block": 10_000, "rows": 4_000_000, "columns": 200}
 SMALL = {"transfer": 500_000, "square": 800, "block": 200, "rows": 8_000, "columns": 20}
 """Lengths in numbers of 8 bytes. FULL: 1 GB; 12.8 GB in 16 blocks; 6.4 GB in 8 blocks."""
@@ -166,7 +168,14 @@ def own_cluster() -> Iterator[Any]:
 def measure(bench: Bench, name: str) -> dict[str, Any]:
     """Repeat one measurement; return all runs and the medians, or what went wrong."""
     try:
-        runs = [getattr(bench, name)() for _ in range(WARM_UPS + REPETITIONS)][WARM_UPS:]
+        runs = []
+        for n in range(WARM_UPS + REPETITIONS[1]):
+            if n == WARM_UPS:
+                started = time.monotonic()
+            if n >= WARM_UPS + REPETITIONS[0] and time.monotonic() - started > SECONDS:
+                break
+            runs.append(getattr(bench, name)())
+        del runs[:WARM_UPS]
     except Exception:
         return {"error": traceback.format_exc()[-3000:]}
     return {"runs": runs, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}}
