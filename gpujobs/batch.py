@@ -11,7 +11,8 @@ from pathlib import Path
 
 from . import commands
 from .errors import RefusedError, UnavailableError
-from .schedulers import JobId, JobState, JobStatus, Result, Scheduler
+from .schedulers import JobId, JobStatus, Result, Scheduler
+from .schedulers.base import NOT_LISTED
 
 PATIENCE = 90.0
 """Seconds for which a batch scheduler that is away is waited for."""
@@ -92,7 +93,7 @@ class Batch:
 
     # -- watch ------------------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
-        """Return the status of all ``ids``: one call, one for details, one to accounting for jobs that left the queue."""
+        """Return the status of all ``ids``: one call, one for details, one to accounting for those not listed."""
         if not ids:
             return {}
         result = self._ask(self.scheduler.status_command(ids, names, getpass.getuser()))
@@ -101,13 +102,11 @@ class Batch:
         if argv:
             found.update(self.scheduler.parse_detail(self._run(argv), found))
         gone = [job for job in ids if job not in found]
-        argv = self.scheduler.accounting_command(gone) if gone else None
-        if argv:
+        for argv in self.scheduler.accounting_commands(gone) if gone else []:
             answer = self._run(argv)
             if answer.exit_code is not None:
                 found.update(self.scheduler.parse_accounting(answer, gone))
-        unknown = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
-        return {job: found.get(job, unknown) for job in ids}
+        return {job: found.get(job, NOT_LISTED) for job in ids}
 
     # -- cancel -----------------------------------------------------------------------------------------------
     def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:

@@ -11,7 +11,8 @@ from .batch import PATIENCE, Batch
 from .errors import GpujobsError, UnavailableError
 from .ledger import Ledger, Record, Submission
 from .schedulers import JobId, JobState, JobStatus, get_scheduler
-from .status import CANCELLED, ClusterView, view
+from .schedulers.base import NOT_LISTED
+from .status import CANCELLED, GRACE, ClusterView, vanished, view
 
 SLOWEST_POLL = 60.0
 SILENCE = 60.0
@@ -78,11 +79,25 @@ def _seen(record: Record, ledger: Ledger, statuses: dict[JobId, JobStatus]) -> C
         jobs = {**record.jobs, **facts.claims}
         final = {jobs[int(number)]: JobStatus(JobState(state)) for number, state in record.outcomes.items()}
         return view(record, facts, final)
+    record, statuses = _settled(record, ledger, facts, statuses)
     seen = view(record, facts, statuses)
-    if seen.jobs and not seen.living:
+    if seen.jobs and not seen.living and not any(job.stuck for job in seen.jobs):
         outcomes = {str(job.number): job.state.value for job in seen.jobs}
         ledger.update(record.id, finished=True, outcomes=outcomes)
     return seen
+
+
+def _settled(
+    record: Record, ledger: Ledger, facts: folders.Facts, statuses: dict[JobId, JobStatus]
+) -> tuple[Record, dict[JobId, JobStatus]]:
+    """Give up jobs that nothing has listed for a while, and left no record: they are not waited for any more."""
+    jobs, now = {**record.jobs, **facts.claims}, time.time()
+    missing = {number: job for number, job in jobs.items() if statuses.get(job) == NOT_LISTED}
+    since = {str(number): record.unlisted.get(str(number), now) for number in missing if number not in facts.records}
+    if since != record.unlisted:
+        record = ledger.update(record.id, unlisted=since)
+    gone = {job: vanished(n in facts.claims) for n, job in missing.items() if now - since.get(str(n), now) > GRACE}
+    return record, {**statuses, **gone}
 
 
 def _adopted(record: Record, ledger: Ledger, tell: Tell) -> Record:
@@ -125,6 +140,9 @@ class Watch:
             self.statuses = ask([self.record], self.tell)
         except UnavailableError as error:
             self.tell(str(error))
+        else:
+            facts = folders.read(self.record.path)
+            self.record, self.statuses = _settled(self.record, self.ledger, facts, self.statuses)
         moved = self.statuses != before
         self.interval = float(self.record.poll) if moved else min(SLOWEST_POLL, self.interval * 1.5)
         self.next_question = time.monotonic() + self.interval

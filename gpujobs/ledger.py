@@ -78,6 +78,8 @@ class Record:
     outcomes: dict[str, str] = field(default_factory=dict)
     """Once finished: the state of each job by number, since the batch scheduler forgets."""
     notes: tuple[str, ...] = ()
+    unlisted: dict[str, float] = field(default_factory=dict)
+    """Jobs that the batch scheduler does not list, by number: since when."""
     version: int = VERSION
 
     @property

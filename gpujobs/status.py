@@ -10,6 +10,7 @@ from .folder import Facts
 from .ledger import Record
 from .names import HEAD, job_worker_names
 from .schedulers import JobId, JobState, JobStatus
+from .schedulers.base import NOT_LISTED
 
 
 class ClusterState(StrEnum):
@@ -24,6 +25,8 @@ class ClusterState(StrEnum):
 
 
 CANCELLED = "cancelled by gpujobs"
+GRACE = 60.0
+"""Seconds for which a job that no queue lists may still turn up in accounting."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class JobView:
     """Names of its workers."""
     connected: tuple[str, ...]
     head: bool
+    stuck: bool = False
+    """It has failed, and stays in the queue until it is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def _job(record: Record, number: int, job: JobId, workers: int, facts: Facts, st
         status = _with_record(status, left)
     # A cancel that was asked for explains what the batch scheduler calls failed or killed.
     asked = number in record.removed or (facts.ended or {}).get("reason") == CANCELLED
-    if asked and status.state is JobState.FAILED:
+    if asked and (status.state is JobState.FAILED or status == NOT_LISTED):
         status = replace(status, state=JobState.CANCELLED)
     expected = tuple(job_worker_names(record.id, number, workers, record.ranks)) if workers else ()
     return JobView(
@@ -105,7 +110,15 @@ def _job(record: Record, number: int, job: JobId, workers: int, facts: Facts, st
         expected=expected,
         connected=tuple(name for name in expected if name in facts.workers),
         head=(facts.head or {}).get("job") == number,
+        stuck=status.stuck,
     )
+
+
+def vanished(started: bool) -> JobStatus:
+    """Return what became of a job that neither the queue nor accounting knows, long after it was there."""
+    if started:
+        return JobStatus(JobState.FAILED, reason="it left the queue without a word of how it ended")
+    return JobStatus(JobState.CANCELLED, reason="it left the queue before it started: somebody deleted it")
 
 
 def _with_record(status: JobStatus, left: Mapping[str, object]) -> JobStatus:

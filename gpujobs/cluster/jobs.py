@@ -12,6 +12,8 @@ from typing import Any
 
 from ..display import table
 from ..schedulers import JobId, JobState, JobStatus
+from ..schedulers.base import NOT_LISTED
+from ..status import GRACE, vanished
 
 
 class Phase(StrEnum):
@@ -53,6 +55,8 @@ class Job:
     running_since: float | None = None
     idle_since: float | None = None
     lost_since: float | None = None
+    unlisted_since: float | None = None
+    """The batch scheduler has not listed it since."""
     gpus: tuple[dict[str, Any], ...] = ()
     """Which GPU each connected worker has: worker, node, uuid, model, memory in bytes."""
     leaving: bool = False
@@ -83,6 +87,13 @@ class Job:
         elif self.asked:
             self.phase = Phase.PENDING
         return self.phase is not before
+
+    def told(self, status: JobStatus, now: float) -> None:
+        """Take in what the batch scheduler says; what it has not listed for a while is gone."""
+        self.asked = True
+        self.unlisted_since = (self.unlisted_since or now) if status == NOT_LISTED else None
+        gone = self.unlisted_since is not None and now - self.unlisted_since > GRACE
+        self.status = vanished(self.running_since is not None) if gone else status
 
     def row(self) -> dict[str, Any]:
         """Return the job as a plain dict."""

@@ -193,8 +193,9 @@ class Workforce:
         living = list(self.jobs.values())
         found = await off_loop(self._batch.status, [job.id for job in living], [self.id])
         for job in living:
-            moved = moved or found[job.id].state is not job.status.state
-            job.status, job.asked = found[job.id], True
+            before = job.status.state
+            job.told(found[job.id], now)
+            moved = moved or job.status.state is not before
             job.look(observed, now)
         fastest = float(self.plan.site.poll)
         self._poll_interval = fastest if moved else min(max(POLL_SLOWEST, fastest), self._poll_interval * 1.5)

@@ -65,6 +65,12 @@ class JobStatus:
     node: str = ""
     starts: str = ""
     """When a pending job is expected to start, where the batch scheduler says so."""
+    stuck: bool = False
+    """It has failed, and stays in the queue until it is cancelled."""
+
+
+NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
+"""The batch scheduler answered, and neither its queue nor its accounting has the job: it is gone, or not there yet."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,11 @@ class Scheduler(ABC):
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         """Return the command that knows jobs which left the queue."""
         return None
+
+    def accounting_commands(self, ids: Sequence[JobId]) -> list[list[str]]:
+        """Return the commands that together know them: more than one where one cannot ask for several submissions."""
+        argv = self.accounting_command(ids)
+        return [argv] if argv else []
 
     def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         """Return the status of those of ``ids`` that it knows."""

@@ -240,12 +240,21 @@ class PrivateSge:
         }  # fmt: skip
         self._write(self.common / "bootstrap", bootstrap)
         (self.common / "act_qmaster").write_text(f"{socket.gethostname()}\n")
-        (self.common / "host_aliases").write_text(f"{socket.gethostname()} localhost\n")  # as which this host may see itself
+        (self.common / "host_aliases").write_text(
+            f"{socket.gethostname()} localhost\n"
+        )  # as which this host may see itself
         self._spool("spoolinit", "berkeleydb", "libspoolb", str(spool), "init")
         self._spool("spooldefaults", "configuration", str(self._global_configuration()))
         complexes = self.folder / "templates" / "centry"
         shutil.copytree(RESOURCES / "util" / "resources" / "centry", complexes)
-        gpu = {"name": "gpu", "shortcut": "gpu", "type": "INT", "relop": "<=", "requestable": "YES", "consumable": "JOB"}
+        gpu = {
+            "name": "gpu",
+            "shortcut": "gpu",
+            "type": "INT",
+            "relop": "<=",
+            "requestable": "YES",
+            "consumable": "JOB",
+        }
         self._write(complexes / "gpu", {**gpu, "default": 0, "urgency": 0})
         self._spool("spooldefaults", "complexes", str(complexes))
         self._spool("spooldefaults", "usersets", str(RESOURCES / "util" / "resources" / "usersets"))
