@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import commands
 from .errors import RefusedError, UnavailableError
-from .schedulers import JobId, JobStatus, Result, Scheduler
+from .schedulers import JobId, JobState, JobStatus, Result, Scheduler
 from .schedulers.base import NOT_LISTED
 
 PATIENCE = 90.0
@@ -106,7 +106,9 @@ class Batch:
             answer = self._run(argv)
             if answer.exit_code is not None:
                 found.update(self.scheduler.parse_accounting(answer, gone))
-        return {job: found.get(job, NOT_LISTED) for job in ids}
+        failure = JobStatus(JobState.UNKNOWN, reason=_first_line(result))
+        other = NOT_LISTED if self.scheduler.answered(result) else failure
+        return {job: found.get(job, other) for job in ids}
 
     # -- cancel -----------------------------------------------------------------------------------------------
     def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from .support import sge as sge_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
@@ -17,7 +18,7 @@ from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
-BACKENDS = ["slurm"]
+BACKENDS = ["slurm", "sge"]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 
@@ -54,6 +55,15 @@ def slurm_backend(shared_folder: Path) -> Iterator[SlurmBackend]:
         unavailable("slurm", why)
     with slurm_support.PrivateSlurm(shared_folder / "slurm").running() as running:
         yield SlurmBackend(running)
+
+
+@pytest.fixture(scope="session")
+def sge_backend(shared_folder: Path) -> Iterator[sge_support.SgeBackend]:
+    """A real Grid Engine of 2 nodes with 4 fake GPUs each."""
+    if why := sge_support.missing():
+        unavailable("sge", why)
+    with sge_support.PrivateSge(shared_folder / "sge").running() as running:
+        yield sge_support.SgeBackend(running)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from .owner import GPUJobQueueCluster
 
-__all__ = ["CLASSES", "GPUJobQueueCluster", "GPULocalCluster", "GPUSLURMCluster"]
+__all__ = ["CLASSES", "GPUJobQueueCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster"]
 
 
 class GPUSLURMCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on a site with Slurm."""
 
     batch_schedulers = ("slurm",)
+
+
+class GPUSGECluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with Grid Engine."""
+
+    batch_schedulers = ("sge",)
 
 
 class GPULocalCluster(GPUJobQueueCluster):
@@ -20,5 +26,7 @@ class GPULocalCluster(GPUJobQueueCluster):
     default_site = "local"
 
 
-CLASSES: dict[str, type[GPUJobQueueCluster]] = {"slurm": GPUSLURMCluster, "local": GPULocalCluster}
+CLASSES: dict[str, type[GPUJobQueueCluster]] = {
+    name: cls for cls in (GPUSLURMCluster, GPUSGECluster, GPULocalCluster) for name in cls.batch_schedulers
+}
 """Which class a site's batch scheduler picks."""

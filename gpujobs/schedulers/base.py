@@ -180,7 +180,7 @@ class Scheduler(ABC):
         """Return the ids of the submissions called ``name``."""
 
     def answered(self, result: Result) -> bool:
-        """Tell an answer to `find_command`, though it be that there is none, from a failure."""
+        """Tell an answer to `find_command` or `status_command`, though it be that there is none, from a failure."""
         return result.exit_code == 0
 
     def limit_command(self) -> list[str] | None:

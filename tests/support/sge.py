@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from .processes import free_ports, reaper, stop, until
+from .backend import FAKE_GPUS, Backend
+from .processes import free_ports, pause, reaper, stop, until
 
 PROGRAMS = Path("/usr/lib/gridengine")
 RESOURCES = Path("/usr/share/gridengine")
@@ -281,7 +283,7 @@ class PrivateSge:
 
     def _add_queues(self) -> None:
         own = {"hostlist": " ".join(self.names), "slots": self.cpus, "notify": f"00:00:{self.notify:02d}"}
-        for name, walltime in (("main.q", "INFINITY"), ("short.q", "00:10:00")):
+        for name, walltime in (("main", "INFINITY"), ("short", "00:10:00")):
             path = self.folder / "templates" / name
             self._write(path, {"qname": name, **QUEUE, **own, "h_rt": walltime})
             self._spool("qconf", "-Aq", str(path))
@@ -338,6 +340,65 @@ class PrivateSge:
     def command(self, *argv: str) -> str:
         """Run a Grid Engine command as root; return its output."""
         return self.attempt(*argv).stdout
+
+    def queue(self) -> list[str]:
+        """Return what is in the queue: ``id state name`` of jobs that have not ended, arrays in a line or several."""
+        done = self.attempt("qstat", "-u", "*", "-xml")
+        assert done.returncode == 0, done.stderr
+        lines = []
+        for item in re.findall(r"<job_list.*?</job_list>", done.stdout, re.DOTALL):
+            fields = dict(re.findall(r"<(\w+)>(.*?)</\1>", item))
+            task = f".{fields['tasks']}" if "tasks" in fields else ""
+            lines.append(f"{fields['JB_job_number']}{task} {fields['state']} {fields['JB_name']}")
+        return lines
+
+    def cancel_all(self) -> None:
+        """Cancel all jobs and wait until they are gone."""
+        if self.queue():
+            self.attempt("qdel", "-u", "*")
+        until(lambda: not self.queue(), 60, "an empty queue")
+
+
+class SgeBackend(Backend):
+    """A real Grid Engine."""
+
+    name = "sge"
+
+    def __init__(self, sge: PrivateSge) -> None:
+        self.sge = sge
+        self.nodes = sge.nodes
+        self.scheduler_options = {"host": sge.address()}
+
+    def env(self) -> dict[str, str]:
+        return self.sge.env
+
+    def site(self) -> dict[str, Any]:
+        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
+        return {
+            "description": "a private Grid Engine of the tests",
+            "scheduler": "sge",
+            "setup": FAKE_GPUS,
+            "visible_devices": {"variable": "SGE_HGR_gpu"},
+            "poll": "1s",
+            "queues": {
+                "main": {**shape, "max_walltime": "2d"},
+                "short": {**shape, "max_walltime": "10m"},
+                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
+            },
+            "defaults": {"walltime": "10m"},
+        }
+
+    def queue(self) -> list[str]:
+        return self.sge.queue()
+
+    def clean(self) -> None:
+        self.sge.cancel_all()
+
+    def pause(self, seconds: float) -> None:
+        pause(self.sge.qmaster, seconds)
+
+    def kill_job(self, job: str) -> None:
+        self.sge.command("qdel", job.replace("[", ".").rstrip("]"))
 
 
 def _ip(*arguments: str) -> None:
