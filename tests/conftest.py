@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -71,6 +72,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each batch scheduler in turn; nothing is left in it after a test."""
     found: Backend = request.getfixturevalue(f"{request.param}_backend")
     yield found
+    with contextlib.suppress(AssertionError):
+        found.wait_empty(found.lag)
     left = found.queue()
     found.clean()
     assert not left, f"left in the queue: {left}"

@@ -37,6 +37,13 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
         "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,
         "account": "project_2001234", "workers": {"worker_class": "nanny"}, "network": {"protocol": "tcp"}}),
     "slurm-owned-by-python": ("example-slurm", {"workdir": "/home/ada", "gpus": 8, "gpus_per_job": 2, "account": "p12345"}),
+    "sge-two-jobs-of-four": ("example-sge", {
+        **SVD, "gpus": 8, "account": "astro1", "network": {"encryption": True}, "env": {"GREETING": "it's me"},
+        "directives": ["-l exclusive"]}),
+    "sge-one-job-counted-once": ("myriad", {**SVD, "gpus": 2, "gpu_type": "a100", "walltime": "90m"}),
+    "sge-gpus-of-each-slot": ("sge-per-slot", {**SVD, "gpus": 16, "walltime": "3d"}),
+    "sge-cpu-workers": ("example-sge", {
+        **SVD, "gpus": 0, "account": "astro1", "workers": {"count": 4, "threads": 8, "memory": "32GiB"}, "network": {"protocol": "tcp"}}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip
