@@ -33,6 +33,7 @@ import contextlib
 import importlib
 import json
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -672,7 +673,7 @@ class Head(Job):
         except OSError:
             return
         if ids and self.options.cancel:
-            argv = [*self.options.cancel.split(), *ids]
+            argv = [*shlex.split(self.options.cancel), *ids]
             try:
                 subprocess.run(argv, timeout=20, capture_output=True, check=False)
             except (OSError, subprocess.SubprocessError) as error:

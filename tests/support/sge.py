@@ -171,15 +171,18 @@ class PrivateSge:
         until(lambda: self.attempt("qstat").returncode == 0, 30, "qmaster", every=0.1)
 
     def stop_qmaster(self) -> None:
-        """Stop qmaster; jobs go on."""
-        stop(self.daemons["qmaster"])
+        """Kill qmaster, which would take eight seconds to stop by itself; jobs go on."""
+        self.daemons["qmaster"].kill()
+        self.daemons["qmaster"].wait()
 
     def _stop(self) -> None:
         if "qmaster" in self.daemons:
             with contextlib.suppress(Exception):
                 self.cancel_all()
-        for process in reversed(self.daemons.values()):
-            stop(process)
+            self.stop_qmaster()
+        for node in self.names:
+            if node in self.daemons:
+                stop(self.daemons[node])
 
     def _daemon(self, name: str, program: str, node: str = "") -> None:
         """Start a daemon on a node, or on this host, in either case with the hosts file of our own."""

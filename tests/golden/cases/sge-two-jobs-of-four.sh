@@ -41,6 +41,7 @@ gpujobs_fail() {
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
     # The first job to say why ends the cluster.
     (set -C; printf '{"exit_code": 70, "reason": "%s", "job": %d}\n' "$1" "$GPUJOBS_JOB" > ended) 2> /dev/null
+    [ ! -s job-ids ] || xargs bash -c 'PATH=$SGE_BINARY_PATH:$PATH; for id; do qstat -u "$USER" -s p -g d | awk -v id="$id" '"'"'$1 == id {print id (NF > 8 ? "." $9 : "")}'"'"'; done | xargs -r qdel' bash < job-ids
 }
 # A submission whose reply was lost may have been sent twice: one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="${JOB_ID}[$SGE_TASK_ID]"
@@ -68,6 +69,7 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls --interface=ib0 \
+    --cancel='bash -c '"'"'PATH=$SGE_BINARY_PATH:$PATH; for id; do qstat -u "$USER" -s p -g d | awk -v id="$id" '"'"'"'"'"'"'"'"'$1 == id {print id (NF > 8 ? "." $9 : "")}'"'"'"'"'"'"'"'"'; done | xargs -r qdel'"'"' bash' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=96GiB --resources=GPU=1 \

@@ -1,0 +1,166 @@
+"""What only Grid Engine has: limits that kill, jobs in error, accounting that does not know a job, no word of GPUs."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ..support.cli import Cli
+from ..support.processes import processes_with, until
+from ..support.sge import SgeBackend
+from .programs import SLEEP
+from .test_clusters import connected, state
+
+pytestmark = pytest.mark.sge
+
+
+@pytest.fixture(params=["sge"])
+def backend(sge_backend: SgeBackend) -> Iterator[SgeBackend]:
+    yield sge_backend
+    left = sge_backend.queue()
+    sge_backend.clean()
+    assert not left
+
+
+def held(cli: Cli, **profile: object) -> tuple[str, str]:
+    """Submit a cluster of one job with a hold on it; return the cluster's id and the job's."""
+    cluster = cli.submit({"gpus": 1, "directives": ["-h"], **profile})
+    return cluster, cli.status(cluster)["jobs"][0]["id"]
+
+
+def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
+    site = backend.site()
+    site["queues"]["main"] |= {"gpus_per_node": 8}  # the nodes have four
+    path, profile = str(cli.write("wrong.yaml", site)), str(cli.write("p.yaml", {"gpus": 8}))
+    done = cli("submit", profile, "--site", path)
+    assert done.returncode == 1
+    assert "no suitable queues" in done.stderr
+    estimate = cli("plan", profile, "--site", path, "--estimate")
+    assert "offers only hc:gpu=4" in estimate.stdout
+    assert "there are queues that can run it" in cli("plan", profile, "--estimate").stdout
+    assert backend.queue() == []
+
+
+def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
+    cluster, job = held(cli)
+    assert "held" in cli.status(cluster)["jobs"][0]["reason"]
+    (cli.home / ".gpujobs" / cluster / "logs").rmdir()  # Grid Engine opens its own log there before anything runs
+    backend.sge.command("qrls", job)
+    until(lambda: state(cli, cluster) == "FAILED", 30)
+    assert "can't open output file" in cli.status(cluster)["reason"]
+    assert cli.status(cluster)["jobs"][0]["native"] == "Eqw"
+    assert [line for line in backend.queue() if cluster in line]  # where it would stay for ever
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(15, cluster)
+    assert state(cli, cluster) == "CANCELLED"
+
+
+def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend) -> None:
+    everything = backend.nodes * backend.gpus_per_node
+    profile = {
+        "gpus": everything + 2,
+        "gpus_per_job": 2,
+        "run": ["python", "-c", "print('done')"],
+        "directives": ["-tc 2"],
+    }
+    cluster = cli.submit(profile, "--wait")
+    assert cli("logs", cluster).stdout == "done\n"
+    backend.wait_empty(15, cluster)
+    assert state(cli, cluster) == "DONE"
+    assert len(list((cli.home / ".gpujobs" / cluster / "jobs").glob("*.claim"))) < 5  # the others never started
+
+
+@pytest.mark.slow
+def test_deleted_while_it_waited(cli: Cli, backend: SgeBackend) -> None:
+    cluster, job = held(cli)
+    backend.kill_job(job)
+    backend.wait_empty(10)
+    assert state(cli, cluster) == "PENDING"  # it might still turn up in accounting
+    assert cli.status(cluster)["jobs"][0]["state"] == "UNKNOWN"
+    until(lambda: state(cli, cluster) == "CANCELLED", 90, every=2)
+    assert "before it started" in cli.status(cluster)["reason"]
+    assert cluster not in cli("status").stdout
+
+
+@pytest.mark.slow
+def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend) -> None:
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); print('here', flush=True); time.sleep(600)"
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "-c", code]})
+    until(lambda: cli("logs", cluster).stdout == "here\n", 60)
+    jobs = cli.status(cluster)["jobs"]
+    backend.sge.command("qdel", jobs[0]["id"].split("[")[0])  # SIGUSR2, and SIGKILL after the queue's `notify`
+    backend.wait_empty(15, cluster)
+    assert cli("logs", cluster).stdout == "here\nsaved\n"
+    assert {job["state"] for job in cli.status(cluster)["jobs"]} <= {"CANCELLED", "COMPLETED"}
+    until(lambda: not processes_with(cluster), 10)
+
+
+@pytest.mark.slow
+def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
+    cli.write("sleep.py", SLEEP)
+    profile = {"gpus": 2, "gpus_per_job": 1, "walltime": "40s", "run": ["python", "sleep.py", "600"]}
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 5
+    assert "walltime" in done.stderr
+    backend.wait_empty(15)
+    number = cli.status(done.stdout.strip())["jobs"][0]["id"].split("[")[0]
+    accounted = backend.sge.command("qacct", "-j", number)
+    assert set(re.findall(r"^failed +(\d+)", accounted, re.M)) == {"0"}  # nobody had to kill anything
+
+
+@pytest.mark.slow
+def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
+    profile = {"gpus": 1, "walltime": "15s", "environment": {"setup": "trap '' USR2; sleep 100 & wait; wait"}}
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait", timeout=240)
+    assert done.returncode == 5
+    backend.wait_empty(15)
+    cluster = done.stdout.strip()
+    assert cli.status(cluster)["jobs"][0]["state"] == "TIMEOUT"
+    assert "h_rt" in cli("status", cluster).stdout
+
+
+@pytest.mark.slow
+def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
+    def restart_after(seconds: float) -> threading.Thread:
+        def later() -> None:
+            time.sleep(seconds)
+            backend.sge.start_qmaster()
+
+        thread = threading.Thread(target=later)
+        backend.sge.stop_qmaster()
+        thread.start()
+        return thread
+
+    back = restart_after(6)
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})  # waits
+    back.join()
+    connected(cli, cluster, 2)
+    assert len(backend.queue()) == 2
+    back = restart_after(25)
+    done = cli("status", cluster)
+    assert done.returncode == 0
+    assert "not available" in done.stderr
+    found = cli.status(cluster)
+    assert found["state"] == "RUNNING"
+    assert {job["state"] for job in found["jobs"]} <= {"UNKNOWN", "RUNNING"}
+    back.join()
+    until(lambda: {job["state"] for job in cli.status(cluster)["jobs"]} == {"RUNNING"}, 60)
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(30)
+
+
+@pytest.mark.slow
+def test_folder_with_a_space(cli: Cli, backend: SgeBackend) -> None:
+    folder = cli.home / "a b:c"
+    site = backend.site() | {"directory": str(folder)}
+    path = str(cli.write("spaces.yaml", site))
+    profile = str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", "print('ran')"]}))
+    done = cli("submit", profile, "--site", path, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert cli("logs", done.stdout.strip()).stdout == "ran\n"
+    assert list((folder / done.stdout.strip() / "logs").glob("sge-*.log"))
+    backend.wait_empty(15)
