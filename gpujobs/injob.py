@@ -33,7 +33,6 @@ import contextlib
 import importlib
 import json
 import os
-import shlex
 import signal
 import socket
 import ssl
@@ -673,7 +672,7 @@ class Head(Job):
         except OSError:
             return
         if ids and self.options.cancel:
-            argv = [*shlex.split(self.options.cancel), *ids]
+            argv = [*self.options.cancel.split(), *ids]
             try:
                 subprocess.run(argv, timeout=20, capture_output=True, check=False)
             except (OSError, subprocess.SubprocessError) as error:

@@ -24,12 +24,6 @@ _FAILED = {
     "25": JobState.PREEMPTED,
 }  # fmt: skip
 
-# qdel has no choice by state. Not every site lets nodes ask; then what waits finds `ended` when it starts.
-_CANCEL_WAITING = (
-    'PATH=$SGE_BINARY_PATH:$PATH; for id; do qstat -u "$USER" -s p -g d | '
-    """awk -v id="$id" '$1 == id {print id (NF > 8 ? "." $9 : "")}'; done | xargs -r qdel"""
-)
-
 
 class GridEngine(Scheduler):
     """Grid Engine 6.2 and newer, all of its families."""
@@ -56,7 +50,7 @@ class GridEngine(Scheduler):
     first_index = 1
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
-    cancel_waiting = f"bash -c {shlex.quote(_CANCEL_WAITING)} bash"
+    cancel_waiting = "bash -c gpujobs_qdel_waiting"  # of the template
 
     def output(self, root: str, cluster: str, array: bool) -> str:
         # In the working folder, which is root/cluster: no character of its name can be taken for a host or variable.

@@ -16,6 +16,14 @@
 #$ -R y
 #$ -l exclusive
 
+gpujobs_qdel_waiting() {   # qdel cannot choose by state. Where a node may not ask, what waits finds `ended` when it starts
+    PATH=$PATH:$SGE_BINARY_PATH
+    qstat -u "$USER" -s p -g d |
+        awk 'NR == FNR {ours[$1]; next} $1 in ours {print $1 (NF > 8 ? "." $9 : "")}' "$GPUJOBS_FOLDER/job-ids" - |
+        xargs -r qdel
+}
+export -f gpujobs_qdel_waiting
+
 # --- this job ------------------------------------------------------------------------------------
 export GPUJOBS_CLUSTER=$JOB_NAME
 export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
@@ -41,7 +49,7 @@ gpujobs_fail() {
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
     # The first job to say why ends the cluster.
     (set -C; printf '{"exit_code": 70, "reason": "%s", "job": %d}\n' "$1" "$GPUJOBS_JOB" > ended) 2> /dev/null
-    [ ! -s job-ids ] || xargs bash -c 'PATH=$SGE_BINARY_PATH:$PATH; for id; do qstat -u "$USER" -s p -g d | awk -v id="$id" '"'"'$1 == id {print id (NF > 8 ? "." $9 : "")}'"'"'; done | xargs -r qdel' bash < job-ids
+    [ ! -s job-ids ] || xargs bash -c gpujobs_qdel_waiting < job-ids
 }
 # A submission whose reply was lost may have been sent twice: one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="${JOB_ID}[$SGE_TASK_ID]"
@@ -69,7 +77,7 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls --interface=ib0 \
-    --cancel='bash -c '"'"'PATH=$SGE_BINARY_PATH:$PATH; for id; do qstat -u "$USER" -s p -g d | awk -v id="$id" '"'"'"'"'"'"'"'"'$1 == id {print id (NF > 8 ? "." $9 : "")}'"'"'"'"'"'"'"'"'; done | xargs -r qdel'"'"' bash' \
+    --cancel='bash -c gpujobs_qdel_waiting' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=96GiB --resources=GPU=1 \
