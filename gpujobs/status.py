@@ -95,7 +95,8 @@ def _job(record: Record, number: int, job: JobId, workers: int, facts: Facts, st
         status = _with_record(status, left)
     # A cancel that was asked for explains what the batch scheduler calls failed or killed.
     asked = number in record.removed or (facts.ended or {}).get("reason") == CANCELLED
-    if asked and (status.state is JobState.FAILED or status == NOT_LISTED):
+    never_started = facts.ended is not None and number not in facts.claims  # it was cancelled with the cluster
+    if (asked and status.state is JobState.FAILED) or (status == NOT_LISTED and (asked or never_started)):
         status = replace(status, state=JobState.CANCELLED)
     expected = tuple(job_worker_names(record.id, number, workers, record.ranks)) if workers else ()
     return JobView(

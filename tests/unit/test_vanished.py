@@ -83,6 +83,19 @@ def test_what_we_cancelled_is_believed_at_once(clock: Clock) -> None:
     assert clock.finished
 
 
+def test_what_the_head_cancelled_is_gone_at_once(clock: Clock) -> None:
+    (clock.folder / "ended").write_text('{"exit_code": 0, "reason": "", "job": 1}')
+    assert states(clock.look(0, NOT_LISTED)) == ("DONE", "CANCELLED")
+    (clock.folder / "jobs" / "0.claim").write_text("7")
+    assert states(clock.look(0, NOT_LISTED)) == ("DONE", "CANCELLED")  # remembered
+
+
+def test_a_started_job_of_an_ended_cluster_is_waited_for(clock: Clock) -> None:
+    (clock.folder / "ended").write_text('{"exit_code": 0, "reason": "", "job": 1}')
+    (clock.folder / "jobs" / "0.claim").write_text("7")
+    assert states(clock.look(0, NOT_LISTED)) == ("DONE", "UNKNOWN")
+
+
 def test_a_failed_job_in_the_queue_is_still_asked_for(clock: Clock) -> None:
     assert states(clock.look(0, STUCK)) == ("FAILED", "FAILED")
     assert not clock.finished  # or `gpujobs cancel` would not remove it
