@@ -392,6 +392,8 @@ class Child:
 def _as_child() -> None:
     """In a process group of its own, and not to outlive the supervisor, whatever ends that."""
     os.setpgrp()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Grid Engine warns all of a job, which would die of it
+        signal.signal(number, signal.SIG_IGN)
     try:
         import ctypes
 

@@ -40,7 +40,7 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     assert done.returncode == 1
     assert "no suitable queues" in done.stderr
     estimate = cli("plan", profile, "--site", path, "--estimate")
-    assert "offers only hc:gpu=4" in estimate.stdout
+    assert "verification: no suitable queues" in estimate.stdout
     assert "there are queues that can run it" in cli("plan", profile, "--estimate").stdout
     assert backend.queue() == []
 

@@ -192,3 +192,10 @@ def test_the_walltime_does_not_follow_a_clock_that_is_set(tmp_path: Path, monkey
     job = injob.Job(options)
     monkeypatch.setattr(time, "time", lambda: now + 3600)
     assert 80 < job.time_left() <= 90
+
+
+def test_warnings_of_the_batch_scheduler_do_not_kill_children(tmp_path: Path) -> None:
+    code = "import os, signal; [os.kill(os.getpid(), n) for n in (signal.SIGUSR1, signal.SIGUSR2)]; print('alive')"
+    child = injob.Child("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+    assert child.wait(20) and child.code == 0
+    assert (tmp_path / "log").read_text() == "alive\n"
