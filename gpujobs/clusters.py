@@ -77,13 +77,17 @@ def _seen(record: Record, ledger: Ledger, statuses: dict[JobId, JobStatus]) -> C
     facts = folders.read(record.path)
     if record.finished:
         jobs = {**record.jobs, **facts.claims}
-        final = {jobs[int(number)]: JobStatus(JobState(state)) for number, state in record.outcomes.items()}
+        final = {
+            jobs[int(number)]: JobStatus(JobState(state), reason=record.reasons.get(number, ""))
+            for number, state in record.outcomes.items()
+        }
         return view(record, facts, final)
     record, statuses = _settled(record, ledger, facts, statuses)
     seen = view(record, facts, statuses)
     if seen.jobs and not seen.living and not any(job.stuck for job in seen.jobs):
         outcomes = {str(job.number): job.state.value for job in seen.jobs}
-        ledger.update(record.id, finished=True, outcomes=outcomes)
+        reasons = {str(job.number): job.reason for job in seen.jobs if job.reason}
+        ledger.update(record.id, finished=True, outcomes=outcomes, reasons=reasons)
     return seen
 
 

@@ -77,6 +77,8 @@ class Record:
     """All its jobs are known to be over: nobody needs to be asked any more."""
     outcomes: dict[str, str] = field(default_factory=dict)
     """Once finished: the state of each job by number, since the batch scheduler forgets."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """The same for the reasons, where there are any."""
     notes: tuple[str, ...] = ()
     unlisted: dict[str, float] = field(default_factory=dict)
     """Jobs that the batch scheduler does not list, by number: since when."""

@@ -55,6 +55,7 @@ def test_deleted_while_it_waited(clock: Clock) -> None:
     assert not clock.finished
     assert states(clock.look(6 + GRACE, NOT_LISTED)) == ("CANCELLED", "CANCELLED")
     assert clock.finished
+    assert "before it started" in clock.look(9 + GRACE, NOT_LISTED).reason  # nobody is asked any more
 
 
 def test_gone_after_it_had_started(clock: Clock) -> None:
