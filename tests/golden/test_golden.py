@@ -32,11 +32,6 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
         **SVD, "gpus": 0, "account": "p12345", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
     "slurm-without-run-not-encrypted": ("example-slurm", {
         "workdir": "/home/ada", "gpus": 2, "account": "p12345", "network": {"protocol": "tcp", "encryption": False}}),
-    "slurm-mpi-four-nodes": ("mahti", {**SVD, "layout": "mpi", "gpus": 16, "account": "project_2001234"}),
-    "slurm-mpi-script-in-ranks": ("mahti", {
-        "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,
-        "account": "project_2001234", "workers": {"worker_class": "nanny"}, "network": {"protocol": "tcp"}}),
-    "slurm-owned-by-python": ("example-slurm", {"workdir": "/home/ada", "gpus": 8, "gpus_per_job": 2, "account": "p12345"}),
     "sge-two-jobs-of-four": ("example-sge", {
         **SVD, "gpus": 8, "account": "astro1", "network": {"encryption": True}, "env": {"GREETING": "it's me"},
         "directives": ["-l exclusive"]}),
@@ -44,6 +39,11 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
     "sge-gpus-of-each-slot": ("sge-per-slot", {**SVD, "gpus": 16, "walltime": "3d"}),
     "sge-cpu-workers": ("example-sge", {
         **SVD, "gpus": 0, "account": "astro1", "workers": {"count": 4, "threads": 8, "memory": "32GiB"}, "network": {"protocol": "tcp"}}),
+    "slurm-mpi-four-nodes": ("mahti", {**SVD, "layout": "mpi", "gpus": 16, "account": "project_2001234"}),
+    "slurm-mpi-script-in-ranks": ("mahti", {
+        "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,
+        "account": "project_2001234", "workers": {"worker_class": "nanny"}, "network": {"protocol": "tcp"}}),
+    "slurm-owned-by-python": ("example-slurm", {"workdir": "/home/ada", "gpus": 8, "gpus_per_job": 2, "account": "p12345"}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip
