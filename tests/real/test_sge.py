@@ -32,6 +32,7 @@ def held(cli: Cli, **profile: object) -> tuple[str, str]:
     return cluster, cli.status(cluster)["jobs"][0]["id"]
 
 
+@pytest.mark.conformance
 def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     site = backend.site()
     site["queues"]["main"] |= {"gpus_per_node": 8}  # the nodes have four
@@ -45,6 +46,7 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     assert backend.queue() == []
 
 
+@pytest.mark.conformance
 def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]
