@@ -62,7 +62,7 @@ class Batch:
         while True:
             self._sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries, nothing secret
             result = self._run(self.scheduler.find_command(name, getpass.getuser()))
-            if result.exit_code == 0 and not self.scheduler.unreachable(result):
+            if self.scheduler.answered(result) and not self.scheduler.unreachable(result):
                 found = self.scheduler.parse_find(result.stdout, name) - set(known)
                 if found or none_before:
                     return min(found, default=None)
@@ -92,11 +92,14 @@ class Batch:
 
     # -- watch ------------------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
-        """Return the status of all ``ids``: one call, and one to accounting where jobs have left the queue."""
+        """Return the status of all ``ids``: one call, one for details, one to accounting for jobs that left the queue."""
         if not ids:
             return {}
         result = self._ask(self.scheduler.status_command(ids, names, getpass.getuser()))
         found = self.scheduler.parse_status(result, ids)
+        argv = self.scheduler.detail_command(found)
+        if argv:
+            found.update(self.scheduler.parse_detail(self._run(argv), found))
         gone = [job for job in ids if job not in found]
         argv = self.scheduler.accounting_command(gone) if gone else None
         if argv:

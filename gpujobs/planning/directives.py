@@ -44,7 +44,7 @@ class DirectiveWriter:
         lines = self._request(values)
         if account:
             lines.append(placeholders.expand(account[0].directive, {"account": account[1]}))
-        lines += self._further(values)
+        lines = self.scheduler.joined([*lines, *self._further(values)])
         return (*lines, *self._own(lines))
 
     def visible_devices(self) -> str:

@@ -144,6 +144,10 @@ class Scheduler(ABC):
                 found.add(item.split("=")[0])
         return found
 
+    def joined(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines that the site asks for, with those made one that the batch scheduler takes only once."""
+        return list(lines)
+
     def clash(self, line: str, taken: Iterable[str]) -> str:
         """Return the option of ``line`` that one of ``taken`` sets already, or ``""``."""
         return next((option for option in sorted(self.options(line)) if option in set(taken)), "")
@@ -169,6 +173,10 @@ class Scheduler(ABC):
     def parse_find(self, stdout: str, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``."""
 
+    def answered(self, result: Result) -> bool:
+        """Tell an answer to `find_command`, though it be that there is none, from a failure."""
+        return result.exit_code == 0
+
     def limit_command(self) -> list[str] | None:
         """Return the command that says how large an array may be; None where there is none."""
         return None
@@ -193,6 +201,14 @@ class Scheduler(ABC):
     @abstractmethod
     def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         """Return the status of those of ``ids`` that are listed. What is not listed is not finished."""
+
+    def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
+        """Return the command that says why ``listed`` jobs wait or how they ended; None where `status_command` does."""
+        return None
+
+    def parse_detail(self, result: Result, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
+        """Return the better status of those of ``listed`` that it tells more about."""
+        return {}
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         """Return the command that knows jobs which left the queue."""
