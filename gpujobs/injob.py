@@ -590,7 +590,8 @@ class Head(Job):
         while True:
             self.pause(0.25)
             self._beat()
-            if self.command is not None and self.command.code is not None:
+            # Some batch schedulers signal all processes of a job: then the command's end is no news.
+            if self.command is not None and self.command.code is not None and not self.asked:
                 self._command_ended(self.command, scheduler)
             if self.asked or self.time_is_up():
                 self._asked_to_leave()

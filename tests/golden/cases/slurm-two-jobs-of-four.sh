@@ -22,7 +22,7 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
 gpujobs_leave() {   # whatever ends this job, its record says how
     local code=$? last
-    trap '' TERM
+    trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
         last=$(tail -n 1 "logs/job-$GPUJOBS_JOB.log" | tr -cd '[:print:]' | tr -d '\042\134' | cut -c 1-200)
@@ -44,7 +44,7 @@ claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
 trap gpujobs_leave EXIT
-trap 'exit 143' TERM USR1 USR2
+trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
@@ -74,6 +74,6 @@ python=python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM USR1 USR2
+trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
