@@ -92,7 +92,7 @@ class Batch:
 
     # -- watch ------------------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
-        """Return the status of all ``ids``: one call, one for details, one to accounting for jobs that left the queue."""
+        """Return the status of all ``ids``: one call, one for details, one to accounting for those not listed."""
         if not ids:
             return {}
         result = self._ask(self.scheduler.status_command(ids, names, getpass.getuser()))
