@@ -33,8 +33,8 @@ _SIGNALLED = {
 """Without such a word (not every version says one): the run limit sends SIGUSR2, bkill SIGINT and SIGTERM."""
 
 _AWAY = re.compile(
-    r"still trying|LIM is down|daemon.* not responding|try later|please wait|cannot (contact|connect)|connection "
-    r"(refused|timed out|reset)|timeout in contacting|communication time ?out|batch system concurrent query limit",
+    r"still trying|LIM is down|try later|please wait|communication time ?out|timeout on connect|connection (refused|"
+    r"timed out|reset)|server is not connected|batch daemon (cannot fork|internal error)|query limit",
     re.I,
 )
 _GONE = re.compile(r"already finished|no matching job found|operation is in progress|is being terminated|is not found")
