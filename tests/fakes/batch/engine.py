@@ -9,14 +9,16 @@ short-lived process that calls `ask`. ``FOLDER/config.json`` says::
     signals  {"delete": [["TERM", 5], ["KILL", 0]], "timeout": …}: what is sent, and seconds until the next one
 
 A dialect's module has ``launch(job, folder, config)``, which returns what runs a job: argv, env, cwd, and perhaps stdin
-(text), stdout (path; default: none). All processes of the job's session belong to the job.
+(text), stdout (path; default: none), umask. All processes of the job's session belong to the job.
 
-``FOLDER/faults.json`` switches faults on, per kind of request (submit, query, delete; any: all of them)::
+``FOLDER/faults.json`` switches faults on, per kind of request (submit, query, delete; any: all of them; never what
+tests ask as "test")::
 
     {"submit": {"what": "timeout", "times": 1}}
 
 down: nobody answers. timeout: it is done, but the answer never comes. forget: no job is known. The rest is for the
-dialect to act on, as ``answer["fault"]``: refuse and busy (nothing was done), garble (it was done).
+dialect to act on, as ``answer["fault"]``: refuse (nothing was done), garble (it was done).
+busy: nothing was done, and `ask` raises Busy.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class Away(Exception):
     """Nobody answers."""
 
 
+class Busy(Exception):
+    """It answers that it has no time."""
+
+
 def ask(folder: str | Path, kind: str, op: str, **request: Any) -> dict[str, Any]:
     """Send a request of ``kind`` (submit, query, delete) to the server; return its answer or raise Away."""
     connection = socket.socket(socket.AF_UNIX)
@@ -60,6 +66,8 @@ def ask(folder: str | Path, kind: str, op: str, **request: Any) -> dict[str, Any
     if not answer:
         raise Away("no answer")
     found: dict[str, Any] = json.loads(answer)
+    if found["fault"] == "busy":
+        raise Busy
     return found
 
 
@@ -106,7 +114,7 @@ class Server:
         except (OSError, ValueError):
             connection.close()
             return
-        fault = self._fault(request["kind"])
+        fault = self._fault(request["kind"]) if request["kind"] != "test" else ""
         if fault == "down":
             connection.close()
             return
@@ -219,7 +227,8 @@ class Server:
         with open(what.get("stdout") or os.devnull, "ab") as output:  # noqa: PTH123 - /dev/null too
             process = subprocess.Popen(
                 what["argv"], env=what["env"], cwd=what["cwd"] if Path(what["cwd"]).is_dir() else "/",
-                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, **options,
+                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+                umask=what.get("umask", 0o22), **options,
             )  # fmt: skip
         assert process.stdin
         process.stdin.write(what.get("stdin", "").encode())
