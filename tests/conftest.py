@@ -13,11 +13,13 @@ import pytest
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
+from .support.fake_lsf import LsfBackend
+from .support.fakes import FakeBackend
 from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
-BACKENDS = ["slurm"]
+BACKENDS = ["slurm", "lsf"]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 
@@ -54,6 +56,13 @@ def slurm_backend(shared_folder: Path) -> Iterator[SlurmBackend]:
         unavailable("slurm", why)
     with slurm_support.PrivateSlurm(shared_folder / "slurm").running() as running:
         yield SlurmBackend(running)
+
+
+@pytest.fixture(scope="session")
+def lsf_backend(shared_folder: Path) -> Iterator[FakeBackend]:
+    """A fake LSF of 4 nodes with 4 fake GPUs each."""
+    with LsfBackend(shared_folder / "lsf").running() as running:
+        yield running
 
 
 @pytest.fixture(params=BACKENDS)

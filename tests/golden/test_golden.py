@@ -32,6 +32,14 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
         **SVD, "gpus": 0, "account": "p12345", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
     "slurm-without-run-not-encrypted": ("example-slurm", {
         "workdir": "/home/ada", "gpus": 2, "account": "p12345", "network": {"protocol": "tcp", "encryption": False}}),
+    "lsf-one-job-of-two": ("dtu", {**SVD, "gpus": 2, "queue": "gpua100", "walltime": "90m"}),
+    "lsf-eight-jobs-of-one": ("example-lsf", {
+        **SVD, "gpus": 8, "gpus_per_job": 1, "account": "acc_svd", "queue": "gpu", "network": {"protocol": "tcp"}, "walltime": "36h"}),
+    "lsf-mpi": ("example-lsf", {**SVD, "layout": "mpi", "gpus": 8, "account": "acc_svd", "network": {"protocol": "tcp"}}),
+    "lsf-head-of-its-own": ("example-lsf", {
+        **SVD, "gpus": 4, "account": "acc_svd", "head": {"queue": "normal", "cpus": 2, "memory": "8GiB"}, "network": {"protocol": "tcp"}}),
+    "lsf-cpu-workers": ("example-lsf", {
+        **SVD, "gpus": 0, "account": "acc_svd", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip

@@ -60,12 +60,12 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     if job["needs"]["gpus"]:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in job["nodes"][nodes[0]]["gpus"])
     output = extra["output"].replace("%J", str(job["id"])).replace("%I", str(index or 0))
-    code = f'trap "#" {CAUGHT}\n{spool} > /dev/null 2>&1\ncode=$?\n'
+    code = f'trap "#" {CAUGHT}\n{spool} >> {shlex.quote(output)} 2>&1\ncode=$?\n'
     report = f"Sender: LSF System <fake@{nodes[0]}>\nSubject: Job {job['id']}: <{job['name']}>"
     code += (
         f"printf '%s\\n' {shlex.quote(report)} \"Exited with exit code $code.\" >> {shlex.quote(output)}\nexit $code\n"
     )
-    return {"argv": ["/bin/sh", "-c", code], "env": env, "cwd": job["cwd"]}
+    return {"argv": ["/bin/sh", "-c", code], "env": env, "cwd": job["cwd"], "umask": extra["umask"]}
 
 
 # -- bsub --------------------------------------------------------------------------------------------------------
@@ -85,17 +85,16 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     spec = given.get("-J") or script.strip().replace("\n", ";")
     name, bracket, indexes = spec.partition("[")
     found = re.fullmatch(r"(\d+)(?:-(\d+))?\](%\d+)?", indexes) if bracket else None
+    mask = os.umask(0o77)
     answer = asked(
         folder, "submit", "submit", name=name if found else spec, queue=queue, script=script, cwd=str(Path.cwd()),
         needs=needs_of(given, config), walltime=60 * (minutes or most or 0), hold="-H" in given,
         indexes=list(range(int(found[1]), int(found[2] or found[1]) + 1)) if found else None,
         extra={"env": dict(os.environ), "spec": spec, "output": given.get("-o", "/dev/null"), "project": given.get("-P", "default"),
-               "limit": minutes},
+               "limit": minutes, "umask": mask},
     )  # fmt: skip
     if answer["fault"] == "refuse":
         raise Refused(f"{queue}: Queue has been closed")
-    if answer["fault"] == "busy":
-        raise Refused("Failed in sending/receiving a message: Connection timed out")
     if answer["fault"] == "garble":
         print("Job <")
     elif "BSUB_QUIET" not in os.environ:
@@ -177,8 +176,8 @@ def bjobs(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         print("Usage: bjobs [-h] [-V] [-w |-l |-UF] [-a]", file=sys.stderr)
         return 255
     answer = asked(folder, "query", "jobs")
-    if answer["fault"] in ("refuse", "busy"):
-        print("Failed in sending/receiving a message: Connection timed out", file=sys.stderr)
+    if answer["fault"] == "refuse":
+        print("User permission denied", file=sys.stderr)
         return 255
     known = [
         job
@@ -354,9 +353,8 @@ def bkill(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     wanted = [target for word in arguments for target in targets(word)]
     arrays = {job["id"] for job in asked(folder, "look", "jobs")["jobs"] if job["index"] is not None}
     answer = asked(folder, "delete", "delete", targets=wanted)
-    if answer["fault"] in ("refuse", "busy"):
-        print("Failed in sending/receiving a message: Connection timed out", file=sys.stderr)
-        return 255
+    if answer["fault"] == "refuse":
+        answer["results"] = ["denied"] * len(wanted)
     failed = {
         "unknown": "No matching job found",
         "denied": "User permission denied",
@@ -393,8 +391,9 @@ def main(argv: list[str]) -> int:
     config = engine.json.loads((Path(folder) / "config.json").read_text())
     try:
         return int(globals()[command](Path(folder), config, arguments))
-    except Refused as refused:
-        print(f"{refused}. Job not submitted.", file=sys.stderr)
+    except (Refused, engine.Busy) as refused:
+        said = str(refused) or "Contacting batch daemon: Communication timeout"
+        print(f"{said}. Job not submitted." if command == "bsub" else said, file=sys.stderr)
         return 255
 
 
