@@ -825,7 +825,9 @@ class Workers(Job):
             for child in self.workers:
                 child.wait(max(0.5, deadline - time.monotonic()) if helper.code == 0 else 0.5)
             helper.end()
-        raise End(0)
+        # Who cancels a job need not tell anybody but the job. Slurm's warning of the walltime may be a minute early.
+        cancelled = self.asked.startswith("SIG") and self.time_left() > self.options.warning + 60
+        raise End(ASKED if cancelled else 0)
 
 
 def supervise(options: argparse.Namespace) -> int:
