@@ -21,6 +21,8 @@ The protocol of the cluster's folder (every write is atomic, every file small)::
     jobs/N.json      how job N ended, written by its bash; N.reason: why, in words; N.claim: which job it is
     job-ids          what cancels the jobs that still wait
     leave-N          asks the workers of job N to go
+    rank-error       what the first MPI rank that failed said of it: exit_code and reason
+    ranks.json       environment of the ranks; not every launcher of MPI hands it over to other nodes
     lease            touched by a client that owns the cluster; when it grows old, the head ends
 """
 
@@ -109,7 +111,7 @@ def last_line(path: Path) -> str:
             lines = file.read().decode(errors="replace").replace("\0", "").splitlines()
     except OSError:
         return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return next((line.strip()[:300] for line in reversed(lines) if any(map(str.isalnum, line))), "")
 
 
 def node() -> str:
@@ -467,7 +469,7 @@ class Job:
             environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = f"{min(60, left // 10)} s"
         if options.ranks:  # each rank takes its GPUs by itself
             self.folder.write("ranks.json", {name: value for name, value in environ.items() if _is_for_ranks(name)})
-            self._start_worker("the MPI launcher", self.cluster, environ)
+            self._start_launcher(environ)
             return
         devices = self._devices(environ)
         if devices is not None:
@@ -487,6 +489,13 @@ class Job:
         except LookupError as error:
             raise End(FAILED, f"{self.name} on {node()}: {error}") from None
 
+    def _start_launcher(self, environ: dict[str, str]) -> None:
+        """Start the ranks: workers, or the user's script, whose output is that of `run`."""
+        script = self.options.run_on == "ranks"
+        argv = self.options.workers if script else [*self.options.workers, "--name", self.cluster]
+        log = "run.log" if script else f"job-{self.options.job}.log"
+        self.workers.append(Child("run:" if script else "the MPI launcher", argv, self.logs / log, environ))
+
     def _start_worker(self, what: str, name: str, environ: dict[str, str]) -> None:
         argv = [*self.options.workers, "--name", name]
         self.workers.append(Child(what, argv, self.logs / f"job-{self.options.job}.log", dict(environ)))
@@ -503,7 +512,7 @@ class Job:
         for child in self.workers:
             if child.code:
                 self.scheduler_may_be_gone()
-                raise End(FAILED, self.rank_error() or child.why())
+                raise self.child_failed(child)
         registered = self.folder.registered()
         if not self.options.client_owns and (shared := duplicate(registered)):
             raise End(FAILED, shared)
@@ -520,12 +529,12 @@ class Job:
             if unexpected:
                 raise End(FAILED, f"workers that nobody planned: {', '.join(unexpected)}")
 
-    def rank_error(self) -> str:
-        """Return what the first rank that failed said of it."""
-        try:
-            return (self.folder.path / "rank-error").read_text(errors="replace").strip()
-        except OSError:
-            return ""
+    def child_failed(self, child: Child) -> End:
+        """Return the end of a job whose worker process or MPI launcher failed; a rank may have said why."""
+        said = self.folder.read("rank-error")
+        if isinstance(said, dict):
+            return End(said["exit_code"], said["reason"])
+        return End(FAILED, child.why())
 
     def scheduler_may_be_gone(self) -> None:
         """Give the head, if it is ending, the time to say why."""
@@ -551,6 +560,9 @@ class Job:
         names = self.folder.names()
         if f"leave-{self.options.job}" in names and not self.is_head:
             self.asked = self.asked or "scale"
+        if "rank-error" in names and self.workers:
+            self.workers[0].wait(3)  # a launcher that hangs in its abort goes with the job
+            raise self.child_failed(self.workers[0])
         if "ended" in names:
             ended = self.folder.read("ended") or {}
             say(f"the cluster has ended: {ended.get('reason') or 'run: is done'}")
@@ -621,7 +633,7 @@ class Head(Job):
             if launcher.code is None:
                 self.look_at_workers()
         if launcher.code:
-            raise End(FAILED if self.rank_error() else launcher.code, self.rank_error() or launcher.why())
+            raise self.child_failed(launcher)
         raise End(0, "")
 
     def stop(self) -> None:
@@ -908,6 +920,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 # -- ranks of MPI --------------------------------------------------------------------------------------------
 EXTRA = 2
 """Ranks that dask_mpi.initialize() takes for the dask scheduler and for the client."""
+CLIENT = 1
+"""The rank that goes on with the user's script."""
 
 
 def rank_names(cluster: str, ranks: int, gpus: int) -> list[str]:
@@ -930,7 +944,8 @@ def rank(argv: list[str]) -> None:
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each rank")
     parser.add_argument("--on-node", type=int, default=1, help="ranks of one node that have GPUs")
     parser.add_argument("--visible-devices", default="scheduler")
-    parser.add_argument("--script", action="store_true", help="a user's script, which calls dask_mpi.initialize()")
+    parser.add_argument("--local-directory", help="of a user's script")
+    parser.add_argument("--initialize", help="a user's script: JSON: what its dask_mpi.initialize() is to use")
     split = argv.index("--")
     options, command = parser.parse_args(argv[:split]), argv[split + 1 :]
     folder = Folder(options.folder)
@@ -948,13 +963,16 @@ def rank(argv: list[str]) -> None:
         _be_rank(options, command, MPI, world)
     except SystemExit as end:
         if end.code not in (None, 0):
-            _rank_failed(folder, world, f"exit code {end.code}")
+            code = end.code if isinstance(end.code, int) else 1
+            _rank_failed(folder, world, f"exit code {code}" if code is end.code else str(end.code), code)
         raise
     except BaseException as error:
         import traceback
 
         traceback.print_exc()
-        _rank_failed(folder, world, f"{type(error).__name__}: {error}")
+        while error.__cause__ is not None:  # "Nanny failed to start" does not say why
+            error = error.__cause__
+        _rank_failed(folder, world, f"{type(error).__name__}: {error}", 1 if options.initialize else FAILED)
         raise
 
 
@@ -964,7 +982,7 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
     nodes, me = world.allgather(node()), world.Get_rank()
     # Emulated nodes of one host share memory, so that MPI itself could not tell them apart.
     local = nodes[:me].count(nodes[me])
-    if options.script:
+    if options.initialize:
         # The dask scheduler and the client are two more ranks of the first node. A launcher puts as many ranks on each
         # node, so the other nodes have two that are not needed.
         needed = nodes[me] == nodes[0] or local >= EXTRA
@@ -974,13 +992,20 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
         MPI.COMM_WORLD = ours
         local -= EXTRA
         os.environ["GPUJOBS_RANK"] = str(ours.Get_rank() - EXTRA)
+        if ours.Get_rank() != CLIENT:
+            _log_to(Path(options.folder) / "logs" / f"job-{os.environ['GPUJOBS_JOB']}.log")
     if local >= 0:
         devices = own_devices(options.visible_devices, options.gpus * options.on_node, os.environ, options.on_node > 1)
         if devices is not None:
             first = local * options.gpus
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
     sys.argv = command
-    if options.script:
+    if options.initialize:
+        import dask_mpi
+
+        planned = {**json.loads(options.initialize), "local_directory": options.local_directory}
+        os.environ["GPUJOBS_INITIALIZE"] = json.dumps(planned)
+        dask_mpi.initialize = initialize
         sys.path.insert(0, str(Path(command[0]).parent))
         runpy.run_path(command[0], run_name="__main__")
         return
@@ -991,15 +1016,73 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
-def _rank_failed(folder: Folder, world: Any, why: str) -> None:
+def _log_to(path: Path) -> None:
+    """Write what this process says to the end of a log, so that the output of `run` is the client's alone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def initialize(*arguments: Any, **keywords: Any) -> Any:
+    """`dask_mpi.initialize` with what the profile says: protocol, worker options, names, one worker per GPU.
+
+    In the ranks of a job with ``run_on: ranks`` it also is what scripts find as ``dask_mpi.initialize``. Elsewhere it
+    is dask-mpi's own. Raises ValueError for what would contradict the plan of the job.
+    """
+    import importlib
+    import inspect
+
+    real = importlib.import_module("dask_mpi.initialize").initialize
+    planned = json.loads(os.environ.get("GPUJOBS_INITIALIZE", "{}"))
+    if not planned:
+        return real(*arguments, **keywords)
+    if not _guarded(sys._getframe()):
+        # A worker starts its process by importing the script again, which would start workers again, and hang.
+        raise RuntimeError('the script needs `if __name__ == "__main__":` around what it does')
+    given = dict(inspect.signature(real).bind_partial(*arguments, **keywords).arguments)
+    own = dict(given.pop("worker_options", None) or {})
+    if "name" in own:
+        raise ValueError("worker_options: `name` is given by gpujobs")
+    if given.get("worker_class", planned["worker_class"]) != planned["worker_class"]:
+        raise ValueError(f"worker_class is {given['worker_class']}, but the profile plans {planned['worker_class']}")
+    options = {**planned["worker_options"], **own}
+    options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
+    options["preload"] = [*options.get("preload", []), str(Path(os.environ["GPUJOBS_FOLDER"]) / "injob.py")]
+    usual = {**planned, "protocol": os.environ["GPUJOBS_SCHEME"], "dashboard_address": ":0"}
+    return real(**{**usual, **given, "worker_options": options})
+
+
+def _guarded(frame: Any) -> bool:
+    """Tell whether the script, a caller of ``frame``, stands at a line under ``if __name__ == "__main__":``."""
+    import ast
+
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
+        frame = frame.f_back
+    if frame is None or not Path(frame.f_code.co_filename).is_file():
+        return True
+    tree, line = ast.parse(Path(frame.f_code.co_filename).read_bytes()), frame.f_lineno
+    around = [i for i in ast.walk(tree) if isinstance(i, ast.If) and i.lineno <= line <= (i.end_lineno or 0)]
+    names = [part.id for i in around for part in ast.walk(i.test) if isinstance(part, ast.Name)]
+    return "__name__" in names
+
+
+def _rank_failed(folder: Folder, world: Any, why: str, exit_code: int) -> None:
     """Say why once, and end all ranks: the others would wait for this one until the walltime."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder.path / "rank-error", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"rank {world.Get_rank()} on {node()}: {why[:500]}\n")
+    _write_rank_error(folder, exit_code, f"rank {world.Get_rank()} on {node()}: {why[:500]}")
     sys.stdout.flush()
     sys.stderr.flush()
     world.Abort(1)
+
+
+def _write_rank_error(folder: Folder, exit_code: int, reason: str) -> None:
+    """The first one counts: what it says may be why the others failed."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder.path / "rank-error", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"exit_code": exit_code, "reason": reason}, file)
 
 
 def main(argv: list[str]) -> int:

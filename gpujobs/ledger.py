@@ -66,6 +66,8 @@ class Record:
     """The batch scheduler's multi-cluster name."""
     commands: dict[str, str] = field(default_factory=dict)
     layout: str = "workers"
+    ranks: int = 0
+    """Of MPI."""
     owner: str = "cluster"
     """Who decides when a job fails: the cluster itself, or a "client" in Python."""
     submissions: tuple[Submission, ...] = ()

@@ -92,7 +92,7 @@ def _job(record: Record, number: int, job: JobId, workers: int, facts: Facts, st
     asked = number in record.removed or (facts.ended or {}).get("reason") == CANCELLED
     if asked and status.state is JobState.FAILED:
         status = replace(status, state=JobState.CANCELLED)
-    expected = tuple(job_worker_names(record.id, number, workers)) if workers else ()
+    expected = tuple(job_worker_names(record.id, number, workers, record.ranks)) if workers else ()
     return JobView(
         number=number,
         id=str(job),

@@ -69,6 +69,7 @@ def new_record(plan: Plan, cluster: str, owner: str = "cluster") -> Record:
         created=time.time(),
         workers=plan.n_workers,
         workers_per_job=plan.workers.shape.workers,
+        ranks=plan.ranks.working if plan.ranks else 0,
         gpus=plan.gpus,
         gpus_per_job=plan.workers.shape.gpus,
         walltime=plan.workers.walltime,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class HeadJob(ProcessInterface):  # type: ignore[misc]
     """Submits the head's job, waits for its dask scheduler, and says why it did not come."""
 
-    def __init__(self, workforce: Workforce, **kwargs: Any) -> None:
-        self.workforce = workforce
+    def __init__(self, workforce: Workforce, security: Any = None, **kwargs: Any) -> None:
+        self.workforce, self.security = workforce, security
         self.job_started = float("inf")
         super().__init__(**kwargs)
 
@@ -44,6 +44,8 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
             if time.monotonic() - self.job_started > force.plan.profile.start_timeout:
                 raise JobFailedError(f"the dask scheduler's job {job.job_id} runs, but has no address yet")
         self.address = facts.address
+        if self.security is not None:  # the job may have chosen ucxx
+            self.security.require_encryption = facts.scheme in ("tls", "wss")
         self.status = Status.running
 
     async def close(self) -> None:

@@ -72,6 +72,8 @@ def order_of(
     elif n_workers or "gpus_per_job" in value:
         per_job = positive(value.get("gpus_per_job", 1))
         value["gpus"] = max(1, math.ceil(n_workers / per_job)) * per_job
+    elif value.get("layout") == "mpi":
+        raise InputError("layout='mpi' is one allocation: say how many GPUs it has", hint="n_workers=8")
     document = Document(value, document.positions, document.keys, document.source)
     try:
         order = sources.order(document, site=site)

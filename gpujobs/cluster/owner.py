@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +33,7 @@ from .base import JobQueueCluster, configured
 from .headjob import HeadJob
 from .jobs import Job, JobTable, Phase, counts
 from .keywords import order_of
+from .transport import for_client
 from .workforce import Workforce, off_loop
 
 logger = logging.getLogger("gpujobs")
@@ -143,7 +146,11 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         if scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {scheduler!r} is neither 'local' nor 'job'")
-        plan = plan_order(order, elastic=True)
+        plan, reason = for_client(plan_order(order, elastic=True))
+        if not plan.transport.schemes:
+            raise InputError(reason, hint="network={'protocol': 'auto'}")
+        if scheduler == "local":  # here is where the choice is made
+            plan = replace(plan, transport=replace(plan.transport, schemes=plan.transport.schemes[:1]))
         self._force = force = Workforce(order, plan, Ledger())
         self.id, self.workers_per_job = force.id, force.workers_per_job
         self._target = 0
@@ -152,19 +159,26 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
         folders.make(self.folder, encrypted=force.record.encrypted, logs=logs)
         try:
             self._touch_lease()
+            if scheduler == "local":
+                chosen = {"scheme": plan.transport.schemes[0], "reason": reason}
+                write_atomically(self.folder / "transport.json", json.dumps(chosen))
             force.ledger.add(force.record)
             shape, threads = plan.workers.shape, plan.profile.workers.threads
             worker = {
                 "cls": ProcessInterface,
                 "options": {"nthreads": threads, "memory_limit": shape.worker_memory or 0},
             }
-            spec = self._scheduler_spec(scheduler_options or {}) if scheduler == "local" else self._head_spec()
+            security = connection.security(force.record)
+            if scheduler == "local":
+                spec = self._scheduler_spec(scheduler_options or {}, security)
+            else:
+                spec = {"cls": HeadJob, "options": {"workforce": force, "security": security}}
             SpecCluster.__init__(  # not JobQueueCluster's, which builds a Job of its own
                 self, scheduler=spec, worker=worker, asynchronous=asynchronous, loop=loop,
-                security=connection.security(force.record), silence_logs=silence_logs, name=self.id,
+                security=security, silence_logs=silence_logs, name=self.id,
             )  # fmt: skip
             self.quiet = quiet
-            for note in plan.notes:
+            for note in (*plan.notes, *([reason] if reason else [])):
                 self._log(note)
             wanted = plan.n_workers if n_workers is None else n_workers
             self._target = math.ceil(wanted / self.workers_per_job)
@@ -177,11 +191,11 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
                 raise error.__cause__ from None
             raise
 
-    def _scheduler_spec(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _scheduler_spec(self, options: dict[str, Any], security: Any) -> dict[str, Any]:
         plan = self._force.plan
         own: dict[str, Any] = {
-            "protocol": f"{plan.transport.everywhere}://",
-            "security": connection.security(self._force.record),
+            "protocol": f"{plan.transport.schemes[0]}://",
+            "security": security,
             "dashboard_address": ":8787",
             "scheduler_file": str(self.folder / "scheduler.json"),
         }
@@ -191,9 +205,6 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
             elif plan.scheduler.on_this_machine:
                 own["host"] = "127.0.0.1"
         return {"cls": Scheduler, "options": {**own, **options}}
-
-    def _head_spec(self) -> dict[str, Any]:
-        return {"cls": HeadJob, "options": {"workforce": self._force}}
 
     def _give_up(self) -> None:
         """Leave nothing of a cluster that did not come up."""
@@ -216,6 +227,7 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
         Workers come and go by whole jobs: the number is rounded up, and that is said. Raises RefusedError in the batch
         scheduler's words; nothing is half made then. With an asynchronous cluster the result must be awaited.
         """
+        self._check_elastic()
         self._target = self._jobs_for(n, jobs, memory, cores)
         self._force.error, self._force.failed_starts = None, 0
         if self.status in (Status.closing, Status.closed):
@@ -226,6 +238,11 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
         return self.sync(self._reach_target)
 
     scale_up = scale
+
+    def _check_elastic(self) -> None:
+        if self._force.plan.ranks:
+            hint = "make another cluster, with n_workers=…"
+            raise InputError(f"{self.id} is one MPI allocation, which has its size for good", hint=hint)
 
     def _jobs_for(self, n: int | None, jobs: int | None, memory: Any, cores: int | None) -> int:
         for name, value in (("n", n), ("jobs", jobs), ("cores", cores)):
@@ -359,6 +376,7 @@ class GPUJobQueueCluster(JobQueueCluster):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         """Scale between ``minimum`` and ``maximum`` workers by what there is to do, in whole jobs."""
+        self._check_elastic()
         if minimum_jobs is not None:
             kwargs["minimum"] = minimum_jobs * self.workers_per_job
         if maximum_jobs is not None:

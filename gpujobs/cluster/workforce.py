@@ -16,7 +16,6 @@ from .. import folder as folders
 from ..config.sources import Order
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
 from ..ledger import Ledger, Record
-from ..names import job_worker_names
 from ..planning.plan import Jobs, Plan
 from ..planning.render import Roles, Script, render_jobs, warning
 from ..submit import new_record, send
@@ -65,7 +64,7 @@ class Workforce:
         self._check_limits(count)
         first, self._next = self._next, self._next + count
         scripts = self.scripts(self.plan.workers, WORKERS, first, count, self._free_devices(count))
-        await self._send(scripts, self.workers_per_job)
+        await self._send(scripts, workers=True)
 
     async def submit_head(self) -> Job:
         """Submit the job of the dask scheduler: of its own shape, or the first worker job."""
@@ -73,7 +72,7 @@ class Workforce:
         roles = Roles(scheduler=True, workers=self.plan.head is None, run=False, client_owns=True)
         first, self._next = self._next, self._next + 1
         devices = self._free_devices(1) if roles.workers else ()
-        await self._send(self.scripts(jobs, roles, first, 1, devices), self.workers_per_job if roles.workers else 0)
+        await self._send(self.scripts(jobs, roles, first, 1, devices), roles.workers)
         self.jobs[first].head = True
         return self.jobs[first]
 
@@ -86,12 +85,12 @@ class Workforce:
         """Return the script of the next worker job."""
         return self.scripts(self.plan.workers, WORKERS, self._next, 1)[0].text
 
-    async def _send(self, scripts: Sequence[Script], workers: int) -> None:
+    async def _send(self, scripts: Sequence[Script], workers: bool) -> None:
         for script in scripts:
             self.record = await off_loop(send, self.record, script, self._batch, self.ledger)
             gpus = script.jobs.shape.gpus
             for n, (number, job_id) in enumerate(self.record.submissions[-1].jobs.items()):
-                names = tuple(job_worker_names(self.id, number, workers)) if workers else ()
+                names = tuple(self.plan.job_worker_names(self.id, number)) if workers else ()
                 self.jobs[number] = Job(number, job_id, names, devices=script.devices[n * gpus : (n + 1) * gpus])
         self.look_soon()
 

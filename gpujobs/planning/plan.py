@@ -16,7 +16,7 @@ from ..config.profile import Profile
 from ..config.site import Queue, Site
 from ..config.sources import Order
 from ..errors import InputError, Problem
-from ..names import HEAD, job_worker_names, rank_worker_names
+from ..names import HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
 from . import workeroptions
 from .directives import DirectiveWriter, own_request
@@ -65,11 +65,6 @@ class Transport:
     def certificate(self) -> bool:
         """The cluster needs a certificate."""
         return bool({"tls", "wss"} & set(self.schemes))
-
-    @property
-    def everywhere(self) -> str:
-        """The first one that works on any machine."""
-        return next((scheme for scheme in self.schemes if scheme != "ucxx"), self.schemes[0])
 
 
 @dataclass(frozen=True)
@@ -124,10 +119,12 @@ class Plan:
 
     def worker_names(self, cluster: str) -> list[str]:
         """Return the names that the workers of the cluster with the id ``cluster`` will have."""
-        shape = self.workers.shape
-        if self.ranks:
-            return rank_worker_names(cluster, self.ranks.working, self.ranks.gpus)
-        return [name for n in range(shape.jobs) for name in job_worker_names(cluster, n, shape.workers)]
+        return [name for n in range(self.workers.shape.jobs) for name in self.job_worker_names(cluster, n)]
+
+    def job_worker_names(self, cluster: str, number: int) -> list[str]:
+        """Return the names of the workers of job ``number``."""
+        ranks = self.ranks.working if self.ranks else 0
+        return job_worker_names(cluster, number, self.workers.shape.workers, ranks)
 
 
 def make_plan(order: Order, *, python: str, machine: Machine | None = None, elastic: bool = False) -> Plan:
@@ -144,9 +141,9 @@ class _Planner:
         self.scheduler = get_scheduler(self.site.scheduler)(self.site.cluster)
         self.machine = machine if self.scheduler.on_this_machine else None
         self.this_python = python
-        self.elastic = elastic
+        self.elastic = elastic and order.profile.layout != "mpi"  # one allocation has its size for good
         # Of an elastic cluster nobody may have said how many GPUs: then jobs are as small as they can be.
-        self.smallest = elastic and not {"gpus", "gpus_per_job"} & order.profile.model_fields_set
+        self.smallest = self.elastic and not {"gpus", "gpus_per_job"} & order.profile.model_fields_set
         self.findings = Findings(order)
 
     def plan(self) -> Plan:

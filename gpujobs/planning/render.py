@@ -320,22 +320,32 @@ def _rank_words(plan: Plan, jobs: Jobs) -> list[str]:
         f"--on-node={on_node}",
         f"--visible-devices={jobs.visible_devices}",
     ]
-    options = json.dumps(workeroptions.keywords(workers, cuda))
+    options = workeroptions.keywords(workers, cuda)
+    worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
     if plan.profile.run_on == "ranks":
         script, *arguments = plan.profile.run
         path = script if Path(script).is_absolute() else str(Path(plan.workdir) / script)
-        return [*words, "--script", "--", *(shlex.quote(word) for word in (path, *arguments))]
+        memory = jobs.shape.worker_memory
+        initialize = {
+            "worker_class": worker_class,
+            "nthreads": workers.threads,
+            "memory_limit": memory or "auto",
+            "interface": plan.transport.interface,
+            "worker_options": options,
+        }
+        words += [f"--local-directory={_local_directory(plan)}", shlex.quote(f"--initialize={json.dumps(initialize)}")]
+        return [*words, "--", *(shlex.quote(word) for word in (path, *arguments))]
     return [
         *words,
         "-- dask_mpi.cli --no-scheduler",
         '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
-        f"--worker-class={'dask_cuda.CUDAWorker' if cuda else 'distributed.Nanny'}",
+        f"--worker-class={worker_class}",
         f"--nthreads={workers.threads}",
         *_memory_limit(jobs),
         f"--local-directory={_local_directory(plan)}",
         *([f"--interface={shlex.quote(plan.transport.interface)}"] if plan.transport.interface else []),
         "--worker-options",
-        shlex.quote(options),
+        shlex.quote(json.dumps(options)),
     ]
 
 

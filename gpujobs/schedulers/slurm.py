@@ -61,7 +61,7 @@ class Slurm(Scheduler):
     account_directive = "--account={account}"
     visible_devices = "scheduler"
     mpi_command = (
-        "srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpu-bind=none", "--ntasks={ranks}",
+        "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--ntasks={ranks}",
         "--ntasks-per-node={ranks_per_node}",
     )  # fmt: skip
     managed = frozenset(

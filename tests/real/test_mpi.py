@@ -1,0 +1,262 @@
+"""`layout: mpi` on a real Slurm with real MPI libraries: 2 nodes of 4 GPUs unless said otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import make_cli, unavailable
+from ..support import mpi
+from ..support.backend import SlurmBackend
+from ..support.cli import ROOT, Cli, text_of
+from ..support.processes import processes_with, until
+from .programs import SLEEP, WHO
+from .test_clusters import connected
+
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    yield slurm_backend
+    left = slurm_backend.queue()
+    slurm_backend.clean()
+    assert not left
+
+
+@pytest.fixture(params=["mpirun", "srun"])
+def launcher(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def cli(backend: SlurmBackend, home: Path, launcher: str) -> Cli:
+    made = make_cli(backend, home, "ordinary")
+    site = backend.site() | {"mpi": mpi.LAUNCHERS[launcher]}
+    (home / "sites" / "here.yaml").write_text(text_of(site))
+    return made
+
+
+PROFILE: dict[str, Any] = {"layout": "mpi", "gpus": 8, "env": {"WANTED": "8"}}
+
+
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
+@pytest.mark.parametrize("launcher", ["mpirun", "srun", "mpiexec"], indirect=True)
+def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:
+    profile = {**PROFILE, "run": ["python", "who.py"], "workers": {"worker_class": worker_class}}
+    cli.write("who.py", WHO)
+    promised = json.loads(cli("plan", str(cli.write("p.yaml", profile)), "--json").stdout)
+    assert promised["gpus"] == promised["workers"] == 8
+    assert [(jobs["count"], jobs["nodes"]) for jobs in promised["jobs"]] == [(1, 2)]
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert found["address"].startswith("tls://")
+    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
+    per_node: dict[str, list[list[str]]] = {}
+    for devices, node, _ in found["workers"].values():
+        per_node.setdefault(node, []).append(devices.split(","))
+    assert len(per_node) == 2
+    for lists in per_node.values():
+        assert sorted(devices[0] for devices in lists) == ["0", "1", "2", "3"]
+        assert all(sorted(devices) == ["0", "1", "2", "3"] for devices in lists)  # all of the node's are visible
+    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len(cli.status(cluster)["jobs"]) == 1
+    backend.wait_empty(20, cluster)
+
+
+SCRIPT = """
+import json, os, sys
+from {module} import initialize
+from distributed import Client
+
+def who(dask_worker):
+    return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURMD_NODENAME"], dask_worker.nthreads if hasattr(dask_worker, "nthreads") else 0]
+
+if __name__ == "__main__":
+    initialize({keywords})
+    with Client() as client:
+        client.wait_for_workers(8, timeout=100)
+        names = {{address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}}
+        found = {{names[address]: value for address, value in client.run(who).items()}}
+        print(json.dumps({{"workers": found, "address": client.scheduler.address, "argv": sys.argv}}), flush=True)
+    {end}
+"""
+
+
+# -- the user's script in all ranks ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("module", "keywords"),
+    [
+        ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
+        ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}'),
+        ("dask_mpi", ""),
+    ],
+    ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
+)
+def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywords: str) -> None:
+    cli.write("all.py", SCRIPT.format(module=module, keywords=keywords, end="pass"))
+    profile = {
+        **PROFILE,
+        "env": {"PYTHONPATH": f"{nvml_path(backend)}:{ROOT}/tests/fakes/rmm"},
+        "run_on": "ranks",
+        "run": ["all.py", "--size", "10 000"],
+        "workers": {"threads": 2},
+    }
+    promised = json.loads(cli("plan", str(cli.write("p.yaml", profile)), "--json").stdout)
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert found["argv"][1:] == ["--size", "10 000"]
+    assert found["address"].startswith("tls://")
+    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
+    assert len({(node, devices.split(",")[0]) for devices, node, _ in found["workers"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    everything = cli("logs", cluster, "--all").stdout
+    assert everything.count("fake rmm: managed_memory=True") == (8 if "rmm" in keywords else 0)
+    backend.wait_empty(20, cluster)
+
+
+def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
+    names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
+    assert cli.status(cluster)["workers"]["connected"] == names
+    assert cli.status(cluster)["jobs"][0]["expected_workers"] == names
+    refused = cli("scale", cluster, "8")
+    assert refused.returncode == 2 and "one MPI allocation" in refused.stderr
+    cli("cancel", cluster)
+    backend.wait_empty(20, cluster)
+
+
+# -- what fails is told within seconds, and the allocation ends ------------------------------------------------------
+BROKEN = "raise ImportError('broken on purpose')\n"
+DEATHS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown-option": ({"workers": {"options": {"no_such_option": 1}}}, r"rank \d on node\d: .*no_such_option"),
+    "no-gpu": ({"env": {"FAKE_NVML_GPUS": "0"}}, r"rank \d on node\d: "),
+    "fewer-gpus": ({"env": {"FAKE_NVML_GPUS": "2"}}, r"rank \d on node\d: .*(Invalid device|3)"),
+    "broken-dask-mpi": ({"env": {"PYTHONPATH": "broken"}}, r"rank \d on node\d: .*broken on purpose"),
+    "command-fails": ({"run": ["python", "-c", "raise SystemExit(9)"]}, "run: ended with exit code 9"),
+}
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: str) -> None:
+    (cli.work / "broken").mkdir()
+    (cli.work / "broken" / "dask_mpi.py").write_text(BROKEN)
+    change, said = DEATHS[case]
+    env = {**PROFILE["env"], **change.get("env", {})}
+    if case == "broken-dask-mpi":
+        env["PYTHONPATH"] = f"{cli.work}/broken:{nvml_path(backend)}"
+    done = cli("submit", str(cli.write("p.yaml", {**PROFILE, **change, "env": env})), "--wait")
+    assert done.returncode == 5
+    assert re.search(said, done.stderr), done.stderr
+    backend.wait_empty(15, done.stdout.strip())
+    code = cli.status(done.stdout.strip())["exit_code"]
+    assert code == (9 if case == "command-fails" else 70)
+
+
+def nvml_path(backend: SlurmBackend) -> str:
+    return str(backend.site()["setup"]).split("PYTHONPATH=")[1].split()[0]
+
+
+def test_dead_rank_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit(PROFILE)
+    connected(cli, cluster, 8)
+    ranks = [
+        pid
+        for pid in processes_with(f"{cluster}/injob.py")
+        if b"\0rank\0" in cmdline(pid) and b"-m\0mpi4py" in cmdline(pid)
+    ]
+    assert ranks
+    os.kill(ranks[-1], signal.SIGKILL)
+    backend.wait_empty(15, cluster)
+    assert cli.status(cluster)["exit_code"] == 70
+    assert "the MPI launcher ended" in cli.status(cluster)["reason"]
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+    """Open MPI's ranks under an srun that does not speak to them: each would be rank 0 of 1."""
+    command = [word for word in mpi.LAUNCHERS["srun"]["command"] if "pmi2" not in word]
+    command.insert(1, "--mpi=none")
+    site = backend.site() | {"mpi": {**mpi.LAUNCHERS["mpirun"], "command": command}}
+    (home / "sites" / "here.yaml").write_text(text_of(site))
+    done = cli("submit", str(cli.write("p.yaml", PROFILE)), "--wait")
+    assert done.returncode == 5
+    assert "MPI's world has 1 ranks, but 2 were started" in done.stderr
+    backend.wait_empty(15, done.stdout.strip())
+
+
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("from dask_mpi import initialize\ninitialize()\nfrom distributed import Client\nClient()", 1, "the script needs `if __name__"),
+        (SCRIPT.format(module="dask_mpi", keywords="", end="sys.exit(7)"), 7, "rank 1 on node1: exit code 7"),
+        (SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
+        (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is given by gpujobs"),
+        (SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
+    ],
+    ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
+)  # fmt: skip
+def test_script_that_fails(cli: Cli, backend: SlurmBackend, script: str, code: int, said: str) -> None:
+    cli.write("all.py", script)
+    done = cli("submit", str(cli.write("p.yaml", {**PROFILE, "run_on": "ranks", "run": ["all.py"]})), "--wait")
+    assert done.returncode == 5
+    assert said in done.stderr
+    cluster = done.stdout.strip()
+    backend.wait_empty(15, cluster)
+    assert cli.status(cluster)["exit_code"] == code
+
+
+def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
+    cli.write("sleep.py", SLEEP)
+    cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
+    until(lambda: cli("logs", cluster).stdout == "here\n", 90)
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(15, cluster)
+    until(lambda: not processes_with(cluster), 15)
+
+
+# -- from Python -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scheduler", ["local", "job"])
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+def test_cluster_class(
+    backend: SlurmBackend, home: Path, launcher: str, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpujobs
+    from gpujobs.errors import InputError
+
+    for name, value in {**backend.env(), "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    site = home / "here.yaml"
+    site.write_text(text_of(backend.site() | {"mpi": mpi.LAUNCHERS[launcher]}))
+    with pytest.raises(InputError, match="how many GPUs"):
+        gpujobs.GPUSLURMCluster(str(site), layout="mpi")
+    options: dict[str, Any] = {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}
+    with gpujobs.GPUSLURMCluster(
+        str(site), layout="mpi", n_workers=8, scheduler=scheduler, quiet=True, worker_memory="1GiB", **options
+    ) as cluster:
+        cluster.wait_for_workers(8, timeout=120)
+        assert (
+            cluster.observed == cluster.plan == {f"{cluster.id}-{rank}-{gpu}" for rank in range(2) for gpu in range(4)}
+        )
+        assert len(cluster.jobs) == 1
+        for change in (lambda: cluster.scale(4), lambda: cluster.adapt(minimum=0, maximum=8)):
+            with pytest.raises(InputError, match="one MPI allocation"):
+                change()
+    backend.wait_empty(30)

@@ -1,0 +1,167 @@
+"""The documents are true: their examples load and plan, commands and keys exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from gpujobs.cli import main
+from gpujobs.config import profile as profile_models
+from gpujobs.config import site as site_models
+from gpujobs.config.model import Model, build
+from gpujobs.config.sources import load_site
+from gpujobs.config.yamlfile import parse
+from gpujobs.schedulers import SCHEDULERS
+
+from ..support.cli import ROOT
+from .support import plan
+
+FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+MODELS = {
+    name: model
+    for module in (profile_models, site_models)
+    for name, model in inspect.getmembers(module, inspect.isclass)
+    if issubclass(model, Model) and model is not Model and name not in ("Variable", "File")  # one key each, in the text
+}
+
+
+def blocks(kind: str) -> list[object]:
+    """Return the code blocks of a kind, each with the words of the comment above it."""
+    return [
+        pytest.param((found["mark"] or "").split(), found["text"], id=f"{path.stem}-{n}")
+        for path in FILES
+        for n, found in enumerate(BLOCK.finditer(path.read_text()))
+        if found["kind"] == kind
+    ]
+
+
+def prose(path: Path) -> str:
+    return BLOCK.sub("", path.read_text())
+
+
+@pytest.mark.parametrize(("mark", "text"), blocks("yaml"))
+def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
+    assert mark and mark[0] in ("profile", "site"), "say what it is: <!-- profile site=NAME --> or <!-- site -->"
+    settings = dict(word.split("=") for word in mark[1:] if word != "part")
+    if mark[0] == "profile":
+        assert plan(tmp_path, text, settings.pop("site", "local"), **settings)
+        return
+    document = parse(text, "document")
+    if "part" in mark:
+        document = document.over(load_site("example-slurm").document)
+        settings = {"account": "p12345"}
+    site = build(site_models.Site, document)
+    if site.scheduler not in SCHEDULERS:
+        pytest.skip("its batch scheduler is not supported yet")
+    (tmp_path / "site.yaml").write_text(text)
+    for key, queue in site.queues.items():
+        if "part" not in mark and queue.gpus_per_node:
+            wanted = {"gpus": queue.gpus_per_node, "queue": key, "walltime": "10m"}
+            assert plan(tmp_path, wanted, str(tmp_path / "site.yaml"), **settings).gpus == queue.gpus_per_node
+
+
+def commands() -> list[object]:
+    """Return what follows `gpujobs` in console blocks and in code within the text."""
+    found = []
+    for path in FILES:
+        consoles = "".join(match["text"] for match in BLOCK.finditer(path.read_text()) if match["kind"] == "console")
+        lines = re.findall(r"^\$ (?:eval \"\$\()?gpujobs ([^)\n]*)", consoles, re.M)
+        within = re.findall(r"`gpujobs ([a-z-][^`]*)`", prose(path))
+        found += [pytest.param(words, id=f"{path.stem}: {words}") for words in sorted({*lines, *within})]
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_exist(words: str) -> None:
+    lexer = shlex.shlex(words, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    arguments = list(lexer)
+    arguments = arguments[: next((n for n, word in enumerate(arguments) if word[0] in "|&>;"), None)]
+    command: click.Command = main
+    while isinstance(command, click.Group) and arguments and arguments[0] in command.commands:
+        command = command.commands[arguments.pop(0)]
+    assert not isinstance(command, click.Group) or arguments == ["--version"]
+    try:
+        command.make_context("gpujobs", arguments)
+    except click.exceptions.Exit:  # --version
+        pass
+    except click.MissingParameter:  # `gpujobs plan` as a name
+        assert not re.search("ID|svd", words)
+
+
+def test_every_command_and_option_is_told() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert sorted(sections) == sorted(main.commands)
+    common = {"--site", "--set", "--help"}
+    for name, command in main.commands.items():
+        for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+            words = {word for item in one.params if isinstance(item, click.Option) for word in item.opts}
+            assert not [
+                word for word in words - common if f"`{word}" not in sections[name] and f" {word}" not in sections[name]
+            ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_key_is_in_a_table(name: str) -> None:
+    text = "".join(path.read_text() for path in FILES)
+    tables = re.findall(rf"<!-- keys {name} -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
+    assert len(tables) == 1, f"one table of {name}'s keys, with <!-- keys {name} --> above it"
+    keys = [key for row in tables[0].splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(keys) == sorted(MODELS[name].model_fields)
+
+
+@pytest.mark.parametrize(("mark", "text"), blocks("python"))
+def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
+    from gpujobs.cluster.keywords import document_of
+    from gpujobs.cluster.owner import GPUJobQueueCluster
+
+    compile(text, "document", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    own = inspect.signature(GPUJobQueueCluster.__init__).parameters
+    for call in ast.walk(ast.parse(text)):
+        if isinstance(call, ast.Call) and re.fullmatch(r".*GPU\w+Cluster", ast.unparse(call.func)):
+            values = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg not in own}
+            document_of({str(name): value for name, value in values.items()})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_links(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(path)):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if name.endswith("add-a-scheduler.md") and not file.exists():
+            continue  # is on its way
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            assert anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings], target
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_words(path: Path) -> None:
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\"scheduler\"", "", prose(path))
+    assert not re.findall(r"(?i)(?<!batch.)(?<!dask.)\bschedulers?\b[^\n]*", text), "batch scheduler or dask scheduler?"
+
+
+def test_messages_are_real() -> None:
+    folders = ((ROOT / "gpujobs").rglob("*.py"), (ROOT / "templates").glob("*.j2"))
+    code = "".join(path.read_text() for paths in folders for path in paths)
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # texts that go on in the next line
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    parts = [part.strip() for row in rows for text in re.findall(r"`([^`]+)`", row) for part in text.split("…")]
+    assert len(parts) > 50
+    assert not [part for part in parts if part not in code]
+
+
+def test_every_module_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    package = ROOT / "gpujobs"
+    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if "__" not in path.name}
+    assert not [name for name in sorted(modules) if f"`{name}`" not in text and not name.startswith("schedulers/")]
