@@ -127,6 +127,13 @@ class LSF(Scheduler):
     def answered(self, result: Result) -> bool:
         return result.exit_code == 0 or _NOTHING.search(result.stderr) is not None
 
+    def limit_command(self) -> list[str] | None:
+        return ["bparams", "-l"]
+
+    def parse_limit(self, stdout: str) -> int | None:
+        found = re.search(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", stdout)
+        return int(found[1]) if found else None
+
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         # -w is the one format that all versions have and that cuts nothing off; an array is given as a whole.
         return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids}, key=int)]

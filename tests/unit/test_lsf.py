@@ -172,6 +172,12 @@ def test_find_by_name() -> None:
     assert not SCHEDULER.answered(Result(("bjobs",), 255, "", "Batch daemon internal error\n"))
 
 
+def test_limit() -> None:
+    said = "The maximum number of elements in a job array:\n    MAX_JOB_ARRAY_SIZE = 5000\n"
+    assert SCHEDULER.parse_limit(said) == 5000
+    assert SCHEDULER.parse_limit("") is None
+
+
 # -- watch ---------------------------------------------------------------------------------------------------------
 def test_status_of_arrays_and_jobs() -> None:
     ids = [JobId("102", n) for n in range(1, 10)] + [
