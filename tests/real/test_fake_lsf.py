@@ -20,7 +20,7 @@ from ..support.processes import until
 from ..support.transcripts import recorded
 
 SCRIPT = "#!/bin/bash\n#BSUB -J {name}\n#BSUB -o {folder}/%J.%I.out\n{more}\n{work}\n"
-SLEEP = "sleep 600 & wait"
+SLEEP = "exec sleep 600"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -76,6 +77,12 @@ class FakeBackend(Backend):
         engine.ask(self.folder, "test", "delete", targets=targets)
         until(lambda: not self.queue(), 60, "an empty queue")
 
+    def expire(self, submission: str) -> None:
+        """Let the walltime of the jobs of a submission be over."""
+        found = re.match(r"\d+", submission)
+        assert found
+        engine.ask(self.folder, "test", "expire", id=int(found[0]))
+
     def fault(self, what: str, kind: str = "any", times: int | None = None) -> None:
         """Switch a fault of `engine` on; "" switches all off."""
         fault: dict[str, Any] = {"what": what} if times is None else {"what": what, "times": times}
@@ -86,10 +93,12 @@ class FakeBackend(Backend):
         time.sleep(seconds)
         self.fault("")
 
-    def command(self, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def command(self, *argv: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run one of the commands as the user who runs the tests."""
         env = {"HOME": str(self.folder), **self.env()}
-        return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            argv, env=env, input=stdin, capture_output=True, text=True, timeout=60, check=False, cwd=cwd or self.folder
+        )
 
 
 class PbsBackend(FakeBackend):

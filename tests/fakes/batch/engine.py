@@ -177,6 +177,13 @@ class Server:
                     self._end(job, "delete", pwd.getpwuid(uid).pw_name)
         return {"results": results}
 
+    def _op_expire(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
+        """Let the walltime of the jobs ``id`` be over."""
+        for job in self.jobs:
+            if job["id"] == request["id"]:
+                job["walltime"] = 0.001
+        return {}
+
     # -- jobs ------------------------------------------------------------------------------------------------
     def _end(self, job: dict[str, Any], why: str, by: str = "") -> None:
         if job["state"] != "running":

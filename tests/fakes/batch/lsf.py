@@ -301,7 +301,9 @@ def long_text(job: dict[str, Any]) -> str:
     lines = ["", head(job, f" Status <{stat(job)}>, Queue <{job['queue']}>,"), submitted_text(job, "")]
     if job["nodes"]:
         hosts = " ".join(f"<{node}>" for node in job["nodes"])
-        lines.append(f"{clock(job['started'])}: Started 1 Task(s) on Host(s) {hosts}, Execution CWD <{job['cwd']}>;")
+        lines.append(
+            f"{clock(job['started'])}: Started 1 Task(s) on Host(s) {hosts}, Allocated 1 Slot(s) on Host(s) {hosts}, Execution CWD <{job['cwd']}>;"
+        )
     if job["state"] == "done":
         lines.append(f"{clock(job['ended'])}: {end_text(job)}.")
     if job["state"] in ("waiting", "held"):
