@@ -19,7 +19,10 @@ from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
-BACKENDS = ["slurm", "lsf"]
+FAKES = ["lsf"]
+"""Fake batch schedulers with a fixture ``NAME_backend``, with faults that can be switched on."""
+
+BACKENDS = ["slurm", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 

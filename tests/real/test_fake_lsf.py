@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpujobs.batch import Batch
-from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.schedulers import JobId, JobState, Result
 from gpujobs.schedulers.lsf import LSF
 
@@ -219,10 +218,7 @@ def test_run_limit_is_140_for_who_does_not_listen(lsf: LsfBackend, script: Calla
     assert (found.state, found.exit_code) == (JobState.TIMEOUT, 140)
 
 
-# -- gpujobs on it, when it misbehaves ---------------------------------------------------------------------------------
-TEXT = SCRIPT.format(name="x-2", folder="/tmp", more="#BSUB -q main", work=SLEEP)
-
-
+# -- gpujobs on it ---------------------------------------------------------------------------------
 def test_states_through_the_commands(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
     ids = {
         "RUNNING": script(), "FAILED": script("exit 3"), "COMPLETED": script("true"), "PENDING": script(SLEEP, "-H"),
@@ -256,40 +252,6 @@ def test_a_job_that_left_bjobs_is_found_in_bhist(lsf: LsfBackend, script: Callab
     found = batch.status([JobId(number), JobId("99999")], ["x-1"])
     assert (found[JobId(number)].state, found[JobId(number)].exit_code) == (JobState.FAILED, 5)
     assert found[JobId("99999")].state is JobState.UNKNOWN
-
-
-def test_lost_reply_is_adopted(lsf: LsfBackend, batch: Batch, tmp_path: Path) -> None:
-    lsf.fault("timeout", "submit", times=1)
-    batch.patience = 40.0
-    number = batch.submit(TEXT, "x-2", [], tmp_path)
-    assert [job["id"] for job in lsf.jobs() if job["name"] == "x-2" and job["state"] != "done"] == [int(number)]
-
-
-def test_garbled_reply_is_adopted(lsf: LsfBackend, batch: Batch, tmp_path: Path) -> None:
-    lsf.fault("garble", "submit", times=1)
-    number = batch.submit(TEXT, "x-2", [], tmp_path)
-    assert [job["id"] for job in lsf.jobs() if job["name"] == "x-2" and job["state"] != "done"] == [int(number)]
-
-
-def test_busy_for_a_moment(lsf: LsfBackend, batch: Batch, tmp_path: Path) -> None:
-    lsf.fault("busy", "submit", times=1)
-    batch.patience = 40.0
-    assert batch.submit(TEXT, "x-2", [], tmp_path)
-    assert len(lsf.queue()) == 1
-
-
-def test_refused(lsf: LsfBackend, batch: Batch, tmp_path: Path) -> None:
-    lsf.fault("refuse", "submit")
-    with pytest.raises(RefusedError, match="Queue has been closed"):
-        batch.submit(TEXT, "x-2", [], tmp_path)
-    assert lsf.queue() == []
-
-
-def test_down_is_no_state(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
-    number = script()
-    lsf.fault("down")
-    with pytest.raises(UnavailableError):
-        batch.status([JobId(number)], ["x-1"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
