@@ -95,11 +95,17 @@ class LSF(Scheduler):
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         """Make one ``-R`` of several: IBM joins them by itself, others refuse a second one."""
-        requirements = [line for line in lines if line.split(maxsplit=1)[0] == "-R"]
-        if len(requirements) < 2:
+        requirements = [line for line in lines if line.split()[:1] == ["-R"]]
+        try:
+            words = [word for line in requirements for word in shlex.split(line)]
+        except ValueError:  # which is told where the directives are checked
+            return list(lines)
+        if words.count("-R") < 2 or words[1::2].count("-R"):
             return list(lines)
         sections: dict[str, list[str]] = {}
-        for word in (word for line in requirements for word in shlex.split(line) if word != "-R"):
+        for word in words[1::2]:
+            if re.sub(r"\w+\[[^\[\]]*\]", "", word).strip() not in ("", word.strip()):
+                return list(lines)  # alternatives and the like
             for name, body in re.findall(r"(\w+)\[([^\]]*)\]", word) or [("select", word)]:
                 sections.setdefault(name, []).append(body)
         between = {"select": " && ", "rusage": ":"}
@@ -136,7 +142,7 @@ class LSF(Scheduler):
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         # -w is the one format that all versions have and that cuts nothing off; an array is given as a whole.
-        return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids}, key=int)]
+        return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids})]
 
     def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
@@ -171,7 +177,7 @@ class LSF(Scheduler):
         return found
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
-        return ["bhist", "-n", "10", "-l", *sorted({job.submission for job in ids}, key=int)]
+        return ["bhist", "-n", "10", "-l", *sorted({job.submission for job in ids})]
 
     def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         wanted = set(ids)

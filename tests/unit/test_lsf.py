@@ -93,6 +93,21 @@ def test_older_requests_of_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "joined"),
+    [
+        (["-n 2", "-R a", "-R b"], ["-n 2", '-R "select[a && b]"']),
+        (["-R span[hosts=1] -R rusage[mem=5]"], ['-R "span[hosts=1] rusage[mem=5]"']),
+        (["-R span[hosts=1]", "-x"], ["-R span[hosts=1]", "-x"]),
+        (["-R a", '-R "rusage[x=1] || rusage[y=1]"'], ["-R a", '-R "rusage[x=1] || rusage[y=1]"']),
+        (["-R a", "-R 'b"], ["-R a", "-R 'b"]),
+        (["", "-R a"], ["", "-R a"]),
+    ],
+)  # fmt: skip
+def test_several_r_become_one(given: list[str], joined: list[str]) -> None:
+    assert SCHEDULER.joined(given) == joined
+
+
+@pytest.mark.parametrize(
     ("directive", "why"),
     [
         ('-R "select[big]"', "-R is written by"), ("-q other", "-q is written by"), ('-gpu "num=1"', "-gpu is written by"),
@@ -301,8 +316,8 @@ def test_termination_reasons_of_ibm(words: str, state: str, code: int | None) ->
 
 def test_commands_name_each_submission_once() -> None:
     ids = [JobId("12", 1), JobId("12", 2), JobId("9")]
-    assert SCHEDULER.status_command(ids, ["x"], "ada") == ["bjobs", "-a", "-w", "9", "12"]
-    assert SCHEDULER.accounting_command(ids) == ["bhist", "-n", "10", "-l", "9", "12"]
+    assert SCHEDULER.status_command(ids, ["x"], "ada") == ["bjobs", "-a", "-w", "12", "9"]
+    assert SCHEDULER.accounting_command(ids) == ["bhist", "-n", "10", "-l", "12", "9"]
 
 
 # -- cancel --------------------------------------------------------------------------------------------------------
