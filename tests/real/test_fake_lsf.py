@@ -186,7 +186,7 @@ def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_p
     text = (tmp_path / f"{number}.3.out").read_text()
     wanted = {
         "LSB_JOBID": number, "LSB_JOBINDEX": "3", "LSB_JOBNAME": "arr[2-4]", "LSB_HOSTS": "node1 node1 node2 node2",
-        "LSB_MCPU_HOSTS": "node1 2 node2 2 ", "HOME": str(lsf.folder), "LS_SUBCWD": str(Path.cwd()),
+        "LSB_MCPU_HOSTS": "node1 2 node2 2 ", "HOME": str(lsf.folder), "LS_SUBCWD": str(lsf.folder),
     }  # fmt: skip
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     assert {name: found[name].replace("node3", "node1").replace("node4", "node2") for name in wanted} == wanted

@@ -60,11 +60,11 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     if job["needs"]["gpus"]:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in job["nodes"][nodes[0]]["gpus"])
     output = extra["output"].replace("%J", str(job["id"])).replace("%I", str(index or 0))
-    code = f'trap "#" {CAUGHT}\n{spool} >> {shlex.quote(output)} 2>&1\ncode=$?\n'
+    # Where the folder of the output is missing, a real one mails it.
+    code = f'trap "#" {CAUGHT}\nout={shlex.quote(output)}\n{{ true >> "$out"; }} 2> /dev/null || out=/dev/null\n'
+    code += f'{spool} >> "$out" 2>&1\ncode=$?\n'
     report = f"Sender: LSF System <fake@{nodes[0]}>\nSubject: Job {job['id']}: <{job['name']}>"
-    code += (
-        f"printf '%s\\n' {shlex.quote(report)} \"Exited with exit code $code.\" >> {shlex.quote(output)}\nexit $code\n"
-    )
+    code += f'printf \'%s\\n\' {shlex.quote(report)} "Exited with exit code $code." >> "$out"\nexit $code\n'
     return {"argv": ["/bin/sh", "-c", code], "env": env, "cwd": job["cwd"], "umask": extra["umask"]}
 
 
