@@ -219,7 +219,7 @@ def _pending_reason(lines: list[str]) -> str:
         if not line.strip():
             break
         reasons.append(line.strip().rstrip(";"))
-    return "; ".join(reasons)
+    return "; ".join(reasons[:3])  # the others are those of fewer hosts
 
 
 def _end(lines: list[str]) -> JobStatus | None:
