@@ -9,14 +9,17 @@ from .version import __version__
 if TYPE_CHECKING:
     from .cluster import GPUJobQueueCluster as GPUJobQueueCluster
     from .cluster import GPULocalCluster as GPULocalCluster
+    from .cluster import GPULSFCluster as GPULSFCluster
     from .cluster import GPUSGECluster as GPUSGECluster
     from .cluster import GPUSLURMCluster as GPUSLURMCluster
     from .connection import connect as connect
 
-__all__ = ["GPUJobQueueCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster", "__version__", "connect"]
+__all__ = [
+    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster", "__version__", "connect",
+]  # fmt: skip
 
 _LAZY = {"connect": "connection"}
-_LAZY.update(dict.fromkeys(("GPUJobQueueCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster"), "cluster"))
+_LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "cluster"))
 
 
 def __getattr__(name: str) -> Any:

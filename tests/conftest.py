@@ -15,11 +15,16 @@ from .support import sge as sge_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
+from .support.fake_lsf import LsfBackend
+from .support.fakes import FakeBackend
 from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
-BACKENDS = ["slurm", "sge"]
+FAKES = ["lsf"]
+"""Fake batch schedulers with a fixture ``NAME_backend``, with faults that can be switched on."""
+
+BACKENDS = ["slurm", "sge", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 
@@ -65,6 +70,13 @@ def sge_backend(shared_folder: Path) -> Iterator[sge_support.SgeBackend]:
         unavailable("sge", why)
     with sge_support.PrivateSge(shared_folder / "sge").running() as running:
         yield sge_support.SgeBackend(running)
+
+
+@pytest.fixture(scope="session")
+def lsf_backend(shared_folder: Path) -> Iterator[FakeBackend]:
+    """A fake LSF of 4 nodes with 4 fake GPUs each."""
+    with LsfBackend(shared_folder / "lsf").running() as running:
+        yield running
 
 
 @pytest.fixture(params=BACKENDS)

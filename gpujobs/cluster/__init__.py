@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from .owner import GPUJobQueueCluster
 
-__all__ = ["CLASSES", "GPUJobQueueCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster"]
+__all__ = ["CLASSES", "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster"]
 
 
 class GPUSLURMCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on a site with Slurm."""
 
     batch_schedulers = ("slurm",)
+
+
+class GPULSFCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with LSF."""
+
+    batch_schedulers = ("lsf",)
 
 
 class GPUSGECluster(GPUJobQueueCluster):
@@ -27,6 +33,8 @@ class GPULocalCluster(GPUJobQueueCluster):
 
 
 CLASSES: dict[str, type[GPUJobQueueCluster]] = {
-    name: cls for cls in (GPUSLURMCluster, GPUSGECluster, GPULocalCluster) for name in cls.batch_schedulers
+    name: cls
+    for cls in (GPUSLURMCluster, GPULSFCluster, GPUSGECluster, GPULocalCluster)
+    for name in cls.batch_schedulers
 }
 """Which class a site's batch scheduler picks."""

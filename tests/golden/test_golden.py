@@ -44,6 +44,14 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
         "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,
         "account": "project_2001234", "workers": {"worker_class": "nanny"}, "network": {"protocol": "tcp"}}),
     "slurm-owned-by-python": ("example-slurm", {"workdir": "/home/ada", "gpus": 8, "gpus_per_job": 2, "account": "p12345"}),
+    "lsf-one-job-of-two": ("dtu", {**SVD, "gpus": 2, "queue": "gpua100", "walltime": "90m"}),
+    "lsf-eight-jobs-of-one": ("example-lsf", {
+        **SVD, "gpus": 8, "gpus_per_job": 1, "account": "acc_svd", "queue": "gpu", "network": {"protocol": "tcp"}, "walltime": "36h"}),
+    "lsf-mpi": ("example-lsf", {**SVD, "layout": "mpi", "gpus": 8, "account": "acc_svd", "network": {"protocol": "tcp"}}),
+    "lsf-head-of-its-own": ("example-lsf", {
+        **SVD, "gpus": 4, "account": "acc_svd", "head": {"queue": "normal", "cpus": 2, "memory": "8GiB"}, "network": {"protocol": "tcp"}}),
+    "lsf-cpu-workers": ("example-lsf", {
+        **SVD, "gpus": 0, "account": "acc_svd", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip

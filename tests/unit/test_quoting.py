@@ -50,7 +50,7 @@ names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
 STUB = "import json, os, sys\nopen(os.environ['GPUJOBS_FOLDER'] + '/got.json', 'w').write(json.dumps([sys.argv, dict(os.environ)]))\n"
 
 
-def run_script(text: str, home: Path) -> tuple[list[str], dict[str, str]]:
+def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str, str]]:
     """Run a rendered script in a bare bash, with a stand-in for injob.py; return its arguments and environment."""
     folder = home / ".gpujobs" / "svd-0000"
     for name in ("jobs", "logs"):
@@ -58,7 +58,7 @@ def run_script(text: str, home: Path) -> tuple[list[str], dict[str, str]]:
     (folder / "injob.py").write_text(STUB)
     script = home / "script.sh"
     script.write_text(text)
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0", **more}
     done = subprocess.run(
         ["env", "-i", *[f"{k}={v}" for k, v in env.items()], "bash", script], capture_output=True, check=False
     )
@@ -136,3 +136,11 @@ def test_a_setup_cannot_change_what_the_script_needs(tmp_path: Path, monkeypatch
     arguments, environ = run_script(render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path)
     assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.py")
     assert environ["GPUJOBS_JOB"] == "0"
+
+
+def test_a_tmpdir_that_is_not_on_this_node_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    profile = {"gpus": 0, "run": ["true"], "environment": {"python": sys.executable}, "workdir": str(tmp_path)}
+    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    assert "TMPDIR" not in run_script(text, tmp_path, TMPDIR="/nosuch/login")[1]
+    assert run_script(text, tmp_path, TMPDIR=str(tmp_path))[1]["TMPDIR"] == str(tmp_path)

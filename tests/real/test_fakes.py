@@ -1,0 +1,183 @@
+"""What batch schedulers do when they do not work: the fakes' faults, seen through the code that talks with them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.batch import Batch
+from gpujobs.errors import RefusedError, UnavailableError
+from gpujobs.planning.render import render
+from gpujobs.schedulers import JobId, JobState, get_scheduler
+
+from ..conftest import FAKES
+from ..support.cli import Cli, text_of
+from ..support.fakes import FakeBackend
+from ..support.processes import until
+from ..unit.support import plan
+
+pytestmark = [pytest.mark.conformance, pytest.mark.parametrize("backend", FAKES, indirect=True)]
+Submit = Callable[..., str]
+
+
+@pytest.fixture
+def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> Batch:
+    """The batch scheduler, with little patience."""
+    for name, value in backend.env().items():
+        monkeypatch.setenv(name, value)
+    return Batch(get_scheduler(backend.name)(), patience=6.0)
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of this test's jobs, which nobody else has: that is how a submission is found again."""
+    return f"fault-{secrets.token_hex(2)}"
+
+
+@pytest.fixture
+def submit(backend: FakeBackend, batch: Batch, name: str, tmp_path: Path) -> Iterator[Submit]:
+    """Return a function that submits jobs which sleep for a minute, with the directives of real ones."""
+    (tmp_path / "here.yaml").write_text(text_of(backend.site()))
+
+    def go(jobs: int = 2, gpus_per_job: int = 1) -> str:
+        profile = {"gpus": jobs * gpus_per_job, "gpus_per_job": gpus_per_job}
+        text = render(plan(tmp_path, profile, str(tmp_path / "here.yaml")), name)[0].text
+        return batch.submit(text.partition("\n\n")[0] + "\nsleep 60\n", name, (), tmp_path)
+
+    yield go
+    backend.clean()
+
+
+def ids(batch: Batch, number: str, jobs: int = 2) -> list[JobId]:
+    """Return the ids of the jobs of a submission."""
+    if jobs == 1:
+        return [JobId(number)]
+    return [JobId(number, n + batch.scheduler.first_index) for n in range(jobs)]
+
+
+def states(batch: Batch, jobs: list[JobId]) -> set[JobState]:
+    return {status.state for status in batch.status(jobs, []).values()}
+
+
+def taken(backend: FakeBackend) -> int:
+    """Return how many submissions the batch scheduler has taken and not ended."""
+    return len({job["id"] for job in backend.jobs() if job["state"] != "done"})
+
+
+# -- submit ------------------------------------------------------------------------------------------------------
+def test_refused(backend: FakeBackend, submit: Submit) -> None:
+    backend.fault("refuse", "submit")
+    with pytest.raises(RefusedError, match="refused the job"):
+        submit()
+    assert taken(backend) == 0
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_reply_that_never_comes_is_adopted_once(backend: FakeBackend, batch: Batch, submit: Submit, jobs: int) -> None:
+    backend.fault("timeout", "submit", times=1)
+    number = submit(jobs)
+    assert taken(backend) == 1
+    assert states(batch, ids(batch, number, jobs)) <= {JobState.RUNNING, JobState.PENDING}
+
+
+def test_garbled_reply_is_adopted_once(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    backend.fault("garble", "submit", times=1)
+    number = submit()
+    assert taken(backend) == 1
+    assert states(batch, ids(batch, number)) <= {JobState.RUNNING, JobState.PENDING}
+
+
+@pytest.mark.parametrize("fault", ["busy", "down"])
+def test_tried_again_until_it_is_there(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+    backend.fault(fault, "submit", times=1)
+    number = submit()
+    assert taken(backend) == 1
+    assert states(batch, ids(batch, number)) <= {JobState.RUNNING, JobState.PENDING}
+
+
+def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
+    backend.fault("down")
+    with pytest.raises(UnavailableError):
+        submit()
+    backend.fault("")
+    assert taken(backend) == 0
+
+
+# -- watch -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fault", ["forget", "garble"])
+def test_what_is_not_listed_is_not_finished(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+    jobs = ids(batch, submit())
+    until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
+    backend.fault(fault, "query")
+    assert states(batch, jobs) == {JobState.UNKNOWN}
+    backend.fault("")
+    assert states(batch, jobs) == {JobState.RUNNING}
+
+
+@pytest.mark.parametrize("fault", ["down", "busy", "timeout"])
+def test_no_answer_says_nothing_of_the_jobs(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+    jobs = ids(batch, submit())
+    backend.fault(fault, "query")
+    with pytest.raises(UnavailableError):
+        batch.status(jobs, [])
+    backend.fault("")
+    assert states(batch, jobs) <= {JobState.RUNNING, JobState.PENDING}
+
+
+def test_pending_jobs_of_an_array_that_has_begun(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    full = backend.nodes * backend.gpus_per_node // 4
+    jobs = ids(batch, submit(full + 2, gpus_per_job=4), full + 2)
+    until(lambda: states(batch, jobs) == {JobState.RUNNING, JobState.PENDING}, 20)
+    found = batch.status(jobs, [])
+    assert [found[job].state for job in jobs].count(JobState.PENDING) == 2
+    assert all(found[job].reason for job in jobs[-2:]) and all(found[job].node for job in jobs[:-2])
+
+
+# -- cancel ------------------------------------------------------------------------------------------------------
+def test_cancel_of_a_member_and_of_all(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    number = submit(3)
+    jobs = ids(batch, number, 3)
+    until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
+    batch.cancel({number: [jobs[1].index or 0]})
+    until(lambda: batch.status(jobs, [])[jobs[1]].state is JobState.CANCELLED, 20)
+    assert states(batch, [jobs[0], jobs[2]]) == {JobState.RUNNING}
+    batch.cancel({number: ()})
+    until(lambda: states(batch, jobs) == {JobState.CANCELLED}, 20)
+    batch.cancel({number: ()})  # again: fine
+
+
+def test_cancel_while_it_is_away_for_a_moment(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    number = submit()
+    backend.fault("down", "delete", times=1)
+    batch.cancel({number: ()})
+    until(lambda: taken(backend) == 0, 20)
+
+
+def test_cancel_that_is_refused_is_told(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    number = submit()
+    backend.fault("refuse", "delete")
+    with pytest.raises(RefusedError, match="did not cancel"):
+        batch.cancel({number: ()})
+    assert taken(backend) == 1
+
+
+def test_job_over_its_walltime(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+    number = submit(1)
+    job = ids(batch, number, 1)
+    until(lambda: states(batch, job) == {JobState.RUNNING}, 20)
+    backend.expire(number)
+    until(lambda: states(batch, job) == {JobState.TIMEOUT}, 20)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_cluster_whose_submission_lost_its_reply(cli: Cli, backend: FakeBackend) -> None:
+    backend.fault("timeout", "submit", times=1)
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 4, 90)
+    assert len([line for line in backend.queue() if cluster in line]) == 2
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(30, cluster)

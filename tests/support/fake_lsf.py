@@ -1,0 +1,43 @@
+"""The fake LSF as a backend."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .backend import FAKE_GPUS
+from .fakes import FakeBackend
+
+
+class LsfBackend(FakeBackend):
+    """An LSF that prints what volclava prints and knows IBM's ``-gpu``."""
+
+    name = "lsf"
+    dialect = "lsf"
+    commands = ("bsub", "bjobs", "bhist", "bkill")
+    settings: ClassVar[dict[str, Any]] = {
+        "queues": {"main": None, "short": 10},
+        "signals": {
+            "delete": [["INT", 10], ["TERM", 10], ["KILL", 0]],
+            "timeout": [["USR2", 600], ["INT", 10], ["TERM", 10], ["KILL", 0]],
+        },
+        "first_id": 101,
+    }
+
+    def site(self) -> dict[str, Any]:
+        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
+        return {
+            "description": "the tests' LSF",
+            "scheduler": "lsf",
+            "setup": FAKE_GPUS,
+            "poll": "1s",
+            "queues": {
+                "main": {**shape, "max_walltime": "2d"},
+                "short": {**shape, "max_walltime": "10m"},
+                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
+            },
+            "defaults": {"walltime": "10m"},
+        }
+
+    def kill_job(self, job: str) -> None:
+        done = self.command("bkill", job)
+        assert done.returncode == 0, done.stderr
