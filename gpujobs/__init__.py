@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from .cluster import GPUJobQueueCluster as GPUJobQueueCluster
     from .cluster import GPULocalCluster as GPULocalCluster
     from .cluster import GPULSFCluster as GPULSFCluster
+    from .cluster import GPUPBSCluster as GPUPBSCluster
     from .cluster import GPUSGECluster as GPUSGECluster
     from .cluster import GPUSLURMCluster as GPUSLURMCluster
     from .connection import connect as connect
 
 __all__ = [
-    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster", "__version__", "connect",
+    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster", "GPUSLURMCluster",
+    "__version__", "connect",
 ]  # fmt: skip
 
 _LAZY = {"connect": "connection"}

@@ -142,7 +142,7 @@ def visible_devices(source: str, environ: Any) -> list[str] | None:
         if not path or not Path(path).is_file():
             raise LookupError(f"${name} names no file, but the site says that it lists the job's GPUs")
         lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
-        here = socket.gethostname().split(".")[0]
+        here = node().split(".")[0]
         mine = [line for line in lines if line.rsplit("-", 1)[0].split(".")[0] == here] or lines
         return [line.rsplit("-", 1)[-1].removeprefix("gpu") for line in mine]
     if kind == "variable":

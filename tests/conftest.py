@@ -16,12 +16,12 @@ from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
 from .support.fake_lsf import LsfBackend
-from .support.fakes import FakeBackend
+from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from .support.processes import reaper
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 
-FAKES = ["lsf"]
+FAKES = ["pbs", "torque", "lsf"]
 """Fake batch schedulers with a fixture ``NAME_backend``, with faults that can be switched on."""
 
 BACKENDS = ["slurm", "sge", *FAKES]
@@ -70,6 +70,20 @@ def sge_backend(shared_folder: Path) -> Iterator[sge_support.SgeBackend]:
         unavailable("sge", why)
     with sge_support.PrivateSge(shared_folder / "sge").running() as running:
         yield sge_support.SgeBackend(running)
+
+
+@pytest.fixture(scope="session")
+def pbs_backend(shared_folder: Path) -> Iterator[FakeBackend]:
+    """A fake OpenPBS of 4 nodes with 4 fake GPUs each."""
+    with PbsBackend(shared_folder / "pbs").running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def torque_backend(shared_folder: Path) -> Iterator[FakeBackend]:
+    """A fake Torque of 4 nodes with 4 fake GPUs each."""
+    with TorqueBackend(shared_folder / "torque").running() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

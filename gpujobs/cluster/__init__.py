@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from .owner import GPUJobQueueCluster
 
-__all__ = ["CLASSES", "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUSGECluster", "GPUSLURMCluster"]
+__all__ = [
+    "CLASSES", "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
+    "GPUSLURMCluster",
+]  # fmt: skip
 
 
 class GPUSLURMCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on a site with Slurm."""
 
     batch_schedulers = ("slurm",)
+
+
+class GPUPBSCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with OpenPBS, PBS Professional or Torque."""
+
+    batch_schedulers = ("pbs", "torque")
 
 
 class GPULSFCluster(GPUJobQueueCluster):
@@ -34,7 +43,7 @@ class GPULocalCluster(GPUJobQueueCluster):
 
 CLASSES: dict[str, type[GPUJobQueueCluster]] = {
     name: cls
-    for cls in (GPUSLURMCluster, GPULSFCluster, GPUSGECluster, GPULocalCluster)
+    for cls in (GPUSLURMCluster, GPUPBSCluster, GPULSFCluster, GPUSGECluster, GPULocalCluster)
     for name in cls.batch_schedulers
 }
 """Which class a site's batch scheduler picks."""

@@ -150,9 +150,12 @@ class DirectiveWriter:
 
 
 def _expand_if_known(text: str, values: Values) -> str:
-    """Expand a built-in line; what the site does not say is not asked for."""
+    """Expand a built-in line; what the site does not say is not asked for: a part of the line, or the line."""
     if values["gpu_type"] is None:
         text = text.replace("{gpu_type}:", "")
+    for name in placeholders.names(text):
+        if values.get(name) is None:  # as in select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:MB}mb
+            text = re.sub(rf":\w+=\{{{name}(:\w+)?\}}\w*", "", text)
     try:
         return placeholders.expand(text, values)
     except LookupError:

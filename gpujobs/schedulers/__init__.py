@@ -8,7 +8,9 @@ from .base import JobId, JobState, JobStatus, Result, Scheduler
 
 __all__ = ["SCHEDULERS", "JobId", "JobState", "JobStatus", "Result", "Scheduler", "get_scheduler"]
 
-SCHEDULERS = {"slurm": "Slurm", "lsf": "LSF", "sge": "GridEngine", "local": "Local"}
+SCHEDULERS = {
+    "slurm": "Slurm", "pbs": "PBS", "torque": "Torque", "lsf": "LSF", "sge": "GridEngine", "local": "Local",
+}  # fmt: skip
 """What a site file calls them, and the class in the module of that name."""
 
 

@@ -44,11 +44,12 @@ class JobId:
     index: int | None = None
 
     def __str__(self) -> str:
-        return self.submission if self.index is None else f"{self.submission}[{self.index}]"
+        # PBS calls a whole array 123[] and its members 123[4].
+        return self.submission if self.index is None else f"{self.submission.removesuffix('[]')}[{self.index}]"
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """Return the id of ``SUBMISSION`` or ``SUBMISSION[INDEX]``."""
+        """Return the id of ``SUBMISSION`` or ``SUBMISSION[INDEX]``, where an array's submission may be ``123[]``."""
         submission, bracket, index = text.strip().removesuffix("]").rpartition("[")
         return cls(submission, int(index)) if bracket and index.isdigit() else cls(text.strip())
 

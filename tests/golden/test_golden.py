@@ -39,6 +39,12 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
     "sge-gpus-of-each-slot": ("sge-per-slot", {**SVD, "gpus": 16, "walltime": "3d"}),
     "sge-cpu-workers": ("example-sge", {
         **SVD, "gpus": 0, "account": "astro1", "workers": {"count": 4, "threads": 8, "memory": "32GiB"}, "network": {"protocol": "tcp"}}),
+    "pbs-whole-nodes": ("derecho", {**SVD, "gpus": 8, "account": "ABCD0001", "walltime": "1h"}),
+    "pbs-array-of-single-gpus": ("gadi", {**SVD, "gpus": 8, "gpus_per_job": 1, "account": "ab12", "walltime": "6h"}),
+    "pbs-lone-job": ("example-pbs", {**SVD, "gpus": 1, "account": "p12345", "directives": ["-M ada@example.org"]}),
+    "pbs-mpi": ("polaris", {**SVD, "gpus": 8, "account": "p1", "walltime": "1h", "layout": "mpi"}),
+    "torque-array": ("example-torque", {**SVD, "gpus": 4, "gpus_per_job": 2, "queue": "batch"}),
+    "torque-cpu-workers": ("example-torque", {**SVD, "gpus": 0, "workers": {"count": 2, "threads": 8, "memory": "16GiB"}}),
     "slurm-mpi-four-nodes": ("mahti", {**SVD, "layout": "mpi", "gpus": 16, "account": "project_2001234"}),
     "slurm-mpi-script-in-ranks": ("mahti", {
         "workdir": "/home/ada/svd", "run": ["svd.py", "--size", "10 000"], "run_on": "ranks", "layout": "mpi", "gpus": 8,

@@ -64,10 +64,11 @@ python=/opt/env/bin/python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
     --workers mpiexec -n 2 --map-by ppr:1:node --bind-to none \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank --folder="$GPUJOBS_FOLDER" --size=2 \
-        --gpus=4 --on-node=1 --visible-devices=scheduler -- dask_mpi.cli --no-scheduler \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --worker-class=dask_cuda.CUDAWorker \
-        --nthreads=1 --memory-limit=120GiB --local-directory="${TMPDIR:-/tmp}" --interface=ib0 \
-        --worker-options '{"dashboard": false, "death_timeout": 60, "resources": "GPU=1"}' \
+        --gpus=4 --on-node=1 --visible-devices=scheduler \
+        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
+        --local-directory="${TMPDIR:-/tmp}" --interface=ib0 --worker-options \
+        '{"dashboard": false, "death_timeout": 60, "resources": "GPU=1"}' \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

@@ -57,6 +57,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
 export PYTHONUNBUFFERED=1

@@ -57,6 +57,7 @@ gpujobs_reach || { sleep 1; gpujobs_reach; } || { sleep 1; gpujobs_reach; } || {
     exit 0; }
 
 # --- environment ---------------------------------------------------------------------------------
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
 cd /home/ada || exit 77
 # of the site
 module load cuda/12.6

@@ -1,0 +1,81 @@
+#!/bin/bash
+#PBS -N svd-0000
+#PBS -j oe
+#PBS -o /home/ada/.gpujobs/svd-0000/logs/pbs.log
+#PBS -k oed
+#PBS -m n
+#PBS -r n
+#PBS -S /bin/bash
+#PBS -l walltime=01:00:00
+#PBS -q debug
+#PBS -l select=2:system=polaris
+#PBS -l place=scatter
+#PBS -A p1
+#PBS -l filesystems=home:eagle
+
+# PBS sets it to the job's CPUs, and every one of the job's workers would start as many threads.
+unset OMP_NUM_THREADS
+
+# --- this job ------------------------------------------------------------------------------------
+export GPUJOBS_CLUSTER=svd-0000
+export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
+export GPUJOBS_JOB=0
+GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_STARTED=$(date +%s)
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
+
+gpujobs_leave() {   # whatever ends this job, its record says how
+    local code=$? last
+    trap '' TERM INT
+    cd "$GPUJOBS_FOLDER" || return
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        last=$(tail -n 1 "logs/job-$GPUJOBS_JOB.log" | tr -cd '[:print:]' | tr -d '\042\134' | cut -c 1-200)
+        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+    fi
+    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
+        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+}
+gpujobs_fail() {
+    echo "gpujobs: $1"
+    echo "$1" > "jobs/$GPUJOBS_JOB.reason"
+    # The first job to say why ends the cluster.
+    (set -C; printf '{"exit_code": 70, "reason": "%s", "job": %d}\n' "$1" "$GPUJOBS_JOB" > ended) 2> /dev/null
+}
+# A submission whose reply was lost may have been sent twice: one job of each number does the work.
+claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID%%.*}"
+(set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
+    echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
+trap gpujobs_leave EXIT
+trap 'exit 143' TERM INT USR1 USR2
+if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
+
+# --- environment ---------------------------------------------------------------------------------
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
+cd /home/ada/svd || exit 77
+export PATH=/opt/env/bin:$PATH
+export PYTHONUNBUFFERED=1
+export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
+
+# --- work ----------------------------------------------------------------------------------------
+python=/opt/env/bin/python
+"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+    --gpus=8 --visible-devices=exclusive --ranks=2 \
+    --walltime=3600 --warning=60 \
+    --start-timeout=300 --start-workers=8 \
+    --schemes=tls --interface=bond0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+        --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload="$GPUJOBS_FOLDER/injob.py" \
+    --workers mpiexec -n 2 -ppn 1 --cpu-bind none "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank \
+        --folder="$GPUJOBS_FOLDER" --size=2 --gpus=4 --on-node=1 --visible-devices=exclusive \
+        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
+        --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
+        '{"dashboard": false, "death_timeout": 60, "resources": "GPU=1"}' \
+    --run python svd.py --size 10000 &
+supervisor=$!
+trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
+wait "$supervisor"

@@ -1,0 +1,189 @@
+"""Torque's formats and parsers, on what the real one said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpujobs.errors import InputError
+from gpujobs.injob import visible_devices
+from gpujobs.planning.render import render
+from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.schedulers.torque import Torque
+
+from ..support.transcripts import recorded
+from .support import plan
+
+TORQUE = Torque()
+
+
+@pytest.mark.parametrize(
+    ("title", "number"),
+    [("script with directives", "0"), ("array: the id has brackets", "1[]"), ("gpus with a mode", "11")],
+)
+def test_recorded_id(title: str, number: str) -> None:
+    assert TORQUE.parse_submit(recorded("torque", "01-submit-ok.txt", title).stdout) == number
+
+
+@pytest.mark.parametrize(
+    ("file", "title", "identity", "state", "code"),
+    [
+        ("03-status.txt", "running, one attribute a line", "21", "RUNNING", None),
+        ("03-status.txt", "pending, states", "25", "PENDING", None),
+        ("03-status.txt", "held, states", "22", "PENDING", None),
+        ("03-status.txt", "dependent, states", "23", "PENDING", None),
+        ("03-status.txt", "one array member", "24[][1]", "RUNNING", None),
+        ("04-finished.txt", "done", "27", "COMPLETED", 0),
+        ("04-finished.txt", "failed with 3", "28", "FAILED", 3),
+        ("04-finished.txt", "segmentation fault", "29", "FAILED", 139),
+        ("04-finished.txt", "over its walltime", "30", "TIMEOUT", -11),
+        ("04-finished.txt", "deleted while running", "31", "CANCELLED", 143),
+        ("04-finished.txt", "deleted while queued", "32", "CANCELLED", None),
+    ],
+)
+def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
+    job = JobId.parse(identity)
+    found = TORQUE.parse_status(recorded("torque", file, title), [job])[job]
+    assert (found.state.value, found.exit_code) == (state, code)
+
+
+def test_recorded_members() -> None:
+    ids = [JobId("33[]", n) for n in range(9)]
+    found = TORQUE.parse_status(recorded("torque", "04-finished.txt", "array members"), ids)
+    assert found.pop(JobId("33[]", 3)).state is JobState.FAILED
+    assert {status.state for status in found.values()} == {JobState.COMPLETED}
+    assert len(found) == 7
+
+
+def test_more_may_be_listed_than_was_asked_for() -> None:
+    result = recorded("torque", "04-finished.txt", "array")
+    assert list(TORQUE.parse_status(result, [JobId("28")])) == [JobId("28")]
+
+
+def test_reason_and_node() -> None:
+    job = JobId("21")
+    found = TORQUE.parse_status(recorded("torque", "03-status.txt", "running, one attribute a line"), [job])[job]
+    assert (found.node, found.reason) == ("node1", "")
+    job = JobId("25")
+    found = TORQUE.parse_status(recorded("torque", "03-status.txt", "pending, states"), [job])[job]
+    assert found.reason == "Not Running: Not enough of the right type of nodes are available"
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        ("Q", None, "PENDING"), ("H", None, "PENDING"), ("W", None, "PENDING"), ("T", None, "PENDING"), ("R", None, "RUNNING"),
+        ("E", None, "RUNNING"), ("S", None, "SUSPENDED"), ("C", 0, "COMPLETED"), ("C", 1, "FAILED"), ("C", 271, "CANCELLED"),
+        ("C", None, "CANCELLED"), ("C", -11, "TIMEOUT"), ("C", -10, "OUT_OF_MEMORY"), ("C", -4, "NODE_FAIL"), ("C", 265, "FAILED"),
+        ("C", -1, "FAILED"), ("Z", None, "UNKNOWN"), ("", None, "UNKNOWN"),
+    ],
+)  # fmt: skip
+def test_mapping(state: str, code: int | None, expected: str) -> None:
+    text = f"Job Id: 5.srv\n    Job_Name = x\n    job_state = {state}\n" + (
+        f"    exit_status = {code}\n" if code is not None else ""
+    )
+    assert TORQUE.parse_status(Result(("qstat",), 0, text), [JobId("5")])[JobId("5")].state.value == expected
+
+
+def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
+    text = "Job Id: 5.srv\n    Variable_List = A=1,\n\tjob_state = C\n    job_state = R\n\nJob Id: rubbish\n    job_state = C\n"
+    found = TORQUE.parse_status(Result(("qstat",), 0, text), [JobId("5")])
+    assert {job: status.state for job, status in found.items()} == {JobId("5"): JobState.RUNNING}
+
+
+@pytest.mark.parametrize("title", ["submit", "status", "status, xml", "cancel"])
+def test_recorded_server_down(title: str) -> None:
+    assert TORQUE.unreachable(recorded("torque", "07-server-down.txt", title))
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "unknown queue",
+        "unknown resource",
+        "more gpus than there are",
+        "walltime over the queue's limit",
+        "bad walltime",
+        "bad directive",
+    ],
+)
+def test_recorded_refusal_is_final(title: str) -> None:
+    assert not TORQUE.unreachable(recorded("torque", "02-submit-rejected.txt", title))
+
+
+@pytest.mark.parametrize(("title", "gone"), [("finished", True), ("unknown", True), ("malformed", False)])
+def test_recorded_cancel(title: str, gone: bool) -> None:
+    assert TORQUE.already_gone(recorded("torque", "05-cancel.txt", title)) is gone
+
+
+def test_unknown_job_is_no_outage() -> None:
+    result = recorded("torque", "03-status.txt", "unknown")
+    assert not TORQUE.unreachable(result) and TORQUE.parse_status(result, [JobId("99999")]) == {}
+
+
+def test_find_takes_the_array_and_not_its_members() -> None:
+    text = "Job Id: 7[].srv\n    Job_Name = svd-1\n\nJob Id: 8.srv\n    Job_Name = svd-12\n\nJob Id: 9.srv\n    Job_Name = svd-1\n"
+    assert TORQUE.parse_find(text, "svd-1") == {"7[]", "9"}
+
+
+# -- sites and scripts ---------------------------------------------------------------------------------------------
+SITE = """
+description: an old Torque
+scheduler: torque
+queues: {batch: {gpus_per_node: 2, cpus_per_node: 32, memory_per_node: 64GiB, max_walltime: 24h}}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> str:
+    (tmp_path / "old.yaml").write_text(SITE)
+    return str(tmp_path / "old.yaml")
+
+
+def test_nodes_ppn_gpus(tmp_path: Path, site: str) -> None:
+    made = plan(tmp_path, {"gpus": 2, "walltime": "1h"}, site)
+    assert made.workers.lines == ("-q batch", "-l nodes=1:ppn=32:gpus=2", "-l mem=65536mb")
+    assert made.workers.visible_devices == "scheduler"
+    two = plan(tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, site)
+    assert two.workers.lines[1] == "-l nodes=2:ppn=32:gpus=2"
+    half = plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "1h"}, site)
+    assert half.workers.lines[1] == "-l nodes=1:ppn=16:gpus=1"
+
+
+def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        SITE + 'request: ["-q {queue}", "-l nodes={nodes}:ppn=2:gpus={gpus_per_node}:exclusive_process"]\n'
+        "visible_devices: {file: PBS_GPUFILE}\n"
+    )
+    made = plan(tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, str(tmp_path / "own.yaml"))
+    assert made.workers.lines == ("-q batch", "-l nodes=2:ppn=2:gpus=2:exclusive_process")
+    assert made.workers.visible_devices == "file:PBS_GPUFILE"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-l select=1:ncpus=2:ngpus=1", "Torque takes it and ignores it"), ("-J 0-3", "PBS Professional's"),
+        ("-t 0-3", "-t is written by gpujobs"), ("-l nodes=3", "-l nodes is written"), ("-l walltime=1", "-l walltime is written"),
+    ],
+)  # fmt: skip
+def test_what_a_user_may_not_write(tmp_path: Path, site: str, line: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan(tmp_path, {"gpus": 2, "walltime": "1h", "directives": [line]}, site)
+
+
+def test_script(tmp_path: Path, site: str) -> None:
+    text = render(plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "90m"}, site), "svd-0000")[0].text
+    assert "#PBS -t 0-1\n" in text and "#PBS -l walltime=01:30:00\n" in text and "#PBS -r n\n" in text
+    assert 'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAYID]"' in text
+    assert "/logs/torque.log\n" in text
+
+
+def test_gpu_file_lists_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        recorded("torque", "06-environment.txt", "parallel job").stdout.partition("== gpufile\n")[2].splitlines()[:4]
+    )
+    (tmp_path / "gpus").write_text("\n".join(lines))
+    monkeypatch.setenv("SLURMD_NODENAME", "node2.example.org")
+    assert visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(tmp_path / "gpus")}) == ["1", "0"]
