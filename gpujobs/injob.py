@@ -423,7 +423,7 @@ class Job:
         self.name = f"{self.cluster}-{options.job}"
         self.asked = ""
         self.workers: list[Child] = []
-        self.started = time.monotonic()
+        self.started = self.folder_seen = time.monotonic()
         # Told once by the clock on the wall, which may be set while the job runs.
         self.walltime_ends = self.started + options.started + options.walltime - time.time()
         self.registered = False  # all workers of this job have been there once
@@ -574,6 +574,10 @@ class Job:
     def look_for_end(self) -> None:
         """Leave if somebody said that the cluster has ended."""
         names = self.folder.names()
+        if names:
+            self.folder_seen = time.monotonic()
+        elif time.monotonic() - self.folder_seen > SILENCE:
+            raise End(FAILED, f"{self.folder.path} has not been there for {SILENCE} s")
         if f"leave-{self.options.job}" in names and not self.is_head:
             self.asked = self.asked or "scale"
         if "rank-error" in names and self.workers:

@@ -199,3 +199,16 @@ def test_warnings_of_the_batch_scheduler_do_not_kill_children(tmp_path: Path) ->
     child = injob.Child("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
     assert child.wait(20) and child.code == 0
     assert (tmp_path / "log").read_text() == "alive\n"
+
+
+def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "injob.py").touch()
+    job = injob.Workers(injob.parse(["supervise", f"--folder={folder}", "--job=1", "--workers", "x"]))
+    (folder / "injob.py").unlink()
+    folder.rmdir()
+    job.look_for_end()  # a file server may be away for a moment
+    job.folder_seen -= injob.SILENCE + 1
+    with pytest.raises(injob.End, match="has not been there for 120 s"):
+        job.look_for_end()
