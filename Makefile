@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: demo test slow lint clean
 
@@ -12,10 +12,10 @@ demo:  ## a dask cluster on this machine, and a computation on it
 test:  ## everything but the tests marked slow
 	@tools/install $(PYTHON) $(VENV) test
 	@tools/install-schedulers
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not slow"
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 slow:  ## the tests marked slow, after `make test`
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m slow
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 lint:  ## what the maintainers check
 	$(VENV)/bin/ruff check .

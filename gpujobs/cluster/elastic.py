@@ -47,7 +47,8 @@ class ElasticCluster(JobQueueCluster):  # type: ignore[misc]
         Workers come and go by whole jobs: the number is rounded up, and that is said. Raises RefusedError in the batch
         scheduler's words; nothing is half made then. With an asynchronous cluster the result must be awaited.
         """
-        self._check_elastic()
+        if self.status not in (Status.closing, Status.closed):  # dask closes a cluster by scaling it to 0
+            self._check_elastic()
         self._target = self._jobs_for(n, jobs, memory, cores)
         self._force.error, self._force.failed_starts = None, 0
         if self.status in (Status.closing, Status.closed):

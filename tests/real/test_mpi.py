@@ -34,7 +34,7 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
         slurm_backend.clean()
 
 
-@pytest.fixture(params=["mpirun", "srun"])
+@pytest.fixture(params=["mpirun", pytest.param("srun", marks=pytest.mark.slow)])
 def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -120,7 +120,7 @@ def test_worker_job_that_is_preempted_softly_hands_its_data_over(cli: Cli, backe
     backend.slurm.command("scancel", "-b", "-s", "TERM", other["id"].replace("[", "_").rstrip("]"))
     out, err = client.communicate("go on\n", timeout=60)
     assert out == "the same, 40 calls\n", err
-    until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "COMPLETED", 30)
+    until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
     log = Path(found["folder"]) / "logs" / f"job-{other['number']}.log"

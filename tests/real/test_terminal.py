@@ -190,5 +190,5 @@ def test_completion_in_bash(local: Cli) -> None:
     assert completed("gpujobs", "can") == ["cancel"]
     assert completed("gpujobs", "cancel", "p-") == [cluster]
     assert "--dry-run" in completed("gpujobs", "submit", "--d")
-    assert completed("gpujobs", "sites", "show", "exa") == ["example-slurm"]
+    assert completed("gpujobs", "sites", "show", "example-sl") == ["example-slurm"]
     assert completed("gpujobs", "submit", "--site", "loc") == ["local"]

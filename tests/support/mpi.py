@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = Path(sys.prefix)
-# The emulated nodes share one /dev/shm, in which MPICH would take the files of the other node for its own.
-_MPICH = f"export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH={PREFIX}/mpich/lib MPIR_CVAR_NOLOCAL=1"
+# The emulated nodes share one /dev/shm, in which MPICH would take the files of the other node for its own; and UCX's
+# addresses are longer than what PMI 2 of Slurm hands over.
+_MPICH = (
+    f"export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH={PREFIX}/mpich/lib\n"
+    "export MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp"
+)
 _AS_ROOT = " ".join(
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}=1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 )
