@@ -165,12 +165,29 @@ def own_devices(source: str, count: int, environ: Any, name_them: bool) -> list[
 
     None: all of the node, which nobody lists; with ``name_them`` they are listed all the same.
     """
-    devices = visible_devices(source, environ)
+    try:
+        devices = visible_devices(source, environ)
+    except LookupError:
+        # Some sites fence the others off and set no variable: what the driver shows is then what was asked for.
+        if source != "scheduler" or _gpus_of_node() != count:
+            raise
+        devices = [str(index) for index in range(count)]
     if devices is None:
         return [str(index) for index in range(count)] if name_them else None
     if len(devices) != count:
         raise LookupError(f"{count} GPUs were asked for, {len(devices)} were given ({','.join(devices) or 'none'})")
     return devices
+
+
+def _gpus_of_node() -> int:
+    """Return how many GPUs the driver shows here; 0 where it cannot be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # no driver, or no package to ask it with
+        return 0
 
 
 def identity() -> dict[str, Any]:

@@ -51,6 +51,15 @@ def test_no_gpu_is_no_gamble(source: str, said: str) -> None:
         injob.visible_devices(source, {})
 
 
+def test_fenced_gpus_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(NVML))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setenv("FAKE_NVML_GPUS", "2")
+    assert injob.own_devices("scheduler", 2, {}, False) == ["0", "1"]
+    with pytest.raises(LookupError, match="CUDA_VISIBLE_DEVICES is not set"):
+        injob.own_devices("scheduler", 1, {}, False)  # of a node with more, nobody knows which
+
+
 def test_file_of_torque(tmp_path: Path) -> None:
     here = os.uname().nodename.split(".")[0]
     path = tmp_path / "gpufile"
