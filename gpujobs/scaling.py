@@ -11,8 +11,9 @@ from .config import sources
 from .errors import InputError
 from .ledger import Ledger, Record
 from .names import HEAD
+from .planning.commandlines import Roles
 from .planning.plan import make_plan
-from .planning.render import Roles, render_jobs
+from .planning.render import render_jobs
 from .schedulers import JobState
 from .status import ClusterView, JobView
 from .submit import send

@@ -16,8 +16,9 @@ from .. import folder as folders
 from ..config.sources import Order
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
 from ..ledger import Ledger, Record
+from ..planning.commandlines import Roles, warning
 from ..planning.plan import Jobs, Plan
-from ..planning.render import Roles, Script, render_jobs, warning
+from ..planning.render import Script, render_jobs
 from ..submit import new_record, send
 from .jobs import Job, Phase, gpus_of
 

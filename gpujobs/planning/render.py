@@ -6,10 +6,8 @@ control character; only text marked `Bash` (our own, the setup, checked directiv
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,17 +20,8 @@ from ..config.sources import data_folder
 from ..errors import InputError, Position, Problem
 from ..names import HEAD
 from ..text import control_character
-from ..units import size_text
-from . import workeroptions
+from .commandlines import Bash, Roles, commands, supervise, warning
 from .plan import Jobs, Plan
-
-WIDTH = 110
-
-
-class Bash(str):
-    """Text that is bash already."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -50,16 +39,6 @@ class Script:
     def array(self) -> bool:
         """The jobs are members of an array, not one plain job."""
         return self.count > 1
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What the jobs of a script do, and who decides when one fails: the cluster itself, or a client in Python."""
-
-    scheduler: bool = True
-    workers: bool = True
-    run: bool = True
-    client_owns: bool = False
 
 
 def render(plan: Plan, cluster: str, *, limit: int | None = None, site_folder: Path | None = None) -> list[Script]:
@@ -208,8 +187,8 @@ def _context(plan: Plan, cluster: str, roles: Roles, script: Script) -> dict[str
         "mpi_setup": Bash(plan.ranks.setup if plan.ranks else ""),
         "client_owns": roles.client_owns,
         "cancel": Bash(scheduler.cancel_waiting),
-        "supervise": _supervise(plan, jobs, roles),
-        "commands": _commands(plan, jobs, roles),
+        "supervise": supervise(plan, jobs, roles),
+        "commands": commands(plan, jobs, roles),
     }
 
 
@@ -234,129 +213,3 @@ class _JobsView:
     def scheduler(self) -> bool:
         """Tell whether the jobs may start the dask scheduler."""
         return self.roles.scheduler
-
-
-def warning(walltime: int | None) -> int:
-    """Return how many seconds before the walltime a job begins to leave: a minute, less for short jobs."""
-    return min(60, max(10, (walltime or 600) // 10))
-
-
-def _supervise(plan: Plan, jobs: Jobs, roles: Roles) -> list[Bash]:
-    lines, ranks = [], plan.ranks
-    if jobs.shape.gpus:
-        how = f" --ranks={ranks.working}" if ranks else ""
-        how += " --each-gpu" if plan.profile.workers.worker_class == "nanny" and not ranks else ""
-        lines.append(f"--gpus={jobs.shape.gpus} --visible-devices={jobs.visible_devices}{how}")
-    if jobs.walltime:
-        lines.append(f"--walltime={jobs.walltime} --warning={warning(jobs.walltime)}")
-    lines.append(f"--start-timeout={plan.profile.start_timeout}")
-    if roles.run and plan.profile.run:
-        lines[-1] += f" --start-workers={plan.start_workers}"
-    if roles.scheduler:
-        interface = f" --interface={shlex.quote(plan.transport.interface)}" if plan.transport.interface else ""
-        lines.append(f"--schemes={','.join(plan.transport.schemes)}{interface}")
-        if plan.profile.run_on == "ranks":
-            lines.append("--run-on=ranks")
-        if plan.scheduler.cancel_waiting:
-            lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
-    if roles.client_owns:
-        lines.append("--client-owns" + (" --lease=60" if roles.scheduler else ""))
-    return [Bash(line) for line in lines]
-
-
-def _commands(plan: Plan, jobs: Jobs, roles: Roles) -> dict[str, Bash]:
-    commands = {}
-    if roles.scheduler:
-        commands["scheduler"] = _wrapped(_scheduler_words(plan))
-    if roles.workers:
-        words = _rank_words(plan, jobs) if plan.ranks else _worker_words(plan, jobs)
-        commands["workers"] = _wrapped(words)
-    if roles.run and plan.profile.run and plan.profile.run_on == "head":
-        commands["run"] = _wrapped(shlex.quote(word) for word in plan.profile.run)
-    return commands
-
-
-def _scheduler_words(plan: Plan) -> list[str]:
-    return [
-        '"$python" -m distributed.cli.dask_scheduler',
-        "--port=0",
-        "--dashboard-address=:0",
-        *_listen(plan),
-        '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
-        '--preload="$GPUJOBS_FOLDER/injob.py"',
-    ]
-
-
-def _worker_words(plan: Plan, jobs: Jobs) -> list[str]:
-    workers, gpus = plan.profile.workers, jobs.shape.gpus
-    module = "dask_cuda.cli" if gpus and workers.worker_class == "cuda" else "distributed.cli.dask_worker"
-    words = [f'"$python" -m {module}', f"--nthreads={workers.threads}", *_memory_limit(jobs)]
-    resources = workeroptions.resources(workers, bool(gpus))
-    if resources:
-        words.append(shlex.quote(f"--resources={resources}"))
-    words += [shlex.quote(word) for word in workeroptions.words(workers)]
-    words += [
-        f"--local-directory={_local_directory(plan)}",
-        f"--death-timeout={workers.death_timeout or 60}",
-        "--no-dashboard",
-        *_listen(plan),
-        '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
-        '--preload="$GPUJOBS_FOLDER/injob.py"',
-    ]
-    return words
-
-
-def _rank_words(plan: Plan, jobs: Jobs) -> list[str]:
-    """Return the launcher of MPI and what each rank is: dask-mpi, or the user's script."""
-    ranks, workers = plan.ranks, plan.profile.workers
-    assert ranks is not None  # noqa: S101 - the caller's condition
-    cuda = workers.worker_class == "cuda"
-    words = [*(shlex.quote(word) for word in ranks.command), '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank']
-    on_node = ranks.working // jobs.shape.nodes
-    words += [
-        '--folder="$GPUJOBS_FOLDER"',
-        f"--size={ranks.started}",
-        f"--gpus={ranks.gpus}",
-        f"--on-node={on_node}",
-        f"--visible-devices={jobs.visible_devices}",
-    ]
-    worker = [
-        f"--worker-class={'dask_cuda.CUDAWorker' if cuda else 'distributed.Nanny'}",
-        f"--nthreads={workers.threads}",
-        *_memory_limit(jobs),
-        f"--local-directory={_local_directory(plan)}",
-        *([f"--interface={shlex.quote(plan.transport.interface)}"] if plan.transport.interface else []),
-        "--worker-options",
-        shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
-    ]
-    if plan.profile.run_on == "ranks":
-        script, *arguments = plan.profile.run
-        path = script if Path(script).is_absolute() else str(Path(plan.workdir) / script)
-        return [*words, "--script", *worker, "--", *(shlex.quote(word) for word in (path, *arguments))]
-    return [*words, '-- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json"', *worker]
-
-
-def _memory_limit(jobs: Jobs) -> list[str]:
-    memory = jobs.shape.worker_memory
-    return [f"--memory-limit={size_text(memory // 2**20 * 2**20)}"] if memory else []
-
-
-def _local_directory(plan: Plan) -> str:
-    own = plan.profile.workers.local_directory
-    return shlex.quote(own) if own else f'"{plan.site.scratch}"'
-
-
-def _listen(plan: Plan) -> list[str]:
-    if plan.transport.interface:
-        return [f"--interface={shlex.quote(plan.transport.interface)}"]
-    return ["--host=127.0.0.1"] if plan.scheduler.on_this_machine else []
-
-
-def _wrapped(words: Iterable[str]) -> Bash:
-    """Join ``words`` on lines of at most WIDTH characters."""
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > WIDTH - 20:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return Bash(" \\\n        ".join(lines))

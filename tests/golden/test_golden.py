@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from gpujobs.planning.commandlines import Roles
 from gpujobs.planning.plan import Machine
-from gpujobs.planning.render import Roles, render, render_jobs
+from gpujobs.planning.render import render, render_jobs
 
 from ..unit.support import plan
 
