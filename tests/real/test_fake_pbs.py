@@ -47,7 +47,7 @@ class RecordedPbs(PbsBackend):
 QUEUES = {"workq": {}, "gpuq": {"max_walltime": 86400}, "shortq": {"max_walltime": 1800}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pbs(shared_folder: Path) -> Iterator[FakeBackend]:
     with RecordedPbs(shared_folder / "recorded-pbs", queues=QUEUES, hook=False).running() as running:
         _write(running.folder, "pbs")
@@ -60,7 +60,7 @@ class RecordedTorque(TorqueBackend):
     nodes, slots = 2, 8
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def torque(shared_folder: Path) -> Iterator[FakeBackend]:
     queues = {"batch": {}, "short": {"max_walltime": 1800}}
     with RecordedTorque(shared_folder / "recorded-torque", queues=queues).running() as running:

@@ -212,7 +212,7 @@ def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -
 
 
 # -- accounting ----------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def with_accounting(shared_folder: Path) -> Iterator[SlurmBackend]:
     if why := slurm_support.missing():
         unavailable("slurm", why)
