@@ -152,7 +152,7 @@ def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
     back.join()
     until(lambda: {job["state"] for job in cli.status(cluster)["jobs"]} == {"RUNNING"}, 60)
     assert cli("cancel", cluster).returncode == 0
-    backend.wait_empty(30)
+    backend.wait_empty(150)  # the nodes' daemons find the new qmaster after a while, and tell it then
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
         assert step["transfer"]["GB/s"] > 0
         assert step["transpose"]["seconds"] > 0
         assert step["svd"]["seconds"] > 0
-        assert len(step["svd"]["runs"]) == 3
+        assert len(step["svd"]["runs"]) >= 3
         if name != "reference":
             assert step["one worker per GPU"]
             assert len({gpu["uuid"] for gpu in step["gpus"].values()}) == 2
