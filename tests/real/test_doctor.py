@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import nothing_left
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 
@@ -17,10 +18,7 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture
 def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     yield slurm_backend
-    try:
-        slurm_backend.wait_empty(20)
-    finally:
-        slurm_backend.clean()
+    nothing_left(slurm_backend)
 
 
 def findings(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:

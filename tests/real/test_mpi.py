@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, unavailable
+from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import ROOT, Cli, text_of
@@ -28,10 +28,7 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     if why := mpi.missing():
         unavailable("slurm", why)
     yield slurm_backend
-    try:
-        slurm_backend.wait_empty(20)
-    finally:
-        slurm_backend.clean()
+    nothing_left(slurm_backend)
 
 
 @pytest.fixture(params=["mpirun", pytest.param("srun", marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..conftest import nothing_left
 from ..support.cli import Cli
 from ..support.processes import processes_with, until
 from ..support.sge import SgeBackend
@@ -21,9 +22,7 @@ pytestmark = pytest.mark.sge
 @pytest.fixture(params=["sge"])
 def backend(sge_backend: SgeBackend) -> Iterator[SgeBackend]:
     yield sge_backend
-    left = sge_backend.queue()
-    sge_backend.clean()
-    assert not left
+    nothing_left(sge_backend)
 
 
 def held(cli: Cli, **profile: object) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import make_cli, unavailable
+from ..conftest import make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture(params=["slurm"])
 def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     yield slurm_backend
-    left = slurm_backend.queue()
-    slurm_backend.clean()
-    assert not left
+    nothing_left(slurm_backend)
 
 
 def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import gpujobs
 
+from ..conftest import nothing_left
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from .programs import WHO
@@ -20,10 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 @pytest.fixture
 def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     yield slurm_backend
-    try:
-        slurm_backend.wait_empty(20)
-    finally:
-        slurm_backend.clean()
+    nothing_left(slurm_backend)
 
 
 def submit(cli: Cli, site: dict[str, Any], profile: dict[str, Any], code: int = 0) -> tuple[str, str]:

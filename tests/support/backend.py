@@ -22,8 +22,6 @@ class Backend(ABC):
     gpus_per_node: int = 4
     scheduler_options: Mapping[str, Any] = MappingProxyType({})
     """Of a dask scheduler that the batch scheduler's nodes can reach."""
-    lag: float = 0
-    """Seconds for which its queue may still list a job that has ended."""
 
     @abstractmethod
     def env(self) -> dict[str, str]:

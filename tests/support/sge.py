@@ -366,7 +366,6 @@ class SgeBackend(Backend):
     """A real Grid Engine."""
 
     name = "sge"
-    lag = 15
 
     def __init__(self, sge: PrivateSge) -> None:
         self.sge = sge
