@@ -44,7 +44,9 @@ class Bench:
         wrappers.mkdir()
         for name in ("sbatch", "squeue", "scancel"):
             real = shutil.which(name, path=slurm.path)
-            (wrappers / name).write_text(f'#!/bin/sh\necho {name} >> {self.calls}\nexec {real} "$@"\n')
+            (wrappers / name).write_text(
+                f'#!/bin/sh\necho {name} >> {self.calls}\nexec {real} "$@"\n'
+            )
             (wrappers / name).chmod(0o755)
         os.environ.update({**slurm.env, "PATH": f"{wrappers}:{slurm.path}", "HOME": str(folder)})
 
@@ -59,8 +61,12 @@ class Bench:
             time.sleep(0.05)
 
 
-def ratio(runs: list[tuple[float, float, int]], base: list[tuple[float, float, int]], column: int) -> float:
-    return statistics.median(run[column] for run in runs) / statistics.median(run[column] for run in base)
+def ratio(
+    runs: list[tuple[float, float, int]], base: list[tuple[float, float, int]], column: int
+) -> float:
+    return statistics.median(run[column] for run in runs) / statistics.median(
+        run[column] for run in base
+    )
 
 
 def cpu() -> float:
@@ -115,8 +121,18 @@ def pending(bench: Bench, number: int) -> dict[str, list[tuple[float, float, int
     bare_ids: list[str] = []
 
     def bare() -> None:
-        command = ["sbatch", "--parsable", "--hold", f"--array=0-{number - 1}", "--mem=100", "--wrap", "sleep 1"]
-        bare_ids.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        command = [
+            "sbatch",
+            "--parsable",
+            "--hold",
+            f"--array=0-{number - 1}",
+            "--mem=100",
+            "--wrap",
+            "sleep 1",
+        ]
+        bare_ids.append(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        )
 
     for _ in range(ROUNDS):
         note("bare up", bare)
@@ -131,7 +147,13 @@ def pending(bench: Bench, number: int) -> dict[str, list[tuple[float, float, int
 
             def up() -> None:
                 cluster.scale(number)
-                while sum(getattr(worker, "job_id", None) is not None for worker in cluster.workers.values()) < number:
+                while (
+                    sum(
+                        getattr(worker, "job_id", None) is not None
+                        for worker in cluster.workers.values()
+                    )
+                    < number
+                ):
                     time.sleep(0.005)
 
             def down() -> None:
@@ -166,19 +188,24 @@ def status_round(bench: Bench) -> None:
     with ours(bench, hold=True) as cluster:
         cluster.scale(1000)
         bench.wait_jobs(1000)
-        cluster._force.next_poll = float("inf")
+        cluster._pool.next_poll = float("inf")
         time.sleep(2)
 
         async def look() -> None:
-            cluster._force.next_poll = 0.0
-            await cluster._force.look(frozenset(), asyncio.Lock())
+            cluster._pool.next_poll = 0.0
+            await cluster._pool.look(frozenset(), asyncio.Lock())
 
         runs = [measured(bench, lambda: asyncio.run(look())) for _ in range(ROUNDS)]
         command = ["squeue", "-h", "-o", "%F"]
-        bare = [measured(bench, lambda: subprocess.run(command, capture_output=True)) for _ in range(ROUNDS)]
-        ratio = statistics.median(run[0] for run in runs) / statistics.median(run[0] for run in bare)
+        bare = [
+            measured(bench, lambda: subprocess.run(command, capture_output=True))
+            for _ in range(ROUNDS)
+        ]
+        ratio = statistics.median(run[0] for run in runs) / statistics.median(
+            run[0] for run in bare
+        )
         print(f"one look at 1,000 jobs: {runs[0][2]} call, {ratio:.1f} x one bare squeue")
-        cluster._force.look_soon()
+        cluster._pool.look_soon()
         time.sleep(30)
         before = bench.count()
         time.sleep(60)
@@ -201,13 +228,23 @@ def ten_thousand(folder: Path) -> None:
     env = {**os.environ, "PATH": f"{fake}:{os.environ['PATH']}"}
     for name, command in (("render", "render"), ("submit", "submit")):
         started = time.perf_counter()
-        subprocess.run([gpujobs, command, str(profile), "--site", str(site)], capture_output=True, check=True, env=env)
-        print(f"{name} of 10,000 workers: {'under' if time.perf_counter() - started < 2 else 'OVER'} 2 s")
+        subprocess.run(
+            [gpujobs, command, str(profile), "--site", str(site)],
+            capture_output=True,
+            check=True,
+            env=env,
+        )
+        print(
+            f"{name} of 10,000 workers: {'under' if time.perf_counter() - started < 2 else 'OVER'} 2 s"
+        )
 
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as name, PrivateSlurm(Path(name) / "slurm").running() as slurm:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        PrivateSlurm(Path(name) / "slurm").running() as slurm,
+    ):
         bench = Bench(Path(name), slurm)
         print(f"{'':<26}{'time':>22}{'CPU':>12}{'processes':>12}")
         print(f"{'':<26}{'x bare array':>22}{'x bare':>12}")

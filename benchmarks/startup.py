@@ -18,7 +18,9 @@ AIMS = {"--version": 0.25, "render": 0.6}
 
 
 def main() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "p.yaml"
         profile.write_text("gpus: 8\nwalltime: 2h\naccount: p12345\nrun: [python, svd.py]\n")

@@ -39,17 +39,23 @@ def main() -> None:
         client.wait_for_workers(options.workers)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         gpus = [w["name"] for w in workers if w["resources"].get("GPU")]
-        print(f"{len(workers)} workers: {len(gpus)} CUDA workers, {len(workers) - len(gpus)} CPU workers")
+        print(
+            f"{len(workers)} workers: {len(gpus)} CUDA workers, {len(workers) - len(gpus)} CPU workers"
+        )
 
         random = da.random.default_rng(42)
-        x = random.normal(size=(options.rows, options.columns), chunks=(options.rows // 16, options.columns))
+        x = random.normal(
+            size=(options.rows, options.columns), chunks=(options.rows // 16, options.columns)
+        )
         if all(client.run(on_gpu).values()):
             print("the array is on the GPUs (CuPy)")
             x = x.map_blocks(to_gpu)
 
         started = time.perf_counter()
         mean, gram = da.compute(x.mean(), x.T @ x)
-        print(f"reduction: mean {float(mean):+.6f} of {x.size:,} numbers in {time.perf_counter() - started:.2f} s")
+        print(
+            f"reduction: mean {float(mean):+.6f} of {x.size:,} numbers in {time.perf_counter() - started:.2f} s"
+        )
 
         started = time.perf_counter()
         _, singular, _ = da.linalg.svd(x)

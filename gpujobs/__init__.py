@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .cluster import GPUJobQueueCluster as GPUJobQueueCluster
-    from .cluster import GPULocalCluster as GPULocalCluster
-    from .cluster import GPULSFCluster as GPULSFCluster
-    from .cluster import GPUPBSCluster as GPUPBSCluster
-    from .cluster import GPUSGECluster as GPUSGECluster
-    from .cluster import GPUSLURMCluster as GPUSLURMCluster
-    from .connection import connect as connect
+    from .clusters.connect import connect as connect
+    from .deploy import GPUJobQueueCluster as GPUJobQueueCluster
+    from .deploy import GPULocalCluster as GPULocalCluster
+    from .deploy import GPULSFCluster as GPULSFCluster
+    from .deploy import GPUPBSCluster as GPUPBSCluster
+    from .deploy import GPUSGECluster as GPUSGECluster
+    from .deploy import GPUSLURMCluster as GPUSLURMCluster
 
 __all__ = [
     "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster", "GPUSLURMCluster",
     "__version__", "connect",
 ]  # fmt: skip
 
-_LAZY = {"connect": "connection"}
-_LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "cluster"))
+_LAZY = {"connect": "clusters.connect"}
+_LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "deploy"))
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,9 @@ class Position:
         """Return the line with a caret under the place, or ``""`` where there is no line to show."""
         if not self.line or not self.text:
             return ""
-        start = max(0, self.column - 80)  # a long line is shown from where the place comes into view
+        start = max(
+            0, self.column - 80
+        )  # a long line is shown from where the place comes into view
         shown = "".join(c if c.isprintable() else " " for c in self.text[start : start + 110])
         column = self.column - 1 - start
         margin = f"{self.line:5d} | "

@@ -79,7 +79,9 @@ class Folder:
     def end(self, exit_code: int, reason: str, job: int) -> bool:
         """Say that the cluster has ended; False if somebody said so before."""
         temporary = self.path / f"ended.{os.urandom(6).hex()}"
-        text = json.dumps({"exit_code": exit_code, "reason": reason, "job": job, "time": time.time()})
+        text = json.dumps(
+            {"exit_code": exit_code, "reason": reason, "job": job, "time": time.time()}
+        )
         try:
             temporary.write_text(text + "\n")
             os.link(temporary, self.path / "ended")
@@ -140,7 +142,9 @@ def visible_devices(source: str, environ: Any) -> list[str] | None:
     if kind == "file":  # Torque: one line `node1-gpu0` per GPU, for all nodes of the job
         path = environ.get(name)
         if not path or not Path(path).is_file():
-            raise LookupError(f"${name} names no file, but the site says that it lists the job's GPUs")
+            raise LookupError(
+                f"${name} names no file, but the site says that it lists the job's GPUs"
+            )
         lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
         here = node().split(".")[0]
         mine = [line for line in lines if line.rsplit("-", 1)[0].split(".")[0] == here] or lines
@@ -151,7 +155,9 @@ def visible_devices(source: str, environ: Any) -> list[str] | None:
             raise LookupError(f"${name} is empty, but the site says that it lists the job's GPUs")
         items = text.replace(",", " ").split()
         return [
-            item if item.startswith(("GPU-", "MIG-")) else item.lstrip("abcdefghijklmnopqrstuvwxyz_-:")
+            item
+            if item.startswith(("GPU-", "MIG-"))
+            else item.lstrip("abcdefghijklmnopqrstuvwxyz_-:")
             for item in items
         ]
     listed = environ.get("CUDA_VISIBLE_DEVICES")
@@ -175,7 +181,9 @@ def own_devices(source: str, count: int, environ: Any, name_them: bool) -> list[
     if devices is None:
         return [str(index) for index in range(count)] if name_them else None
     if len(devices) != count:
-        raise LookupError(f"{count} GPUs were asked for, {len(devices)} were given ({','.join(devices) or 'none'})")
+        raise LookupError(
+            f"{count} GPUs were asked for, {len(devices)} were given ({','.join(devices) or 'none'})"
+        )
     return devices
 
 
@@ -288,14 +296,20 @@ def roster(scheduler: Any, path: str) -> Any:
         def changed(self) -> None:
             if not self.waiting:
                 self.waiting = True
-                asyncio.get_running_loop().call_later(0.25, lambda: asyncio.ensure_future(self.write()))
+                asyncio.get_running_loop().call_later(
+                    0.25, lambda: asyncio.ensure_future(self.write())
+                )
 
         async def write(self) -> None:
             self.waiting = False
-            workers = {str(state.name): _worker(state) for state in list(scheduler.workers.values())}
+            workers = {
+                str(state.name): _worker(state) for state in list(scheduler.workers.values())
+            }
             value = {"version": 1, "time": time.time(), "workers": workers}
             try:
-                await asyncio.get_running_loop().run_in_executor(None, folder.write, "workers.json", value)
+                await asyncio.get_running_loop().run_in_executor(
+                    None, folder.write, "workers.json", value
+                )
             except OSError as error:
                 say(f"cannot write workers.json: {error}")
             except RuntimeError:  # this process is ending
@@ -369,7 +383,12 @@ class Child:
         with log.open("ab") as output:
             try:
                 self.process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, preexec_fn=_as_child
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environ,
+                    preexec_fn=_as_child,
                 )
             except OSError as error:
                 output.write(f"gpujobs: cannot start {argv[0]}: {error.strerror}\n".encode())
@@ -409,7 +428,10 @@ class Child:
 def _as_child() -> None:
     """In a process group of its own, and not to outlive the supervisor, whatever ends that."""
     os.setpgrp()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Grid Engine warns all of a job, which would die of it
+    for number in (
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):  # Grid Engine warns all of a job, which would die of it
         signal.signal(number, signal.SIG_IGN)
     try:
         import ctypes
@@ -449,7 +471,13 @@ class Job:
     # -- life ------------------------------------------------------------------------------------------------
     def run(self) -> int:
         """Do the job's work; return its exit code."""
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        for number in (
+            signal.SIGTERM,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGINT,
+            signal.SIGHUP,
+        ):
             signal.signal(number, self._on_signal)
         try:
             self.look_for_end()
@@ -483,7 +511,9 @@ class Job:
         if end.reason:
             say(end.reason)
             with contextlib.suppress(OSError):
-                (self.folder.path / "jobs" / f"{self.options.job}.reason").write_text(f"{end.reason}\n")
+                (self.folder.path / "jobs" / f"{self.options.job}.reason").write_text(
+                    f"{end.reason}\n"
+                )
         # A worker job of a cluster that a client owns fails for itself: the client decides what then.
         if end.reason is not None and (self.is_head or not self.options.client_owns):
             self.folder.end(end.exit_code, end.reason, self.options.job)
@@ -501,7 +531,10 @@ class Job:
             environ["DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION"] = f"{left} s"
             environ["DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER"] = f"{min(60, left // 10)} s"
         if options.ranks:  # each rank takes its GPUs by itself
-            self.folder.write("ranks.json", {name: value for name, value in environ.items() if _is_for_ranks(name)})
+            self.folder.write(
+                "ranks.json",
+                {name: value for name, value in environ.items() if _is_for_ranks(name)},
+            )
             self._start_launcher(environ)
             return
         devices = self._devices(environ)
@@ -510,7 +543,9 @@ class Job:
         if not options.each_gpu or not devices:
             self._start_worker(f"worker {self.name} on {node()}", self.name, environ)
             return
-        for i, name in enumerate(self.names()):  # its own GPU first, the others visible: NVLink works between them
+        for i, name in enumerate(
+            self.names()
+        ):  # its own GPU first, the others visible: NVLink works between them
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[i:] + devices[:i])
             self._start_worker(f"worker {name} on {node()}", name, environ)
 
@@ -518,7 +553,9 @@ class Job:
         if not self.options.gpus:
             return None
         try:
-            return own_devices(self.options.visible_devices, self.options.gpus, environ, self.options.each_gpu)
+            return own_devices(
+                self.options.visible_devices, self.options.gpus, environ, self.options.each_gpu
+            )
         except LookupError as error:
             raise End(FAILED, f"{self.name} on {node()}: {error}") from None
 
@@ -527,11 +564,15 @@ class Job:
         script = self.options.run_on == "ranks"
         argv = self.options.workers if script else [*self.options.workers, "--name", self.cluster]
         log = "run.log" if script else f"job-{self.options.job}.log"
-        self.workers.append(Child("run:" if script else "the MPI launcher", argv, self.logs / log, environ))
+        self.workers.append(
+            Child("run:" if script else "the MPI launcher", argv, self.logs / log, environ)
+        )
 
     def _start_worker(self, what: str, name: str, environ: dict[str, str]) -> None:
         argv = [*self.options.workers, "--name", name]
-        self.workers.append(Child(what, argv, self.logs / f"job-{self.options.job}.log", dict(environ)))
+        self.workers.append(
+            Child(what, argv, self.logs / f"job-{self.options.job}.log", dict(environ))
+        )
 
     def names(self) -> list[str]:
         """Return the names of this job's workers."""
@@ -699,14 +740,19 @@ class Head(Job):
             try:
                 subprocess.run(argv, timeout=20, capture_output=True, check=False)
             except (OSError, subprocess.SubprocessError) as error:
-                say(f"waiting jobs were not cancelled from here ({error}); they leave when they start")
+                say(
+                    f"waiting jobs were not cancelled from here ({error}); they leave when they start"
+                )
 
     # -- start -----------------------------------------------------------------------------------------------
     def _check_interface(self) -> None:
         wanted = self.options.interface
         there = [name for _, name in socket.if_nameindex()]
         if wanted and wanted not in there:
-            raise End(FAILED, f"{node()} has no interface {wanted}; it has {', '.join(there)} (`network.interface`)")
+            raise End(
+                FAILED,
+                f"{node()} has no interface {wanted}; it has {', '.join(there)} (`network.interface`)",
+            )
 
     def _choose_scheme(self, schemes: list[str]) -> str:
         """Return the first of the site's protocols that works here, and write it down for everybody."""
@@ -714,7 +760,9 @@ class Head(Job):
         for scheme in schemes:
             why = self._ucxx_fails() if scheme == "ucxx" else ""
             if not why:
-                self.folder.write("transport.json", {"scheme": scheme, "reason": "; ".join(reasons)})
+                self.folder.write(
+                    "transport.json", {"scheme": scheme, "reason": "; ".join(reasons)}
+                )
                 return scheme
             say(why)
             reasons.append(why)
@@ -723,14 +771,18 @@ class Head(Job):
     def _ucxx_fails(self) -> str:
         log = self.logs / "ucxx.log"
         interface = ["--interface", self.options.interface] if self.options.interface else []
-        attempt = Child("ucxx", [sys.executable, __file__, "try-ucxx", *interface], log, self.environ)
+        attempt = Child(
+            "ucxx", [sys.executable, __file__, "try-ucxx", *interface], log, self.environ
+        )
         deadline = time.monotonic() + 60
         while attempt.code is None and time.monotonic() < deadline and not self.asked:
             self.pause(0.1)
             self._beat()
         code = attempt.code
         attempt.end()
-        return "" if code == 0 else f"ucxx does not work on {node()}: {last_line(log) or 'no answer'}"
+        return (
+            "" if code == 0 else f"ucxx does not work on {node()}: {last_line(log) or 'no answer'}"
+        )
 
     def _start_scheduler(self, scheme: str) -> Child:
         log = self.logs / "scheduler.log"
@@ -743,7 +795,10 @@ class Head(Job):
             if self.asked:
                 raise End(ASKED, f"stopped while the dask scheduler was starting ({self.asked})")
             if time.monotonic() - self.started > self.options.start_timeout:
-                raise End(FAILED, f"the dask scheduler did not start within {self.options.start_timeout} s")
+                raise End(
+                    FAILED,
+                    f"the dask scheduler did not start within {self.options.start_timeout} s",
+                )
             self.look_for_end()
         self.environ["DASK_SCHEDULER_ADDRESS"] = address
         say(f"the dask scheduler is at {address}")
@@ -753,9 +808,14 @@ class Head(Job):
     def _command_ended(self, command: Child, scheduler: Child) -> None:
         code = command.code or 0
         if code and scheduler.wait(0.5) and scheduler.code:
-            raise End(FAILED, scheduler.why())  # the end of the dask scheduler was the end of the command
+            raise End(
+                FAILED, scheduler.why()
+            )  # the end of the dask scheduler was the end of the command
         said = last_line(command.log) if code else ""
-        raise End(code, f"run: ended with exit code {code}" + (f": {said}" if said else "") if code else "")
+        raise End(
+            code,
+            f"run: ended with exit code {code}" + (f": {said}" if said else "") if code else "",
+        )
 
     def _scheduler_ended(self, scheduler: Child) -> None:
         if scheduler.code != 0:
@@ -768,7 +828,11 @@ class Head(Job):
         self._command_ended(self.command, scheduler)
 
     def _asked_to_leave(self) -> None:
-        why = "the walltime is nearly over" if self.time_is_up() else f"asked by the batch scheduler ({self.asked})"
+        why = (
+            "the walltime is nearly over"
+            if self.time_is_up()
+            else f"asked by the batch scheduler ({self.asked})"
+        )
         if self.command is None:
             raise End(ASKED, f"the head's job was stopped: {why}")
         # Near the walltime the command has what is left; after a cancel, what the batch scheduler gives.
@@ -825,8 +889,13 @@ class Workers(Job):
             self.look_for_end()
             if self.asked:
                 raise End(0)
-            if time.monotonic() - self.started > self.options.start_timeout and not self._head_lives():
-                raise End(FAILED, f"{self.name} on {node()}: no head after {self.options.start_timeout} s")
+            if (
+                time.monotonic() - self.started > self.options.start_timeout
+                and not self._head_lives()
+            ):
+                raise End(
+                    FAILED, f"{self.name} on {node()}: no head after {self.options.start_timeout} s"
+                )
         self.environ.update(dask_config(self.folder.path, urlsplit(address).scheme))
         deadline = time.monotonic() + REACH
         while not reachable(address, self.environ):
@@ -834,8 +903,14 @@ class Workers(Job):
             self.look_for_end()
             if time.monotonic() > deadline:
                 where = (self.folder.read("head/owner") or {}).get("node") or "its host"
-                how = 'set `interface` or scheduler="job"' if self.options.client_owns else "set `network.interface`"
-                what = f"compute node {node()} cannot reach the dask scheduler at {address} on {where}"
+                how = (
+                    'set `interface` or scheduler="job"'
+                    if self.options.client_owns
+                    else "set `network.interface`"
+                )
+                what = (
+                    f"compute node {node()} cannot reach the dask scheduler at {address} on {where}"
+                )
                 raise End(FAILED, f"{self.name}: {what}; {how}")
             address = self.address() or address
         return address
@@ -870,12 +945,20 @@ class Workers(Job):
         patience = max(5.0, min(60.0, self.time_left() - 5)) if self.time_is_up() else 20.0
         registered = self.folder.registered()
         names = [name for name in self.names() if name in registered]
-        say(f"leaving ({self.asked or 'the walltime is nearly over'}): {', '.join(names) or 'no worker is registered'}")
+        say(
+            f"leaving ({self.asked or 'the walltime is nearly over'}): {', '.join(names) or 'no worker is registered'}"
+        )
         if names:
             argv = [sys.executable, __file__, "retire", "--patience", str(patience), *names]
-            helper = Child("retire", argv, self.logs / f"job-{self.options.job}.log", dict(self.environ))
+            helper = Child(
+                "retire", argv, self.logs / f"job-{self.options.job}.log", dict(self.environ)
+            )
             deadline = time.monotonic() + patience
-            while helper.code is None and time.monotonic() < deadline and "ended" not in self.folder.names():
+            while (
+                helper.code is None
+                and time.monotonic() < deadline
+                and "ended" not in self.folder.names()
+            ):
                 time.sleep(0.25)
             for child in self.workers:
                 child.wait(max(0.5, deadline - time.monotonic()) if helper.code == 0 else 0.5)
@@ -897,7 +980,11 @@ def supervise(options: argparse.Namespace) -> int:
         if owner.get("job") != options.job and options.workers:
             return Workers(options).run()
         # The batch scheduler started the head again: its dask scheduler's state and `run` are lost.
-        folder.end(FAILED, f"the batch scheduler started the head's job again, on {node()}; submit again", options.job)
+        folder.end(
+            FAILED,
+            f"the batch scheduler started the head's job again, on {node()}; submit again",
+            options.job,
+        )
         return Head(options).run()
     folder.write("head/owner", {"job": options.job, "node": node(), "time": time.time()})
     return Head(options).run()
@@ -937,23 +1024,50 @@ def parse(argv: list[str]) -> argparse.Namespace:
             groups[current].append(word)
     parser = argparse.ArgumentParser(prog="injob.py")
     parser.add_argument("what", choices=["supervise"])
-    parser.add_argument("--folder", default=os.environ.get("GPUJOBS_FOLDER"), help="the cluster's folder")
-    parser.add_argument("--job", type=int, default=os.environ.get("GPUJOBS_JOB"), help="number of this job")
-    parser.add_argument("--started", type=float, default=time.time(), help="when the job started (epoch)")
+    parser.add_argument(
+        "--folder", default=os.environ.get("GPUJOBS_FOLDER"), help="the cluster's folder"
+    )
+    parser.add_argument(
+        "--job", type=int, default=os.environ.get("GPUJOBS_JOB"), help="number of this job"
+    )
+    parser.add_argument(
+        "--started", type=float, default=time.time(), help="when the job started (epoch)"
+    )
     parser.add_argument("--walltime", type=int, default=0, help="seconds; 0: none")
-    parser.add_argument("--warning", type=int, default=60, help="seconds before the walltime at which to leave")
+    parser.add_argument(
+        "--warning", type=int, default=60, help="seconds before the walltime at which to leave"
+    )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of this job")
     parser.add_argument("--visible-devices", default="scheduler", help="who says which")
-    parser.add_argument("--each-gpu", action="store_true", help="start the worker command once per GPU")
-    parser.add_argument("--ranks", type=int, default=0, help="the worker command starts so many MPI ranks with GPUs")
-    parser.add_argument("--run-on", choices=["head", "ranks"], default="head", help="ranks: they are the command")
+    parser.add_argument(
+        "--each-gpu", action="store_true", help="start the worker command once per GPU"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=0, help="the worker command starts so many MPI ranks with GPUs"
+    )
+    parser.add_argument(
+        "--run-on", choices=["head", "ranks"], default="head", help="ranks: they are the command"
+    )
     parser.add_argument("--schemes", default="tls", help="what to talk over, best first")
     parser.add_argument("--interface", default=None, help="network interface")
-    parser.add_argument("--start-workers", type=int, default=1, help="run begins when so many are there")
-    parser.add_argument("--start-timeout", type=int, default=300, help="seconds a living process may take to register")
-    parser.add_argument("--cancel", default="", help="command that cancels waiting jobs; their ids are appended")
-    parser.add_argument("--lease", type=int, default=0, help="seconds of silence after which the owner is gone")
-    parser.add_argument("--client-owns", action="store_true", help="a failed job is the client's business")
+    parser.add_argument(
+        "--start-workers", type=int, default=1, help="run begins when so many are there"
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=int,
+        default=300,
+        help="seconds a living process may take to register",
+    )
+    parser.add_argument(
+        "--cancel", default="", help="command that cancels waiting jobs; their ids are appended"
+    )
+    parser.add_argument(
+        "--lease", type=int, default=0, help="seconds of silence after which the owner is gone"
+    )
+    parser.add_argument(
+        "--client-owns", action="store_true", help="a failed job is the client's business"
+    )
     options = parser.parse_args(groups.pop("options"))
     for name, command in groups.items():
         setattr(options, name, command)
@@ -983,11 +1097,17 @@ def rank(argv: list[str]) -> None:
     """Be one rank: ``rank --folder=F --size=N --gpus=G … -- MODULE_OR_SCRIPT ARGUMENTS``."""
     parser = argparse.ArgumentParser(prog="injob.py rank")
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--size", type=int, required=True, help="ranks that the launcher was asked for")
+    parser.add_argument(
+        "--size", type=int, required=True, help="ranks that the launcher was asked for"
+    )
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each rank")
     parser.add_argument("--on-node", type=int, default=1, help="ranks of one node that have GPUs")
     parser.add_argument("--visible-devices", default="scheduler")
-    parser.add_argument("--script", action="store_true", help="a user's script; its dask_mpi.initialize() uses these:")
+    parser.add_argument(
+        "--script",
+        action="store_true",
+        help="a user's script; its dask_mpi.initialize() uses these:",
+    )
     parser.add_argument("--worker-class")
     parser.add_argument("--nthreads", type=int)
     parser.add_argument("--memory-limit", default="auto")
@@ -1016,7 +1136,9 @@ def rank(argv: list[str]) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             code = end.code if isinstance(end.code, int) else 1
-            _rank_failed(folder, world, f"exit code {code}" if code is end.code else str(end.code), code)
+            _rank_failed(
+                folder, world, f"exit code {code}" if code is end.code else str(end.code), code
+            )
         raise
     except BaseException as error:
         import traceback
@@ -1024,7 +1146,9 @@ def rank(argv: list[str]) -> None:
         traceback.print_exc()
         while error.__cause__ is not None:  # "Nanny failed to start" does not say why
             error = error.__cause__
-        _rank_failed(folder, world, f"{type(error).__name__}: {error}", 1 if options.script else FAILED)
+        _rank_failed(
+            folder, world, f"{type(error).__name__}: {error}", 1 if options.script else FAILED
+        )
         raise
 
 
@@ -1047,7 +1171,9 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
         if ours.Get_rank() != CLIENT:
             _log_to(Path(options.folder) / "logs" / f"job-{os.environ['GPUJOBS_JOB']}.log")
     if local >= 0:
-        devices = own_devices(options.visible_devices, options.gpus * options.on_node, os.environ, options.on_node > 1)
+        devices = own_devices(
+            options.visible_devices, options.gpus * options.on_node, os.environ, options.on_node > 1
+        )
         if devices is not None:
             first = local * options.gpus
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
@@ -1055,7 +1181,14 @@ def _be_rank(options: argparse.Namespace, command: list[str], MPI: Any, world: A
     if options.script:
         import dask_mpi
 
-        names = ("worker_class", "nthreads", "memory_limit", "local_directory", "interface", "worker_options")
+        names = (
+            "worker_class",
+            "nthreads",
+            "memory_limit",
+            "local_directory",
+            "interface",
+            "worker_options",
+        )
         planned = {name: getattr(options, name) for name in names}
         os.environ["GPUJOBS_INITIALIZE"] = json.dumps(planned)
         dask_mpi.initialize = initialize
@@ -1099,10 +1232,15 @@ def initialize(*arguments: Any, **keywords: Any) -> Any:
     if "name" in own:
         raise ValueError("worker_options: `name` is given by gpujobs")
     if given.get("worker_class", planned["worker_class"]) != planned["worker_class"]:
-        raise ValueError(f"worker_class is {given['worker_class']}, but the profile plans {planned['worker_class']}")
+        raise ValueError(
+            f"worker_class is {given['worker_class']}, but the profile plans {planned['worker_class']}"
+        )
     options = {**planned["worker_options"], **own}
     options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
-    options["preload"] = [*options.get("preload", []), str(Path(os.environ["GPUJOBS_FOLDER"]) / "injob.py")]
+    options["preload"] = [
+        *options.get("preload", []),
+        str(Path(os.environ["GPUJOBS_FOLDER"]) / "injob.py"),
+    ]
     usual = {**planned, "protocol": os.environ["GPUJOBS_SCHEME"], "dashboard_address": ":0"}
     return real(**{**usual, **given, "worker_options": options})
 
@@ -1111,12 +1249,19 @@ def _guarded(frame: Any) -> bool:
     """Tell whether the script, a caller of ``frame``, stands at a line under ``if __name__ == "__main__":``."""
     import ast
 
-    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (
+        "<module>",
+        "__main__",
+    ):
         frame = frame.f_back
     if frame is None or not Path(frame.f_code.co_filename).is_file():
         return True
     tree, line = ast.parse(Path(frame.f_code.co_filename).read_bytes()), frame.f_lineno
-    around = [i for i in ast.walk(tree) if isinstance(i, ast.If) and i.lineno <= line <= (i.end_lineno or 0)]
+    around = [
+        i
+        for i in ast.walk(tree)
+        if isinstance(i, ast.If) and i.lineno <= line <= (i.end_lineno or 0)
+    ]
     names = [part.id for i in around for part in ast.walk(i.test) if isinstance(part, ast.Name)]
     return "__name__" in names
 
@@ -1132,7 +1277,9 @@ def _rank_failed(folder: Folder, world: Any, why: str, exit_code: int) -> None:
 def _write_rank_error(folder: Folder, exit_code: int, reason: str) -> None:
     """The first one counts: what it says may be why the others failed."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder.path / "rank-error", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(
+            folder.path / "rank-error", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
+        )
         with os.fdopen(descriptor, "w") as file:
             json.dump({"exit_code": exit_code, "reason": reason}, file)
 

@@ -1,7 +1,8 @@
-"""What may stand in one line of text, whoever wrote it: files of users, logs of jobs."""
+"""Small pure helpers for text: control characters, sizes and times for people, tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unicodedata import category
 
 _BREAKERS = ("Cc", "Zl", "Zp", "Cs")
@@ -19,3 +20,45 @@ def clean(line: str) -> str:
     if not control_character(line):
         return line
     return "".join(c for c in line if c == "\t" or category(c) not in _BREAKERS)
+
+
+def size_text(n_bytes: int) -> str:
+    """Return 64424509440 as ``60GiB``: the largest unit that keeps it whole, else two decimals."""
+    text = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    for unit, name in text:
+        if n_bytes >= unit and n_bytes % unit == 0:
+            return f"{n_bytes // unit}{name}"
+    for unit, name in text:
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.2f}".rstrip("0").rstrip(".") + name
+    return f"{n_bytes}B"
+
+
+def walltime_text(seconds: int) -> str:
+    """Return 5400 as ``1h30m``."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, left = divmod(rest, 60)
+    parts = ((hours, "h"), (minutes, "m"), (left, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
+def clock_text(seconds: float) -> str:
+    """Return 41 as ``00:41`` and 3661 as ``1:01:01``."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes:02d}:{left:02d}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return ``1 job`` or ``2 jobs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return aligned columns, two spaces apart."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )

@@ -133,7 +133,9 @@ def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
     except LookupError as error:
         unavailable(backend.name, str(error))
     sites = home / "sites"
-    made = Cli(home, {**backend.env(), "GPUJOBS_SITE_PATH": str(sites), "GPUJOBS_SITE": "here"}, user)
+    made = Cli(
+        home, {**backend.env(), "GPUJOBS_SITE_PATH": str(sites), "GPUJOBS_SITE": "here"}, user
+    )
     sites.mkdir()
     sites.chmod(0o755)
     from .support.cli import text_of

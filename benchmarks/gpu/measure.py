@@ -24,7 +24,13 @@ STARTED = time.time()
 WARM_UPS = 2
 REPETITIONS, SECONDS = (3, 61), 6.0
 """At least and at most so many, and none begins after so many seconds: short ones scatter, and are repeated more."""
-FULL = {"transfer": 125_000_000, "square": 40_000, "block": 10_000, "rows": 4_000_000, "columns": 200}
+FULL = {
+    "transfer": 125_000_000,
+    "square": 40_000,
+    "block": 10_000,
+    "rows": 4_000_000,
+    "columns": 200,
+}
 SMALL = {"transfer": 500_000, "square": 800, "block": 200, "rows": 8_000, "columns": 20}
 """Lengths in numbers of 8 bytes. FULL: 1 GB; 12.8 GB in 16 blocks; 6.4 GB in 8 blocks."""
 
@@ -43,7 +49,9 @@ class Bench:
     def transfer(self) -> dict[str, float]:
         """Move an array from a worker to another; ``seconds`` by the receiver's log, ``wall`` by the client's clock."""
         source, target = self.workers[:2]
-        array = self.client.submit(filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False)
+        array = self.client.submit(
+            filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False
+        )
         wait(array)
         started = time.perf_counter()
         self.client.submit(last, array, workers=[target], pure=False).result()
@@ -51,7 +59,12 @@ class Bench:
         log = self.client.run(incoming, workers=[target])[target]
         size = 8 * self.sizes["transfer"]
         seconds = log[1] - log[0] if log and log[2] >= size else wall
-        return {"seconds": seconds, "wall": wall, "GB/s": size / seconds / 1e9, "GB/s by wall": size / wall / 1e9}
+        return {
+            "seconds": seconds,
+            "wall": wall,
+            "GB/s": size / seconds / 1e9,
+            "GB/s by wall": size / wall / 1e9,
+        }
 
     def transpose(self) -> dict[str, float]:
         """``(y + y.T).sum()`` of a square matrix."""
@@ -75,7 +88,9 @@ class Bench:
         wait([u, s, v])
         self.client.run(synchronize, self.module)
         seconds = time.perf_counter() - started
-        largest = float(s[0].compute())  # of uniform random numbers: their mean, 1/2, times the root of their number
+        largest = float(
+            s[0].compute()
+        )  # of uniform random numbers: their mean, 1/2, times the root of their number
         assert math.isclose(largest, math.sqrt(rows * columns) / 2, rel_tol=0.02), largest
         return {"seconds": seconds}
 
@@ -84,7 +99,9 @@ class Bench:
 
         chunks = da.core.normalize_chunks(blocks, shape)
         meta, name = self.xp.empty((0, 0)), f"fill-{uuid.uuid4().hex}"
-        made = da.map_blocks(block, self.module, chunks=chunks, dtype="f8", meta=meta, name=name).persist()
+        made = da.map_blocks(
+            block, self.module, chunks=chunks, dtype="f8", meta=meta, name=name
+        ).persist()
         wait(made)
         return made
 
@@ -151,7 +168,9 @@ def reference(module: str, workers: int) -> Iterator[Any]:
     else:
         from distributed import LocalCluster
 
-        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, protocol="tcp", dashboard_address=":0")
+        cluster = LocalCluster(
+            n_workers=workers, threads_per_worker=1, protocol="tcp", dashboard_address=":0"
+        )
     with cluster, cluster.get_client() as client:
         yield client
 
@@ -185,7 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--module", choices=["cupy", "numpy"], default="cupy", help="numpy: small arrays")
+    parser.add_argument(
+        "--module", choices=["cupy", "numpy"], default="cupy", help="numpy: small arrays"
+    )
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--devices", nargs="*", default=[], help="device files of the GPUs")
     options = parser.parse_args()
@@ -197,13 +218,17 @@ def main() -> None:
         temporary.replace(options.output)
 
     keep()
-    with reference(options.module, options.workers) if options.reference else own_cluster() as client:
+    with (
+        reference(options.module, options.workers) if options.reference else own_cluster() as client
+    ):
         client.wait_for_workers(options.workers, timeout=60)
         found["connected"] = time.time()
         bench = Bench(client, options.module, FULL if options.module == "cupy" else SMALL)
         found["scheme"] = client.scheduler.address.split(":")[0]
         found["workers"] = len(bench.workers)
-        found["can_open"] = sorted(len(paths) for paths in client.run(can_open, options.devices).values())
+        found["can_open"] = sorted(
+            len(paths) for paths in client.run(can_open, options.devices).values()
+        )
         keep()
         for name in ("transfer", "transpose", "svd"):
             found[name] = measure(bench, name)

@@ -26,10 +26,21 @@ RATIOS = [
 
 def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     """Return the whole text."""
-    columns = ["cluster", "talks over", "workers after (s)", "one worker per GPU", "GPUs a worker can open"]
+    columns = [
+        "cluster",
+        "talks over",
+        "workers after (s)",
+        "one worker per GPU",
+        "GPUs a worker can open",
+    ]
     columns += ["array between two workers (GB/s)", "(y + y.T).sum() (s)", "svd (s)"]
     head = f"| {' | '.join(columns)} |"
-    lines = ["# gpujobs on real GPUs", "", *(f"- {name}: {value}" for name, value in about.items()), ""]
+    lines = [
+        "# gpujobs on real GPUs",
+        "",
+        *(f"- {name}: {value}" for name, value in about.items()),
+        "",
+    ]
     lines += [
         "Medians of 3 to 61 repetitions in 6 s after two warm-ups, new data each time.",
         "",
@@ -39,7 +50,12 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
         "",
     ]
     by_name = {step["name"]: step for step in steps}
-    lines += ["How many times as fast:", "", "| | transfer | transpose | svd |", "|---|---|---|---|"]
+    lines += [
+        "How many times as fast:",
+        "",
+        "| | transfer | transpose | svd |",
+        "|---|---|---|---|",
+    ]
     lines += [_ratios(by_name, *pair) for pair in RATIOS if set(pair) <= set(by_name)]
     failed = [f"- {step['name']}: {step['error']}" for step in steps if step.get("error")]
     fallen = [(step["name"], (step.get("transport") or {}).get("reason")) for step in steps]
@@ -56,8 +72,16 @@ def value(step: dict[str, Any], name: str) -> float | None:
 def _row(step: dict[str, Any]) -> str:
     opened = step.get("can_open") or []
     proof = {True: "yes", False: "NO"}.get(step.get("one worker per GPU", ""), "")
-    cells = [WHAT[step["name"]], step.get("scheme", ""), _number(step.get("seconds to workers")), proof]
-    cells += ["-".join(str(n) for n in sorted(set(opened))), *(_number(value(step, name)) for name in MEASURED)]
+    cells = [
+        WHAT[step["name"]],
+        step.get("scheme", ""),
+        _number(step.get("seconds to workers")),
+        proof,
+    ]
+    cells += [
+        "-".join(str(n) for n in sorted(set(opened))),
+        *(_number(value(step, name)) for name in MEASURED),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -65,7 +89,9 @@ def _ratios(steps: dict[str, dict[str, Any]], name: str, base: str) -> str:
     cells = []
     for what, unit in MEASURED.items():
         ours, theirs = value(steps[name], what), value(steps[base], what)
-        faster = None if not ours or not theirs else (ours / theirs if unit == "GB/s" else theirs / ours)
+        faster = (
+            None if not ours or not theirs else (ours / theirs if unit == "GB/s" else theirs / ours)
+        )
         cells.append(_number(faster))
     return f"| {name} / {base} | {' | '.join(cells)} |"
 

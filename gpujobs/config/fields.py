@@ -49,7 +49,9 @@ def count(value: Any) -> int:
     elif isinstance(value, str) and re.fullmatch(r"0|[1-9]\d{0,11}", value):
         number = int(value)
     else:
-        raise ValueError(f"{_show(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)")
+        raise ValueError(
+            f"{_show(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
+        )
     if number < 0:
         raise ValueError(f"{number} is less than 0")
     return number
@@ -67,7 +69,11 @@ def number(value: Any) -> float:
     """Return a finite number of at least 0."""
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < float("inf")
+    ):
         raise ValueError(f"{_show(value)} is not a number of at least 0")
     return float(value)
 
@@ -120,7 +126,9 @@ def duration(value: Any) -> int:
     else:
         raise ValueError(f"{value!r} is not a time; write it as 2h, 90m, 1h30m or 02:00:00")
     if not 0 < seconds <= _LONGEST:
-        raise ValueError(f"{value!r} is {'no time at all' if seconds <= 0 else 'more than ten years'}")
+        raise ValueError(
+            f"{value!r} is {'no time at all' if seconds <= 0 else 'more than ten years'}"
+        )
     return seconds
 
 
@@ -160,24 +168,47 @@ def variable(value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError(f"{text!r} is not a variable's name (letters, digits and _)")
     if text in _REFUSED_VARIABLES or text.startswith(("LD_", "BASH_FUNC_", "DYLD_")):
-        raise ValueError(f"{text} would change how every program starts; set it in `environment.setup` if you must")
+        raise ValueError(
+            f"{text} would change how every program starts; set it in `environment.setup` if you must"
+        )
     return text
 
 
-_REFUSED_VARIABLES = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "IFS", "PS4", "PROMPT_COMMAND", "PYTHONSTARTUP"}
+_REFUSED_VARIABLES = {
+    "BASH_ENV",
+    "ENV",
+    "SHELLOPTS",
+    "BASHOPTS",
+    "IFS",
+    "PS4",
+    "PROMPT_COMMAND",
+    "PYTHONSTARTUP",
+}
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
+    names = {
+        bool: "true or false",
+        dict: "a mapping",
+        list: "a list",
+        tuple: "a list",
+        type(None): "nothing",
+    }
     return names.get(type(value), type(value).__name__)
 
 
 def _show(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _kind(value)
+    return (
+        repr(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+        else _kind(value)
+    )
 
 
 def _plain(value: Any) -> str:
-    return str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    return (
+        str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    )
 
 
 def _schema(kind: str, **more: Any) -> WithJsonSchema:
@@ -186,15 +217,23 @@ def _schema(kind: str, **more: Any) -> WithJsonSchema:
 
 Text = Annotated[str, BeforeValidator(printable), _schema("string")]
 Word = Annotated[str, BeforeValidator(word), _schema("string", pattern=f"^{WORD.pattern}$")]
-Variable = Annotated[str, BeforeValidator(variable), _schema("string", pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+Variable = Annotated[
+    str, BeforeValidator(variable), _schema("string", pattern="^[A-Za-z_][A-Za-z0-9_]*$")
+]
 Count = Annotated[int, BeforeValidator(count), _schema("integer", minimum=0)]
 Positive = Annotated[int, BeforeValidator(positive), _schema("integer", minimum=1)]
 Number = Annotated[float, BeforeValidator(number), _schema("number", minimum=0)]
 Flag = Annotated[bool, BeforeValidator(flag), _schema("boolean")]
-Size = Annotated[int, BeforeValidator(size), _schema("string", examples=["60GiB"], description="bytes, with a unit")]
+Size = Annotated[
+    int,
+    BeforeValidator(size),
+    _schema("string", examples=["60GiB"], description="bytes, with a unit"),
+]
 Duration = Annotated[int, BeforeValidator(duration), _schema("string", examples=["2h", "02:00:00"])]
 SizeOrFraction = Annotated[
-    str, BeforeValidator(size_or_fraction), WithJsonSchema({"type": ["string", "number"], "examples": ["12GiB", 0.8]})
+    str,
+    BeforeValidator(size_or_fraction),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["12GiB", 0.8]}),
 ]
 Argv = Annotated[
     tuple[Text, ...],

@@ -30,8 +30,12 @@ def build(cls: type[M], document: Document) -> M:
         return cls.model_validate(document.value)
     except ValidationError as error:
         problems = [_problem(cls, details, document) for details in error.errors(include_url=False)]
-    key = lambda p: (p.position.source, p.position.line, p.position.column) if p.position else ("", 0, 0)  # noqa: E731
-    raise InputError(sorted(problems, key=key))
+    raise InputError(sorted(problems, key=_place))
+
+
+def _place(problem: Problem) -> tuple[str, int, int]:
+    place = problem.position or Position("")
+    return place.source, place.line, place.column
 
 
 def keys(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -74,14 +78,18 @@ def _problem(cls: type[BaseModel], details: ErrorDetails, document: Document) ->
         return Problem(f"`{path}`{_says(str(error))}", position)
     if kind == "literal_error":
         choices = str(details["ctx"]["expected"])
-        return Problem(f"`{path}`: {details['input']!r} is not one of {choices.replace(chr(39), '')}", position)
+        return Problem(
+            f"`{path}`: {details['input']!r} is not one of {choices.replace(chr(39), '')}", position
+        )
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         return Problem(f"`{path}` must be a mapping of keys", position)
     return Problem(f"`{path}`: {details['msg'][0].lower()}{details['msg'][1:]}", position)
 
 
 def _says(message: str) -> str:
-    return f" {message}" if message.startswith(("must", "has ", "needs", "cannot")) else f": {message}"
+    return (
+        f" {message}" if message.startswith(("must", "has ", "needs", "cannot")) else f": {message}"
+    )
 
 
 def _path(loc: Loc) -> str:
@@ -103,7 +111,9 @@ def _model_at(cls: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
             info = current.model_fields.get(str(step))
             current = info.annotation if info else None
         else:
-            current = (get_args(current) or (None,))[-1]  # the values of a dict, the items of a tuple
+            current = (get_args(current) or (None,))[
+                -1
+            ]  # the values of a dict, the items of a tuple
         if type(None) in get_args(current):
             current = get_args(current)[0]
     return current if isinstance(current, type) and issubclass(current, BaseModel) else None

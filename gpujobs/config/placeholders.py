@@ -49,7 +49,9 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
     return _expand(text, list(values), values)
 
 
-def _expand(text: str, known: Sequence[str], values: Mapping[str, int | float | str | None] | None) -> str:
+def _expand(
+    text: str, known: Sequence[str], values: Mapping[str, int | float | str | None] | None
+) -> str:
     parts, end = [], 0
     for brace in re.finditer(r"[{}]", text):
         if brace.start() < end:
@@ -57,7 +59,8 @@ def _expand(text: str, known: Sequence[str], values: Mapping[str, int | float | 
         found = re.compile(r"\{(\w+)(?::(\w+))?\}").match(text, brace.start())
         if not found or found[1] not in known:
             raise PlaceholderError(
-                f"{found[0] if found else brace[0]} is no placeholder; known: {_list(known)}", brace.start()
+                f"{found[0] if found else brace[0]} is no placeholder; known: {_list(known)}",
+                brace.start(),
             )
         name, unit = found.groups()
         if name.startswith("memory") != bool(unit):
@@ -65,7 +68,10 @@ def _expand(text: str, known: Sequence[str], values: Mapping[str, int | float | 
             raise PlaceholderError(f"{found[0]} {wrong}", brace.start())
         if unit and not _UNIT.fullmatch(unit):
             raise PlaceholderError(f"{found[0]}: the unit is one of KB, MB, GB, TB", brace.start())
-        parts += [text[end : found.start()], "" if values is None else _value(values[name], name, unit)]
+        parts += [
+            text[end : found.start()],
+            "" if values is None else _value(values[name], name, unit),
+        ]
         end = found.end()
     return "".join([*parts, text[end:]])
 
@@ -82,4 +88,6 @@ def _value(value: int | float | str | None, name: str, unit: str | None) -> str:
 
 
 def _list(known: Sequence[str]) -> str:
-    return " ".join(f"{{{name}:GB}}" if name.startswith("memory") else f"{{{name}}}" for name in known)
+    return " ".join(
+        f"{{{name}:GB}}" if name.startswith("memory") else f"{{{name}}}" for name in known
+    )

@@ -70,7 +70,9 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 _WORDS = WithJsonSchema({"type": "array", "items": {"type": "string"}})
-Name = Annotated[str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
+Name = Annotated[
+    str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})
+]
 Gpus = Annotated[
     int | Literal["auto"],
     BeforeValidator(_gpus),
@@ -83,32 +85,58 @@ class Workers(Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
     threads: Positive = Field(1, description="threads of a worker")
-    memory: Size | None = Field(None, description="host memory of a worker; default: the GPU's share of the node")
+    memory: Size | None = Field(
+        None, description="host memory of a worker; default: the GPU's share of the node"
+    )
     count: Positive | None = Field(None, description="CPU workers wanted, with `gpus: 0`")
-    resources: dict[Word, Number] | None = Field(None, description="dask resources; default GPU: 1 on GPU workers")
-    worker_class: Literal["cuda", "nanny"] = Field("cuda", description="nanny: a plain worker pinned to its GPU")
-    local_directory: Text | None = Field(None, description="scratch folder; default: the site's node-local one")
-    death_timeout: Duration | None = Field(None, description="how long a worker looks for the dask scheduler at start")
+    resources: dict[Word, Number] | None = Field(
+        None, description="dask resources; default GPU: 1 on GPU workers"
+    )
+    worker_class: Literal["cuda", "nanny"] = Field(
+        "cuda", description="nanny: a plain worker pinned to its GPU"
+    )
+    local_directory: Text | None = Field(
+        None, description="scratch folder; default: the site's node-local one"
+    )
+    death_timeout: Duration | None = Field(
+        None, description="how long a worker looks for the dask scheduler at start"
+    )
     preload: Words = Field((), description="modules or files that every worker runs at start")
     # dask-cuda's, by name
     device_memory_limit: SizeOrFraction | None = Field(
         None, description="device memory above which data spills to host"
     )
-    enable_cudf_spill: Flag | None = Field(None, description="cuDF's own spilling instead of dask-cuda's")
+    enable_cudf_spill: Flag | None = Field(
+        None, description="cuDF's own spilling instead of dask-cuda's"
+    )
     cudf_spill_stats: Count | None = Field(None, description="level of cuDF's spill statistics")
-    rmm_pool_size: SizeOrFraction | None = Field(None, description="RMM pool of each worker: size, or fraction of GPU")
-    rmm_maximum_pool_size: SizeOrFraction | None = Field(None, description="largest size of the pool")
-    rmm_managed_memory: Flag | None = Field(None, description="managed memory; not together with NVLink")
-    rmm_async: Flag | None = Field(None, description="RMM's asynchronous allocator; not together with managed memory")
-    rmm_release_threshold: SizeOrFraction | None = Field(None, description="with rmm_async: memory kept at most")
+    rmm_pool_size: SizeOrFraction | None = Field(
+        None, description="RMM pool of each worker: size, or fraction of GPU"
+    )
+    rmm_maximum_pool_size: SizeOrFraction | None = Field(
+        None, description="largest size of the pool"
+    )
+    rmm_managed_memory: Flag | None = Field(
+        None, description="managed memory; not together with NVLink"
+    )
+    rmm_async: Flag | None = Field(
+        None, description="RMM's asynchronous allocator; not together with managed memory"
+    )
+    rmm_release_threshold: SizeOrFraction | None = Field(
+        None, description="with rmm_async: memory kept at most"
+    )
     rmm_log_directory: Text | None = Field(None, description="folder of RMM's logs")
     rmm_track_allocations: Flag | None = Field(None, description="track RMM's allocations")
     set_rmm_allocator_for_libs: Words | None = Field(None, description="cupy, torch")
-    pre_import: Words | None = Field(None, description="modules that workers import before they take work")
-    worker_port: Annotated[str, BeforeValidator(printable), Field(pattern=r"^\d+(:\d+)?$")] | None = Field(
-        None, description="port or first:last"
+    pre_import: Words | None = Field(
+        None, description="modules that workers import before they take work"
     )
-    enable_tcp_over_ucx: Flag | None = Field(None, description="UCX: leave unset unless a transport is being measured")
+    worker_port: (
+        Annotated[str, BeforeValidator(printable), Field(pattern=r"^\d+(:\d+)?$")] | None
+    ) = Field(None, description="port or first:last")
+    enable_tcp_over_ucx: Flag | None = Field(
+        None, description="UCX: leave unset unless a transport is being measured"
+    )
     enable_infiniband: Flag | None = Field(None, description="UCX: as above")
     enable_nvlink: Flag | None = Field(None, description="UCX: as above")
     enable_rdmacm: Flag | None = Field(None, description="UCX: as above")
@@ -126,8 +154,12 @@ class Workers(Model):
 class Network(Model):
     """What dask's processes talk over."""
 
-    protocol: Literal["auto", "tcp", "ucxx", "ws"] = Field("auto", description="auto: the site's best that works")
-    encryption: Flag | None = Field(None, description="TLS between all processes; default: true for tcp and ws")
+    protocol: Literal["auto", "tcp", "ucxx", "ws"] = Field(
+        "auto", description="auto: the site's best that works"
+    )
+    encryption: Flag | None = Field(
+        None, description="TLS between all processes; default: true for tcp and ws"
+    )
     interface: Word | None = Field(None, description="as `ip link` names it; default: the site's")
 
 
@@ -143,7 +175,9 @@ class Environment(Model):
     """What must happen before Python works."""
 
     setup: Script = Field("", description="bash text, run after the site's")
-    python: Text | None = Field(None, description="the jobs' python; default: `python` after a setup, else this one")
+    python: Text | None = Field(
+        None, description="the jobs' python; default: `python` after a setup, else this one"
+    )
     container: Container | None = Field(None, description="run in a container image")
 
 
@@ -174,20 +208,35 @@ class Profile(Model):
 
     site: Text | None = Field(None, description="name of a site, or a path to a site file")
     name: Name | None = Field(None, description="part of the job's name; default: the file's stem")
-    layout: Literal["workers", "mpi"] = Field("workers", description="elastic jobs, or one allocation at once")
-    gpus: Gpus = Field(1, description="workers wanted = GPUs; auto: all free ones (local); 0: CPU workers")
-    gpus_per_job: Positive | None = Field(None, description="GPUs of one job; default: as many as divide evenly")
+    layout: Literal["workers", "mpi"] = Field(
+        "workers", description="elastic jobs, or one allocation at once"
+    )
+    gpus: Gpus = Field(
+        1, description="workers wanted = GPUs; auto: all free ones (local); 0: CPU workers"
+    )
+    gpus_per_job: Positive | None = Field(
+        None, description="GPUs of one job; default: as many as divide evenly"
+    )
     gpu_type: Word | None = Field(None, description="kind of GPU, as the site names it")
     queue: Word = Field("auto", description="queue entry of the site; auto: the first that fits")
     walltime: Duration | None = Field(None, description="e.g. 2h or 02:00:00; default: the site's")
     account: Word | None = Field(None, description="account, where the site has one")
-    run: Argv = Field((), description="command that runs in the cluster; none: it stays until walltime or cancel")
-    run_on: Literal["head", "ranks"] = Field(
-        "head", description="ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's"
+    run: Argv = Field(
+        (), description="command that runs in the cluster; none: it stays until walltime or cancel"
     )
-    workdir: Text | None = Field(None, description="where run starts; default: where submit was called")
-    start_workers: Positive | None = Field(None, description="run begins when so many workers are there")
-    start_timeout: Duration = Field(300, description="how long a living process may take to register")
+    run_on: Literal["head", "ranks"] = Field(
+        "head",
+        description="ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
+    )
+    workdir: Text | None = Field(
+        None, description="where run starts; default: where submit was called"
+    )
+    start_workers: Positive | None = Field(
+        None, description="run begins when so many workers are there"
+    )
+    start_timeout: Duration = Field(
+        300, description="how long a living process may take to register"
+    )
     workers: Workers = Field(Workers(), description="worker options")
     network: Network = Field(Network(), description="protocol, encryption, interface")
     environment: Environment = Field(Environment(), description="setup, python, container")

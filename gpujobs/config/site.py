@@ -13,7 +13,9 @@ from .model import Model
 def _directive(value: Any) -> str:
     line = printable(value, "a directive").strip()
     if not line.startswith("-"):
-        raise ValueError(f"{line!r} does not start with '-'; write it without its #SBATCH, #PBS, #BSUB or #$")
+        raise ValueError(
+            f"{line!r} does not start with '-'; write it without its #SBATCH, #PBS, #BSUB or #$"
+        )
     return line
 
 
@@ -36,7 +38,9 @@ def _shell(value: Any) -> str:
 def _folder(value: Any) -> str:
     text = printable(value, "a path")
     if re.search(r'["`\\]|\$\(', text) or not re.match(r"[/~$]", text):
-        raise ValueError(f"{text!r} must be an absolute path; ~, $NAME and ${{NAME:-/else}} may stand in it")
+        raise ValueError(
+            f"{text!r} must be an absolute path; ~, $NAME and ${{NAME:-/else}} may stand in it"
+        )
     return text
 
 
@@ -46,14 +50,18 @@ def _script(value: Any) -> str:
     return value.rstrip() + "\n" if value.strip() else ""
 
 
-Directive = Annotated[str, BeforeValidator(_directive), WithJsonSchema({"type": "string", "pattern": "^-"})]
+Directive = Annotated[
+    str, BeforeValidator(_directive), WithJsonSchema({"type": "string", "pattern": "^-"})
+]
 Directives = Annotated[tuple[Directive, ...], BeforeValidator(sequence)]
 """Lines for the batch scheduler, without their prefix."""
 SiteDirectives = Annotated[
     tuple[Annotated[Directive, AfterValidator(placeholders.check)], ...], BeforeValidator(sequence)
 ]
 """The same, in which placeholders may stand."""
-Pattern = Annotated[str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "format": "regex"})]
+Pattern = Annotated[
+    str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "format": "regex"})
+]
 Folder = Annotated[str, BeforeValidator(_folder), WithJsonSchema({"type": "string"})]
 Script = Annotated[str, BeforeValidator(_script), WithJsonSchema({"type": "string"})]
 Shell = Annotated[str, BeforeValidator(_shell), WithJsonSchema({"type": "string"})]
@@ -113,16 +121,23 @@ def _protocols(value: Any) -> list[Any]:
 class SiteNetwork(Model):
     """What dask's processes may talk over."""
 
-    interface: Word | None = Field(None, description="as `ip link` names it on the compute nodes, e.g. ib0 or hsn0")
-    protocols: Annotated[tuple[Literal["tcp", "ucxx", "ws"], ...], BeforeValidator(_protocols)] = Field(
-        ("tcp",), description="allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job"
+    interface: Word | None = Field(
+        None, description="as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
+    )
+    protocols: Annotated[tuple[Literal["tcp", "ucxx", "ws"], ...], BeforeValidator(_protocols)] = (
+        Field(
+            ("tcp",),
+            description="allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
+        )
     )
 
 
 class Mpi(Model):
     """How one command is started on every node of a job."""
 
-    command: Argv | None = Field(None, description="launcher; {ranks} {nodes} {ranks_per_node} are replaced")
+    command: Argv | None = Field(
+        None, description="launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+    )
     setup: Script = Field("", description="bash text before the launcher, e.g. module load openmpi")
 
     @model_validator(mode="after")
@@ -136,14 +151,24 @@ class Queue(Model):
     """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
 
     name: Word | None = Field(None, description="the batch scheduler's name, if it is not the key")
-    gpus_per_node: Count | None = Field(None, description="GPUs of a node; none: a queue without GPUs")
+    gpus_per_node: Count | None = Field(
+        None, description="GPUs of a node; none: a queue without GPUs"
+    )
     gpu_type: Word | None = Field(None, description="as the batch scheduler names it, e.g. a100")
-    gpu_memory: Size | None = Field(None, description="of one GPU; `plan` then shows fractions of it as sizes")
-    cpus_per_node: Positive | None = Field(None, description="CPUs of a node; a job gets its GPUs' share")
+    gpu_memory: Size | None = Field(
+        None, description="of one GPU; `plan` then shows fractions of it as sizes"
+    )
+    cpus_per_node: Positive | None = Field(
+        None, description="CPUs of a node; a job gets its GPUs' share"
+    )
     cpus_per_gpu: Positive | None = Field(None, description="instead of cpus_per_node")
-    memory_per_node: Size | None = Field(None, description="what jobs may ask for on a node, e.g. 490GiB")
+    memory_per_node: Size | None = Field(
+        None, description="what jobs may ask for on a node, e.g. 490GiB"
+    )
     exclusive: Flag = Field(False, description="jobs get whole nodes")
-    gpu_fractions: Flag = Field(False, description="{gpus_per_cpu} may be a decimal fraction such as 0.5")
+    gpu_fractions: Flag = Field(
+        False, description="{gpus_per_cpu} may be a decimal fraction such as 0.5"
+    )
     max_walltime: Duration | None = Field(None, description="longest walltime")
     max_nodes: Positive | None = Field(None, description="most nodes of one job")
     min_nodes: Positive | None = Field(None, description="fewest nodes of one job")
@@ -170,26 +195,44 @@ class Site(Model):
     description: Text = Field(description="for people: which machine this is")
     source: Text | None = Field(None, description="for people: where these numbers stand")
     contact: Text | None = Field(None, description="for people: whom to ask")
-    hostnames: tuple[Pattern, ...] = Field((), description="regexes; a whole match of the host name chooses the site")
-    scheduler: Literal["slurm", "pbs", "torque", "lsf", "sge", "local"] = Field(description="the batch scheduler")
+    hostnames: tuple[Pattern, ...] = Field(
+        (), description="regexes; a whole match of the host name chooses the site"
+    )
+    scheduler: Literal["slurm", "pbs", "torque", "lsf", "sge", "local"] = Field(
+        description="the batch scheduler"
+    )
     extends: Text | None = Field(None, description="another site that this one is layered on")
-    queues: dict[Word, Queue] = Field(description="name → shape and limits, in the order that `queue: auto` tries")
-    request: SiteDirectives | None = Field(None, description="all lines that ask for what one GPU job needs")
+    queues: dict[Word, Queue] = Field(
+        description="name → shape and limits, in the order that `queue: auto` tries"
+    )
+    request: SiteDirectives | None = Field(
+        None, description="all lines that ask for what one GPU job needs"
+    )
     cpu_request: SiteDirectives | None = Field(None, description="the same for jobs without GPUs")
     directives: SiteDirectives = Field((), description="further lines for every job")
     account: Account | None = Field(None, description="how the account is named")
-    visible_devices: WhichDevices | None = Field(None, description="who says which GPUs are the job's")
+    visible_devices: WhichDevices | None = Field(
+        None, description="who says which GPUs are the job's"
+    )
     network: SiteNetwork = Field(SiteNetwork(), description="interface and allowed protocols")
     mpi: Mpi = Field(Mpi(), description="how MPI is started")
     shell: Shell = Field("/bin/bash", description="first line of every script")
     setup: Script = Field("", description="bash text run first in every job, before the user's")
-    scratch: Folder = Field("${TMPDIR:-/tmp}", description="node-local scratch space, as the job sees it")
-    directory: Folder = Field("~/.gpujobs", description="folder that login and compute nodes can write")
+    scratch: Folder = Field(
+        "${TMPDIR:-/tmp}", description="node-local scratch space, as the job sees it"
+    )
+    directory: Folder = Field(
+        "~/.gpujobs", description="folder that login and compute nodes can write"
+    )
     cluster: Word | None = Field(None, description="multi-cluster name, repeated in each command")
     commands: dict[Word, Text] = Field({}, description="other paths of sbatch, squeue, qsub, …")
     poll: Duration = Field(5, description="least time between two questions to the batch scheduler")
-    max_array_size: Positive | None = Field(None, description="most jobs of one array; more are sent as several")
-    max_queued_jobs: Positive | None = Field(None, description="most jobs of one user; more are refused")
+    max_array_size: Positive | None = Field(
+        None, description="most jobs of one array; more are sent as several"
+    )
+    max_queued_jobs: Positive | None = Field(
+        None, description="most jobs of one user; more are refused"
+    )
     defaults: dict[str, Any] = Field({}, description="any keys of a profile")
 
     @model_validator(mode="after")

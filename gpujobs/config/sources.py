@@ -36,7 +36,7 @@ class SiteFile:
 
 
 @dataclass(frozen=True)
-class Order:
+class ClusterSpec:
     """What one submission was asked to be: a site, a profile, and where each value came from."""
 
     site: SiteFile
@@ -66,7 +66,11 @@ def site_folders() -> list[Path]:
     """Return the folders that are searched for sites, the strongest first."""
     from platformdirs import user_config_path
 
-    own = [Path(item).expanduser() for item in os.environ.get("GPUJOBS_SITE_PATH", "").split(os.pathsep) if item]
+    own = [
+        Path(item).expanduser()
+        for item in os.environ.get("GPUJOBS_SITE_PATH", "").split(os.pathsep)
+        if item
+    ]
     return [*own, user_config_path("gpujobs") / "sites", SYSTEM_SITES, data_folder("site_configs")]
 
 
@@ -85,67 +89,91 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     return SiteFile(path.stem, path, build(Site, document), document)
 
 
-def load_order(profile: Path, *, site: str | None = None, settings: tuple[str, ...] = ()) -> Order:
+def load_spec(
+    profile: Path, *, site: str | None = None, settings: tuple[str, ...] = ()
+) -> ClusterSpec:
     """Load the profile at the path ``profile`` for ``site``, with ``key=value`` ``settings`` laid over it."""
     document = settings_document(settings).over(read(profile))
-    return order(document, site=site, base=profile.parent, name=default_name(profile.stem))
+    return make_spec(document, site=site, base=profile.parent, name=default_name(profile.stem))
 
 
-def order(
+def make_spec(
     document: Document,
     *,
     site: str | SiteFile | None = None,
     base: Path | None = None,
     name: str = "dask",
-) -> Order:
+) -> ClusterSpec:
     """Return the order that ``document`` describes, on ``site`` or else the one the document, the
     environment variable ``GPUJOBS_SITE`` or the host's name chooses."""
     if isinstance(site, SiteFile):
-        return _order(document, site, name)
+        return _make_spec(document, site, name)
     own = document.value.get("site")
-    chosen = site or (own if isinstance(own, str) else None) or os.environ.get("GPUJOBS_SITE") or _site_of_this_host()
+    chosen = (
+        site
+        or (own if isinstance(own, str) else None)
+        or os.environ.get("GPUJOBS_SITE")
+        or _site_of_this_host()
+    )
     if not site and isinstance(own, str):
         try:
             site_file = load_site(chosen, base)
         except NoSuchSiteError as error:
-            raise InputError(replace(error.problems[0], position=document.position(("site",)))) from None
+            raise InputError(
+                replace(error.problems[0], position=document.position(("site",)))
+            ) from None
     else:
         site_file = load_site(chosen)
-    return _order(document, site_file, name)
+    return _make_spec(document, site_file, name)
 
 
-def _order(document: Document, site_file: SiteFile, name: str) -> Order:
+def _make_spec(document: Document, site_file: SiteFile, name: str) -> ClusterSpec:
     whole = document.over(site_file.document.at("defaults"))
     profile = build(Profile, whole)
-    return Order(site_file, profile, whole, profile.name or name, Path(profile.workdir or Path.cwd()))
+    return ClusterSpec(
+        site_file, profile, whole, profile.name or name, Path(profile.workdir or Path.cwd())
+    )
 
 
-def reordered(order: Order, settings: Document) -> Order:
+def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:
     """Return ``order`` with ``settings`` laid over its profile."""
-    document = settings.over(order.document)
-    return replace(order, document=document, profile=build(Profile, document))
+    document = settings.over(spec.document)
+    return replace(spec, document=document, profile=build(Profile, document))
 
 
-def write_order(order: Order, path: Path) -> None:
+def write_spec(spec: ClusterSpec, path: Path) -> None:
     """Keep what was asked for, so that more of the same can be asked for when the files have changed."""
     value = {
-        "site": {"name": order.site.name, "path": str(order.site.path), "document": order.site.document.value},
-        "document": order.document.value,
-        "name": order.name,
-        "workdir": str(order.workdir),
-        "python": order.python,
+        "site": {
+            "name": spec.site.name,
+            "path": str(spec.site.path),
+            "document": spec.site.document.value,
+        },
+        "document": spec.document.value,
+        "name": spec.name,
+        "workdir": str(spec.workdir),
+        "python": spec.python,
     }
     path.write_text(json.dumps(value))
 
 
-def read_order(path: Path) -> Order:
+def read_spec(path: Path) -> ClusterSpec:
     """Return the order that `write_order` kept; its positions name that file."""
     try:
         value = json.loads(path.read_text())
         document = Document(value["site"]["document"], source=str(path))
-        site = SiteFile(value["site"]["name"], Path(value["site"]["path"]), build(Site, document), document)
+        site = SiteFile(
+            value["site"]["name"], Path(value["site"]["path"]), build(Site, document), document
+        )
         asked = Document(value["document"], source=str(path))
-        return Order(site, build(Profile, asked), asked, value["name"], Path(value["workdir"]), value["python"])
+        return ClusterSpec(
+            site,
+            build(Profile, asked),
+            asked,
+            value["name"],
+            Path(value["workdir"]),
+            value["python"],
+        )
     except InputError:
         raise
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -159,13 +187,17 @@ def settings_document(settings: tuple[str, ...]) -> Document:
         key, equals, text = setting.partition("=")
         source = f"--set {setting}"
         if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-            raise InputError(Problem("must be KEY=VALUE, as in workers.memory=40GiB", Position(source)))
+            raise InputError(
+                Problem("must be KEY=VALUE, as in workers.memory=40GiB", Position(source))
+            )
         loc: Loc = tuple(key.split("."))
         value: Any = parse_value(text, source).value["value"]
         for step in reversed(loc):
             value = {step: value}
         place = Position(source)
-        whole = Document(value, {loc[:n]: place for n in range(1, len(loc) + 1)}, {loc: place}, source).over(whole)
+        whole = Document(
+            value, {loc[:n]: place for n in range(1, len(loc) + 1)}, {loc: place}, source
+        ).over(whole)
     return whole
 
 
@@ -191,7 +223,10 @@ def _site_path(name: str, base: Path) -> Path:
     paths = site_paths()
     if name not in paths:
         raise NoSuchSiteError(
-            Problem(f"there is no site `{name}`; known: {', '.join(paths)}", hint="`gpujobs sites list` says where")
+            Problem(
+                f"there is no site `{name}`; known: {', '.join(paths)}",
+                hint="`gpujobs sites list` says where",
+            )
         )
     return paths[name]
 
@@ -203,10 +238,16 @@ def _layered(path: Path, seen: tuple[Path, ...]) -> Document:
         return document
     place = document.position(("extends",))
     if path in seen:
-        raise InputError(Problem(f"`extends` goes in a circle: {' → '.join(p.stem for p in (*seen, path))}", place))
+        raise InputError(
+            Problem(
+                f"`extends` goes in a circle: {' → '.join(p.stem for p in (*seen, path))}", place
+            )
+        )
     if below == path.stem:
         others = [
-            folder / f"{below}.yaml" for folder in site_folders() if folder / f"{below}.yaml" not in (*seen, path)
+            folder / f"{below}.yaml"
+            for folder in site_folders()
+            if folder / f"{below}.yaml" not in (*seen, path)
         ]
         lower = next((other for other in others if other.is_file()), None)
         if lower is None:
@@ -223,7 +264,9 @@ def _site_of_this_host() -> str:
     patterns: list[tuple[str, str]] = []
     for name, path in site_paths().items():
         hostnames = read(path).value.get("hostnames")
-        patterns += [(str(pattern), name) for pattern in hostnames] if isinstance(hostnames, list) else []
+        patterns += (
+            [(str(pattern), name) for pattern in hostnames] if isinstance(hostnames, list) else []
+        )
     host = ""
     # The full name may need a slow answer from the network: only where the short one tells nothing.
     for ask in (socket.gethostname, socket.getfqdn):
@@ -232,7 +275,10 @@ def _site_of_this_host() -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise InputError(f"this host ({host}) belongs to several sites: {', '.join(found)}", hint="use --site")
+            raise InputError(
+                f"this host ({host}) belongs to several sites: {', '.join(found)}",
+                hint="use --site",
+            )
     raise NoSiteHereError(
         f"no site is named, and none knows this host ({host})",
         hint="use --site NAME (`gpujobs sites list`), --site local to run on this machine, or set GPUJOBS_SITE",

@@ -78,10 +78,14 @@ class Document:
 def read(path: Path) -> Document:
     """Read the mapping in the file ``path``; InputError with all places where something is wrong."""
     try:
-        with path.open("rb") as file:  # not asked for its size first: a pipe has none, and /dev/zero no end
+        with path.open(
+            "rb"
+        ) as file:  # not asked for its size first: a pipe has none, and /dev/zero no end
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES // 1024} KiB; this is not a file for gpujobs")
+            raise InputError(
+                f"{path}: larger than {MAX_BYTES // 1024} KiB; this is not a file for gpujobs"
+            )
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     try:
@@ -149,7 +153,9 @@ class _Reader:
             value = self._build(YAML(typ="safe", pure=True).parse(self.text))
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            if mark is not None and mark.line >= len(self.text.splitlines()):  # the end of the file tells nothing
+            if mark is not None and mark.line >= len(
+                self.text.splitlines()
+            ):  # the end of the file tells nothing
                 mark = error.context_mark or mark
             context = f" ({error.context})" if error.context else ""
             self._refuse(f"not valid YAML: {error.problem}{context}", mark)
@@ -175,7 +181,10 @@ class _Reader:
             if kind == "DocumentStartEvent":
                 documents += 1
                 if documents > 1:
-                    self._refuse("a second document starts here; one file describes one thing", event.start_mark)
+                    self._refuse(
+                        "a second document starts here; one file describes one thing",
+                        event.start_mark,
+                    )
             elif kind in ("MappingEndEvent", "SequenceEndEvent"):
                 stack.pop()
             elif kind in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent", "AliasEvent"):
@@ -183,7 +192,9 @@ class _Reader:
                 loc = self._loc(stack, event, kind)
                 if loc is None:  # the event was a key
                     continue
-                value: Any = {"MappingStartEvent": dict, "SequenceStartEvent": list}.get(kind, lambda: None)()
+                value: Any = {"MappingStartEvent": dict, "SequenceStartEvent": list}.get(
+                    kind, lambda: None
+                )()
                 if kind == "ScalarEvent":
                     value = _scalar(event)
                 self.positions[loc] = self._position(event)
@@ -194,7 +205,9 @@ class _Reader:
 
     def _check_event(self, event: Any, kind: str, depth: int) -> None:
         if kind == "AliasEvent" or event.anchor:
-            self._refuse("anchors and aliases (& and *) are not used in these files", event.start_mark)
+            self._refuse(
+                "anchors and aliases (& and *) are not used in these files", event.start_mark
+            )
         if event.tag is not None and str(event.tag) != "!":
             self._refuse(f"tags ({event.tag}) are not used in these files", event.start_mark)
         if depth > MAX_DEPTH:
@@ -212,11 +225,18 @@ class _Reader:
             self._refuse("a key must be a word", event.start_mark)
         name = str(event.value)
         if name == "<<":
-            self._refuse("merge keys (<<) are not used in these files; a site file has `extends`", event.start_mark)
+            self._refuse(
+                "merge keys (<<) are not used in these files; a site file has `extends`",
+                event.start_mark,
+            )
         place = self._position(event)
         if name in container:
             first = self.keys[(*loc, name)]
-            self.problems.append(Problem(f"`{name}` is given twice, first in line {first.line}", place, related=first))
+            self.problems.append(
+                Problem(
+                    f"`{name}` is given twice, first in line {first.line}", place, related=first
+                )
+            )
         self.keys[(*loc, name)] = place
         stack[-1][2] = name
         return None
@@ -236,7 +256,13 @@ class _Reader:
         return self._place(start.line, start.column, max(1, width))
 
     def _place(self, line: int, column: int, width: int = 1) -> Position:
-        return Position(self.source, line + 1, column + 1, self.lines[line] if line < len(self.lines) else "", width)
+        return Position(
+            self.source,
+            line + 1,
+            column + 1,
+            self.lines[line] if line < len(self.lines) else "",
+            width,
+        )
 
     def _refuse(self, message: str, mark: Any) -> None:
         place = self._place(mark.line, mark.column) if mark else Position(self.source)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..units import size_text
+from ..text import size_text
 from . import workeroptions
-from .plan import Jobs, Plan
+from .plan import JobGroup, Plan
 
 WIDTH = 110
 
@@ -22,7 +22,7 @@ class Bash(str):
 
 
 @dataclass(frozen=True)
-class Roles:
+class JobRoles:
     """What the jobs of a script do, and who decides when one fails: the cluster itself, or a client in Python."""
 
     scheduler: bool = True
@@ -36,7 +36,7 @@ def warning(walltime: int | None) -> int:
     return min(60, max(10, (walltime or 600) // 10))
 
 
-def supervise(plan: Plan, jobs: Jobs, roles: Roles) -> list[Bash]:
+def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
     """Return the options of the job's supervisor, in lines."""
     lines, ranks = [], plan.ranks
     if jobs.shape.gpus:
@@ -49,7 +49,11 @@ def supervise(plan: Plan, jobs: Jobs, roles: Roles) -> list[Bash]:
     if roles.run and plan.profile.run:
         lines[-1] += f" --start-workers={plan.start_workers}"
     if roles.scheduler:
-        interface = f" --interface={shlex.quote(plan.transport.interface)}" if plan.transport.interface else ""
+        interface = (
+            f" --interface={shlex.quote(plan.transport.interface)}"
+            if plan.transport.interface
+            else ""
+        )
         lines.append(f"--schemes={','.join(plan.transport.schemes)}{interface}")
         if plan.profile.run_on == "ranks":
             lines.append("--run-on=ranks")
@@ -60,7 +64,7 @@ def supervise(plan: Plan, jobs: Jobs, roles: Roles) -> list[Bash]:
     return [Bash(line) for line in lines]
 
 
-def commands(plan: Plan, jobs: Jobs, roles: Roles) -> dict[str, Bash]:
+def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
     """Return the commands that it starts, by name: scheduler, workers, run."""
     found = {}
     if roles.scheduler:
@@ -84,9 +88,13 @@ def _scheduler_words(plan: Plan) -> list[str]:
     ]
 
 
-def _worker_words(plan: Plan, jobs: Jobs) -> list[str]:
+def _worker_words(plan: Plan, jobs: JobGroup) -> list[str]:
     workers, gpus = plan.profile.workers, jobs.shape.gpus
-    module = "dask_cuda.cli" if gpus and workers.worker_class == "cuda" else "distributed.cli.dask_worker"
+    module = (
+        "dask_cuda.cli"
+        if gpus and workers.worker_class == "cuda"
+        else "distributed.cli.dask_worker"
+    )
     words = [f'"$python" -m {module}', f"--nthreads={workers.threads}", *_memory_limit(jobs)]
     resources = workeroptions.resources(workers, bool(gpus))
     if resources:
@@ -103,12 +111,15 @@ def _worker_words(plan: Plan, jobs: Jobs) -> list[str]:
     return words
 
 
-def _rank_words(plan: Plan, jobs: Jobs) -> list[str]:
+def _rank_words(plan: Plan, jobs: JobGroup) -> list[str]:
     """Return the launcher of MPI and what each rank is: dask-mpi, or the user's script."""
     ranks, workers = plan.ranks, plan.profile.workers
     assert ranks is not None  # noqa: S101 - the caller's condition
     cuda = workers.worker_class == "cuda"
-    words = [*(shlex.quote(word) for word in ranks.command), '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank']
+    words = [
+        *(shlex.quote(word) for word in ranks.command),
+        '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank',
+    ]
     on_node = ranks.working // jobs.shape.nodes
     words += [
         '--folder="$GPUJOBS_FOLDER"',
@@ -122,18 +133,32 @@ def _rank_words(plan: Plan, jobs: Jobs) -> list[str]:
         f"--nthreads={workers.threads}",
         *_memory_limit(jobs),
         f"--local-directory={_local_directory(plan)}",
-        *([f"--interface={shlex.quote(plan.transport.interface)}"] if plan.transport.interface else []),
+        *(
+            [f"--interface={shlex.quote(plan.transport.interface)}"]
+            if plan.transport.interface
+            else []
+        ),
         "--worker-options",
         shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
     ]
     if plan.profile.run_on == "ranks":
         script, *arguments = plan.profile.run
         path = script if Path(script).is_absolute() else str(Path(plan.workdir) / script)
-        return [*words, "--script", *worker, "--", *(shlex.quote(word) for word in (path, *arguments))]
-    return [*words, '-- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json"', *worker]
+        return [
+            *words,
+            "--script",
+            *worker,
+            "--",
+            *(shlex.quote(word) for word in (path, *arguments)),
+        ]
+    return [
+        *words,
+        '-- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
+        *worker,
+    ]
 
 
-def _memory_limit(jobs: Jobs) -> list[str]:
+def _memory_limit(jobs: JobGroup) -> list[str]:
     memory = jobs.shape.worker_memory
     return [f"--memory-limit={size_text(memory // 2**20 * 2**20)}"] if memory else []
 

@@ -20,8 +20,8 @@ from ..config.sources import data_folder
 from ..errors import InputError, Position, Problem
 from ..names import HEAD
 from ..text import control_character
-from .commandlines import Bash, Roles, commands, supervise, warning
-from .plan import Jobs, Plan
+from .commandlines import Bash, JobRoles, commands, supervise, warning
+from .plan import JobGroup, Plan
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Script:
     """One submission: ``count`` jobs, numbered from ``first``."""
 
     text: str
-    jobs: Jobs
+    jobs: JobGroup
     first: int
     count: int
     devices: tuple[str, ...] = ()
@@ -41,12 +41,14 @@ class Script:
         return self.count > 1
 
 
-def render(plan: Plan, cluster: str, *, limit: int | None = None, site_folder: Path | None = None) -> list[Script]:
+def render(
+    plan: Plan, cluster: str, *, limit: int | None = None, site_folder: Path | None = None
+) -> list[Script]:
     """Return the scripts of the whole cluster, at most ``limit`` jobs each, the head's own job first."""
     scripts = []
     for jobs in plan.all_jobs:
         own_head = plan.head is not None
-        roles = Roles(
+        roles = JobRoles(
             scheduler=jobs.group == HEAD or not own_head,
             workers=jobs.group != HEAD,
             run=jobs.group == HEAD or not own_head,
@@ -68,7 +70,7 @@ def render(plan: Plan, cluster: str, *, limit: int | None = None, site_folder: P
 
 
 def render_jobs(
-    plan: Plan, cluster: str, jobs: Jobs, roles: Roles, first: int, count: int, *, limit: int | None = None,
+    plan: Plan, cluster: str, jobs: JobGroup, roles: JobRoles, first: int, count: int, *, limit: int | None = None,
     site_folder: Path | None = None, devices: tuple[str, ...] = (),
 ) -> list[Script]:  # fmt: skip
     """Return the scripts of ``count`` jobs numbered from ``first``, one script per array.
@@ -81,7 +83,9 @@ def render_jobs(
     for start in range(0, count, most):
         n, gpus = min(most, count - start), jobs.shape.gpus
         script = Script("", jobs, first + start, n, devices[start * gpus : (start + n) * gpus])
-        scripts.append(replace(script, text=_fill(template, _context(plan, cluster, roles, script))))
+        scripts.append(
+            replace(script, text=_fill(template, _context(plan, cluster, roles, script)))
+        )
     return scripts
 
 
@@ -110,7 +114,9 @@ def _template(name: str, site_folder: Path | None) -> Any:
     try:
         return _environment(site_folder).get_template(f"{name}.sh.j2")
     except TemplateSyntaxError as error:
-        raise InputError(Problem(str(error.message), Position(error.filename or name, error.lineno, 1))) from None
+        raise InputError(
+            Problem(str(error.message), Position(error.filename or name, error.lineno, 1))
+        ) from None
 
 
 @lru_cache(maxsize=8)
@@ -155,13 +161,15 @@ def _quoted(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise TypeError(f"a template may only write text and whole numbers, not {type(value).__name__}")
+        raise TypeError(
+            f"a template may only write text and whole numbers, not {type(value).__name__}"
+        )
     if found := control_character(value):
         raise ValueError(f"a value has a control character ({found!r})")
     return shlex.quote(value)
 
 
-def _context(plan: Plan, cluster: str, roles: Roles, script: Script) -> dict[str, Any]:
+def _context(plan: Plan, cluster: str, roles: JobRoles, script: Script) -> dict[str, Any]:
     scheduler, profile, jobs = plan.scheduler, plan.profile, script.jobs
     root = directory(plan.site.directory)
     python = Path(plan.python)
@@ -196,8 +204,8 @@ def _context(plan: Plan, cluster: str, roles: Roles, script: Script) -> dict[str
 class _JobsView:
     """What templates see of a `Jobs`."""
 
-    source: Jobs
-    roles: Roles
+    source: JobGroup
+    roles: JobRoles
 
     @property
     def lines(self) -> list[Bash]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config.profile import Workers
-from .findings import Findings
+from .diagnostics import Diagnostics
 
 # Options of dask-cuda 26.x by name, and the pair of switches of those that are yes or no.
 CUDA = {
@@ -49,7 +49,10 @@ def words(workers: Workers) -> list[str]:
         if value is True or value is False:
             found.append(option if value else option.replace("--", "--no-", 1))
         else:
-            found += [f"{option}={_text(item)}" for item in (value if isinstance(value, list) else [value])]
+            found += [
+                f"{option}={_text(item)}"
+                for item in (value if isinstance(value, list) else [value])
+            ]
     return [*found, *(f"--preload={name}" for name in workers.preload)]
 
 
@@ -76,32 +79,46 @@ def resources(workers: Workers, gpus: bool) -> str:
     return " ".join(f"{name}={value:g}" for name, value in wanted.items())
 
 
-def check(findings: Findings, gpus: bool) -> None:
+def check(diagnostics: Diagnostics, gpus: bool) -> None:
     """Report options that this kind of worker does not have, and those that exclude each other."""
-    workers = findings.order.profile.workers
+    workers = diagnostics.spec.profile.workers
     cuda = gpus and workers.worker_class == "cuda"
     for name in CUDA:
         if getattr(workers, name) is not None and not cuda and name not in _PLAIN_TOO:
             what = "`worker_class: nanny`" if gpus else "CPU workers"
-            findings.profile(f"`workers.{name}` is an option of CUDA workers, not of {what}", "workers", name)
+            diagnostics.profile(
+                f"`workers.{name}` is an option of CUDA workers, not of {what}", "workers", name
+            )
     conflicts = (
         (
             workers.enable_nvlink and workers.rmm_managed_memory,
             "rmm_managed_memory",
             "NVLink does not work with managed memory",
         ),
-        (workers.rmm_async and workers.rmm_managed_memory, "rmm_async", "rmm_async excludes rmm_managed_memory"),
-        (workers.rmm_release_threshold and not workers.rmm_async, "rmm_release_threshold", "needs `rmm_async: true`"),
+        (
+            workers.rmm_async and workers.rmm_managed_memory,
+            "rmm_async",
+            "rmm_async excludes rmm_managed_memory",
+        ),
+        (
+            workers.rmm_release_threshold and not workers.rmm_async,
+            "rmm_release_threshold",
+            "needs `rmm_async: true`",
+        ),
         (
             workers.rmm_maximum_pool_size and not (workers.rmm_pool_size or workers.rmm_async),
             "rmm_maximum_pool_size",
             "needs `rmm_pool_size`",
         ),
-        (workers.enable_rdmacm and workers.enable_infiniband is False, "enable_rdmacm", "needs InfiniBand"),
+        (
+            workers.enable_rdmacm and workers.enable_infiniband is False,
+            "enable_rdmacm",
+            "needs InfiniBand",
+        ),
     )
     for clash, name, message in conflicts:
         if clash:
-            findings.profile(f"`workers.{name}`: {message}", "workers", name)
+            diagnostics.profile(f"`workers.{name}`: {message}", "workers", name)
 
 
 def _text(value: Any) -> str:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 
-__all__ = ["SCHEDULERS", "JobId", "JobState", "JobStatus", "Result", "Scheduler", "get_scheduler"]
+__all__ = [
+    "SCHEDULERS",
+    "CommandResult",
+    "JobId",
+    "JobState",
+    "JobStatus",
+    "Scheduler",
+    "get_scheduler",
+]
 
 SCHEDULERS = {
     "slurm": "Slurm", "pbs": "PBS", "torque": "Torque", "lsf": "LSF", "sge": "GridEngine", "local": "Local",
@@ -19,6 +27,8 @@ def get_scheduler(name: str) -> type[Scheduler]:
     if name not in SCHEDULERS:
         from ..errors import InputError
 
-        raise InputError(f"batch scheduler {name} is not supported yet; supported: {', '.join(SCHEDULERS)}")
+        raise InputError(
+            f"batch scheduler {name} is not supported yet; supported: {', '.join(SCHEDULERS)}"
+        )
     found: type[Scheduler] = getattr(import_module(f".{name}", __package__), SCHEDULERS[name])
     return found

@@ -31,7 +31,7 @@ class JobState(StrEnum):
     UNKNOWN = "UNKNOWN"
 
     @property
-    def living(self) -> bool:
+    def active(self) -> bool:
         """The batch scheduler still has the job, or may have it."""
         return self in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN)
 
@@ -45,7 +45,11 @@ class JobId:
 
     def __str__(self) -> str:
         # PBS calls a whole array 123[] and its members 123[4].
-        return self.submission if self.index is None else f"{self.submission.removesuffix('[]')}[{self.index}]"
+        return (
+            self.submission
+            if self.index is None
+            else f"{self.submission.removesuffix('[]')}[{self.index}]"
+        )
 
     @classmethod
     def parse(cls, text: str) -> JobId:
@@ -75,7 +79,7 @@ NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not li
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """How a command ended. ``exit_code`` is None where it was not there or had to be stopped."""
 
     argv: tuple[str, ...]
@@ -86,10 +90,14 @@ class Result:
     """Why there is no exit code: not found, timed out."""
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """What it said, for people."""
         said = "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
-        return said or self.problem or f"{self.argv[0]} ended with exit code {self.exit_code} and no message"
+        return (
+            said
+            or self.problem
+            or f"{self.argv[0]} ended with exit code {self.exit_code} and no message"
+        )
 
 
 class Scheduler(ABC):
@@ -109,7 +117,10 @@ class Scheduler(ABC):
     """Options that gpujobs writes itself (see `options`)."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options that break what gpujobs promises, and why."""
-    name_rule: ClassVar[tuple[str, str]] = (r"[A-Za-z0-9_-]{1,64}", "up to 64 letters, digits, - and _")
+    name_rule: ClassVar[tuple[str, str]] = (
+        r"[A-Za-z0-9_-]{1,64}",
+        "up to 64 letters, digits, - and _",
+    )
     """Pattern of a job's name, and the same in words."""
     first_index: ClassVar[int] = 0
     largest_array: ClassVar[int] = 1000
@@ -169,7 +180,7 @@ class Scheduler(ABC):
         """Return the submission's id, or None where there is none in ``stdout``; warnings may come first."""
 
     @abstractmethod
-    def unreachable(self, result: Result) -> bool:
+    def unreachable(self, result: CommandResult) -> bool:
         """Tell a batch scheduler that is away or busy from one that said no."""
 
     @abstractmethod
@@ -180,7 +191,7 @@ class Scheduler(ABC):
     def parse_find(self, stdout: str, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``."""
 
-    def answered(self, result: Result) -> bool:
+    def answered(self, result: CommandResult) -> bool:
         """Tell an answer to `find_command` or `status_command`, though it be that there is none, from a failure."""
         return result.exit_code == 0
 
@@ -196,9 +207,9 @@ class Scheduler(ABC):
         """Return the command that says when a script on its standard input would start, without submitting it."""
         return None
 
-    def parse_estimate(self, result: Result) -> str:
+    def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start, or why it cannot start."""
-        return result.words
+        return result.message
 
     # -- watch ----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -206,14 +217,16 @@ class Scheduler(ABC):
         """Return ONE command that asks for all these jobs, whichever of ``ids`` and ``names`` it prefers."""
 
     @abstractmethod
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         """Return the status of those of ``ids`` that are listed. What is not listed is not finished."""
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
         """Return the command that says why ``listed`` jobs wait or how they ended; None where `status_command` does."""
         return None
 
-    def parse_detail(self, result: Result, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
+    def parse_detail(
+        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
+    ) -> dict[JobId, JobStatus]:
         """Return the better status of those of ``listed`` that it tells more about."""
         return {}
 
@@ -226,7 +239,9 @@ class Scheduler(ABC):
         argv = self.accounting_command(ids)
         return [argv] if argv else []
 
-    def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_accounting(
+        self, result: CommandResult, ids: Sequence[JobId]
+    ) -> dict[JobId, JobStatus]:
         """Return the status of those of ``ids`` that it knows."""
         return {}
 
@@ -239,7 +254,7 @@ class Scheduler(ABC):
         """Return what names a whole submission, or only its members ``indexes``, in a cancel command."""
         return [f"{submission}[{index}]" for index in indexes] or [submission]
 
-    def already_gone(self, result: Result) -> bool:
+    def already_gone(self, result: CommandResult) -> bool:
         """Tell a cancel that failed because the jobs had ended from one that failed."""
         return False
 

@@ -1,13 +1,13 @@
-"""This machine, as if it were a batch scheduler: `python -m gpujobs.localqueue` plays sbatch, squeue and scancel."""
+"""This machine, as if it were a batch scheduler: `python -m gpujobs.batch.localqueue` plays sbatch, squeue and scancel."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 
-_COMMAND = [sys.executable, "-m", "gpujobs.localqueue"]
+_COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 
 
 class Local(Scheduler):
@@ -39,7 +39,7 @@ class Local(Scheduler):
     def parse_submit(self, stdout: str) -> str | None:
         return stdout.strip() or None
 
-    def unreachable(self, result: Result) -> bool:
+    def unreachable(self, result: CommandResult) -> bool:
         return result.exit_code is None
 
     def find_command(self, name: str, user: str) -> list[str]:
@@ -51,12 +51,17 @@ class Local(Scheduler):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return [*_COMMAND, "status", *sorted({job.submission for job in ids})]
 
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         found = {}
         for line in result.stdout.splitlines():
             submission, index, word = line.split()
-            state = {"RUNNING": JobState.RUNNING, "GONE": JobState.FAILED}.get(word, JobState.UNKNOWN)
-            reason = {"GONE": "its processes are gone", "ELSEWHERE": "it was started on another machine"}.get(word, "")
+            state = {"RUNNING": JobState.RUNNING, "GONE": JobState.FAILED}.get(
+                word, JobState.UNKNOWN
+            )
+            reason = {
+                "GONE": "its processes are gone",
+                "ELSEWHERE": "it was started on another machine",
+            }.get(word, "")
             for job in (JobId(submission, int(index)), JobId(submission)):
                 if job in ids:
                     found[job] = JobStatus(state, word, reason)

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler, ranges
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler, ranges
 
 _STATES = {
     "PEND": JobState.PENDING, "PSUSP": JobState.PENDING, "WAIT": JobState.PENDING, "FWD_PEND": JobState.PENDING,
@@ -37,10 +37,14 @@ _AWAY = re.compile(
     r"timed out|reset)|server is not connected|batch daemon (cannot fork|internal error)|query limit",
     re.I,
 )
-_GONE = re.compile(r"already finished|no matching job found|operation is in progress|is being terminated|is not found")
+_GONE = re.compile(
+    r"already finished|no matching job found|operation is in progress|is being terminated|is not found"
+)
 _NOTHING = re.compile(r"\bno (\w+ )?jobs? found|is not found", re.I)
 _EVENT = re.compile(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d(?: \d{4})?: (.*)")
-_MOST = 100  # jobs of which details are asked at a time: each answer has the text of the script in it
+_MOST = (
+    100  # jobs of which details are asked at a time: each answer has the text of the script in it
+)
 
 
 class LSF(Scheduler):
@@ -63,7 +67,15 @@ class LSF(Scheduler):
     )
     account_directive = "-P {account}"
     visible_devices = "scheduler"
-    mpi_command = ("mpiexec", "-n", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node", "--bind-to", "none")
+    mpi_command = (
+        "mpiexec",
+        "-n",
+        "{ranks}",
+        "--map-by",
+        "ppr:{ranks_per_node}:node",
+        "--bind-to",
+        "none",
+    )
     managed = frozenset({"-J", "-o", "-oo", "-e", "-eo", "-W", "-cwd", "-i", "-is"})
     refused: ClassVar = {
         "-K": "bsub would wait for the job",
@@ -109,10 +121,16 @@ class LSF(Scheduler):
             for name, body in re.findall(r"(\w+)\[([^\]]*)\]", word) or [("select", word)]:
                 sections.setdefault(name, []).append(body)
         between = {"select": " && ", "rusage": ":"}
-        parts = [f"{name}[{between.get(name, ' ').join(bodies)}]" for name, bodies in sections.items()]
+        parts = [
+            f"{name}[{between.get(name, ' ').join(bodies)}]" for name, bodies in sections.items()
+        ]
         parts.sort(key=lambda part: not part.startswith("select"))
         one = f'-R "{" ".join(parts)}"'
-        return [one if line is requirements[0] else line for line in lines if line not in requirements[1:]]
+        return [
+            one if line is requirements[0] else line
+            for line in lines
+            if line not in requirements[1:]
+        ]
 
     def submit_command(self) -> list[str]:
         return ["bsub"]
@@ -121,16 +139,22 @@ class LSF(Scheduler):
         found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)
         return found[-1] if found else None
 
-    def unreachable(self, result: Result) -> bool:
-        return result.exit_code is None or (result.exit_code != 0 and _AWAY.search(result.stderr) is not None)
+    def unreachable(self, result: CommandResult) -> bool:
+        return result.exit_code is None or (
+            result.exit_code != 0 and _AWAY.search(result.stderr) is not None
+        )
 
     def find_command(self, name: str, user: str) -> list[str]:
         return ["bjobs", "-a", "-w"]  # those of the caller; whether -J finds arrays differs
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
-        return {job.submission for job, _, words in _rows(stdout) if name in {word.split("[")[0] for word in words}}
+        return {
+            job.submission
+            for job, _, words in _rows(stdout)
+            if name in {word.split("[")[0] for word in words}
+        }
 
-    def answered(self, result: Result) -> bool:
+    def answered(self, result: CommandResult) -> bool:
         return result.exit_code == 0 or _NOTHING.search(result.stderr) is not None
 
     def limit_command(self) -> list[str] | None:
@@ -144,10 +168,12 @@ class LSF(Scheduler):
         # -w is the one format that all versions have and that cuts nothing off; an array is given as a whole.
         return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids})]
 
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
         for job, native, words in _rows(result.stdout):
-            hosts = [] if words[1] == "-" else [host.rpartition("*")[2] for host in words[1].split(":")]
+            hosts = (
+                [] if words[1] == "-" else [host.rpartition("*")[2] for host in words[1].split(":")]
+            )
             state = _STATES.get(native, JobState.UNKNOWN)
             if native == "EXIT" and not hosts:
                 state = JobState.CANCELLED  # it never started
@@ -156,12 +182,18 @@ class LSF(Scheduler):
         return found
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
-        waiting = {job.submission: job for job, status in listed.items() if status.state is JobState.PENDING}
+        waiting = {
+            job.submission: job
+            for job, status in listed.items()
+            if status.state is JobState.PENDING
+        }
         ended = [job for job, status in listed.items() if status.state is JobState.FAILED]
         asked = [str(job) for job in [*waiting.values(), *ended][:_MOST]]
         return ["bjobs", "-UF", *asked] if asked else None
 
-    def parse_detail(self, result: Result, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
+    def parse_detail(
+        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
+    ) -> dict[JobId, JobStatus]:
         found, reasons = {}, {}
         for job, lines in _blocks(result.stdout):
             status = listed.get(job)
@@ -170,7 +202,9 @@ class LSF(Scheduler):
             if status.state is JobState.PENDING:
                 reasons[job.submission] = _pending_reason(lines)
             elif ended := _end(lines):
-                found[job] = JobStatus(ended.state, status.native, ended.reason, ended.exit_code, status.node)
+                found[job] = JobStatus(
+                    ended.state, status.native, ended.reason, ended.exit_code, status.node
+                )
         for job, status in listed.items():  # the waiting members of an array wait for the same
             if status.state is JobState.PENDING and job.submission in reasons:
                 found[job] = JobStatus(status.state, status.native, reasons[job.submission])
@@ -179,9 +213,15 @@ class LSF(Scheduler):
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         return ["bhist", "-n", "10", "-l", *sorted({job.submission for job in ids})]
 
-    def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_accounting(
+        self, result: CommandResult, ids: Sequence[JobId]
+    ) -> dict[JobId, JobStatus]:
         wanted = set(ids)
-        return {job: end for job, lines in _blocks(result.stdout) if job in wanted and (end := _end(lines))}
+        return {
+            job: end
+            for job, lines in _blocks(result.stdout)
+            if job in wanted and (end := _end(lines))
+        }
 
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
         return ["bkill", *targets]
@@ -189,7 +229,7 @@ class LSF(Scheduler):
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         return [f"{submission}[{ranges(indexes)}]"] if indexes else [submission]
 
-    def already_gone(self, result: Result) -> bool:
+    def already_gone(self, result: CommandResult) -> bool:
         # "Operation is in progress" is how a whole array is told to go.
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         return bool(lines) and all(_GONE.search(line.lower()) for line in lines)
@@ -200,7 +240,9 @@ def _rows(stdout: str) -> Iterator[tuple[JobId, str, list[str]]]:
     for line in stdout.splitlines():
         number, _, native, _, *words = line.split() if len(line.split()) > 6 else [""] * 7
         if number.isdigit():
-            index = next((found[1] for word in words if (found := re.fullmatch(r".+\[(\d+)\]", word))), None)
+            index = next(
+                (found[1] for word in words if (found := re.fullmatch(r".+\[(\d+)\]", word))), None
+            )
             yield JobId(number, int(index) if index else None), native, words
 
 
@@ -227,7 +269,9 @@ def _end(lines: list[str]) -> JobStatus | None:
     events = [found[1] for line in lines if (found := _EVENT.match(line))]
     if any("Done successfully" in event for event in events):
         return JobStatus(JobState.COMPLETED, "DONE", exit_code=0)
-    said = " ".join(event for event in events if re.search(r"\b(exited|completed <exit>)", event, re.I))
+    said = " ".join(
+        event for event in events if re.search(r"\b(exited|completed <exit>)", event, re.I)
+    )
     if not said:
         return None
     code, state, reason = _exit_code(said), JobState.FAILED, ""

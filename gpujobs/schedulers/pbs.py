@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler, members
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler, members
 
 # Exit codes are the server's error number modulo 256 and mean something else in each release and in Torque, so words
 # decide. An empty list with one of these words is no answer.
@@ -20,7 +20,8 @@ _AWAY = re.compile(
     re.I,
 )
 _GONE = re.compile(
-    r"unknown job id|nonexistent job id|job has finished|has finished|invalid (for )?state (of|for) job", re.I
+    r"unknown job id|nonexistent job id|job has finished|has finished|invalid (for )?state (of|for) job",
+    re.I,
 )
 
 _NO_HISTORY = re.compile(r"not configured to maintain job history|job_history_enable", re.I)
@@ -37,7 +38,9 @@ _CODES = {
     -20: JobState.NODE_FAIL, -30: JobState.NODE_FAIL,
 }  # fmt: skip
 _DELETED, _FINISHED = 91, 92  # substates
-_OF_CHUNKS = {f"-l {name}" for name in ("ncpus", "ngpus", "nodes", "mem", "vmem", "mpiprocs", "ompthreads")}
+_OF_CHUNKS = {
+    f"-l {name}" for name in ("ncpus", "ngpus", "nodes", "mem", "vmem", "mpiprocs", "ompthreads")
+}
 
 
 class PBS(Scheduler):
@@ -119,20 +122,31 @@ class PBS(Scheduler):
                 return found[1]
         return None
 
-    def unreachable(self, result: Result) -> bool:
+    def unreachable(self, result: CommandResult) -> bool:
         if result.exit_code in (None, 0):
             return result.exit_code is None
         # qstat ends with 255 when it has reached no server; from qsub the same number may be a refusal.
         asked = result.argv[0].endswith(("qstat", "qselect")) and result.exit_code == 255
         return asked or _AWAY.search(result.stderr) is not None
 
-    def answered(self, result: Result) -> bool:
+    def answered(self, result: CommandResult) -> bool:
         """Tell an answer, though it be that the jobs are not known, from a failure."""
-        return result.exit_code == 0 or self.already_gone(result) or _NO_HISTORY.search(result.stderr) is not None
+        return (
+            result.exit_code == 0
+            or self.already_gone(result)
+            or _NO_HISTORY.search(result.stderr) is not None
+        )
 
     def find_command(self, name: str, user: str) -> list[str]:
         # A job that has ended is not found; the jobs of the cluster's folder say which of two came first.
-        return ["qselect", "-u", user, "-N", name, *([f"-q@{self.cluster}"] if self.cluster else [])]
+        return [
+            "qselect",
+            "-u",
+            user,
+            "-N",
+            name,
+            *([f"-q@{self.cluster}"] if self.cluster else []),
+        ]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         return {job.submission for line in stdout.splitlines() if (job := job_id(line.strip()))}
@@ -148,7 +162,7 @@ class PBS(Scheduler):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-x", "-t", "-f", "-F", "json", *self._submissions(ids)]
 
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         records, found = self.records(result.stdout), {}
         for job in ids:
             parent = records.get(JobId(job.submission), {}) if job.index is not None else {}
@@ -161,7 +175,9 @@ class PBS(Scheduler):
         # Where the site keeps no history `qstat -x` is refused, and living jobs are seen without it.
         return ["qstat", "-t", "-f", "-F", "json", *self._submissions(ids)]
 
-    def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_accounting(
+        self, result: CommandResult, ids: Sequence[JobId]
+    ) -> dict[JobId, JobStatus]:
         return self.parse_status(result, ids)
 
     def records(self, stdout: str) -> dict[JobId, Mapping[str, Any]]:
@@ -172,18 +188,37 @@ class PBS(Scheduler):
         except ValueError:  # some releases write a job's variables so that it is no JSON
             jobs = _line_by_line(stdout)
         rows = jobs.items() if isinstance(jobs, dict) else ()
-        return {job: record for text, record in rows if (job := job_id(text)) and isinstance(record, dict)}
+        return {
+            job: record
+            for text, record in rows
+            if (job := job_id(text)) and isinstance(record, dict)
+        }
 
     def status(self, record: Mapping[str, Any], parent: Mapping[str, Any]) -> JobStatus:
         """Return the status of the job with the attributes ``record``; ``parent`` has those of its array."""
-        native, substate, code = str(record.get("job_state", "")), record.get("substate"), record.get("Exit_status")
+        native, substate, code = (
+            str(record.get("job_state", "")),
+            record.get("substate"),
+            record.get("Exit_status"),
+        )
         said = str(record.get("comment") or parent.get("comment") or "")
         code = code if isinstance(code, int) else None
-        if native not in ("F", "X") and parent.get("job_state") == "F" and parent.get("substate") == _DELETED:
-            native, substate = "F", _DELETED  # a member that waited when the whole array was deleted
+        if (
+            native not in ("F", "X")
+            and parent.get("job_state") == "F"
+            and parent.get("substate") == _DELETED
+        ):
+            native, substate = (
+                "F",
+                _DELETED,
+            )  # a member that waited when the whole array was deleted
         hosts = dict.fromkeys(re.findall(r"([\w.-]+)/", str(record.get("exec_host", ""))))
         estimated = record.get("estimated")
-        starts = str(estimated.get("start_time", "")) if isinstance(estimated, dict) and native in _WORDS else ""
+        starts = (
+            str(estimated.get("start_time", ""))
+            if isinstance(estimated, dict) and native in _WORDS
+            else ""
+        )
         state = _STATES.get(native, JobState.UNKNOWN)
         if native in ("F", "X"):
             never_ran = native == "X" and code is None
@@ -192,11 +227,21 @@ class PBS(Scheduler):
             said = said or _WORDS[native]
         elif state is JobState.RUNNING:
             said = ""
-        exit_code = None if code is None or state is JobState.RUNNING else code - 128 if code > 256 else code
+        exit_code = (
+            None
+            if code is None or state is JobState.RUNNING
+            else code - 128
+            if code > 256
+            else code
+        )
         return JobStatus(state, native, said, exit_code, ",".join(hosts), starts)
 
     def _submissions(self, ids: Sequence[JobId]) -> list[str]:
-        return [word for submission in sorted({job.submission for job in ids}) for word in self.target(submission)]
+        return [
+            word
+            for submission in sorted({job.submission for job in ids})
+            for word in self.target(submission)
+        ]
 
     # -- cancel ---------------------------------------------------------------------------------------------
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
@@ -204,9 +249,11 @@ class PBS(Scheduler):
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         server = f".{self.cluster}" if self.cluster else ""
-        return [f"{JobId(submission, index)}{server}" for index in indexes] or [f"{submission}{server}"]
+        return [f"{JobId(submission, index)}{server}" for index in indexes] or [
+            f"{submission}{server}"
+        ]
 
-    def already_gone(self, result: Result) -> bool:
+    def already_gone(self, result: CommandResult) -> bool:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         return bool(lines) and all(_GONE.search(line) for line in lines)
 
@@ -224,7 +271,9 @@ def _unlisted(job: JobId, parent: Mapping[str, Any]) -> Mapping[str, Any] | None
     """Return what is known of a member from its array: the server lists none that have not started."""
     if parent.get("job_state") == "F":
         return parent if parent.get("substate") == _DELETED else None
-    waits = parent.get("job_state") in _WORDS or job.index in _numbers(str(parent.get("array_indices_remaining", "")))
+    waits = parent.get("job_state") in _WORDS or job.index in _numbers(
+        str(parent.get("array_indices_remaining", ""))
+    )
     return {"job_state": "Q"} if waits else None
 
 
@@ -238,7 +287,10 @@ def _ended(substate: object, code: int | None, comment: str) -> tuple[JobState, 
     if substate == _DELETED:
         return JobState.CANCELLED, comment
     if code is None and substate == _FINISHED:
-        return JobState.FAILED, comment or "the batch scheduler removed it: a job that it depended on failed"
+        return (
+            JobState.FAILED,
+            comment or "the batch scheduler removed it: a job that it depended on failed",
+        )
     if code is None:  # moved to another server, or half a record
         return JobState.UNKNOWN, comment
     if "exceeded resource walltime" in comment:
@@ -255,7 +307,8 @@ def _line_by_line(text: str) -> dict[str, dict[str, Any]]:
         if found := re.match(r'\s*"(\d+(?:\[\d*\])?\.[^"]+)":\s*\{', line):
             record = jobs[found[1]] = {}
         elif found := re.match(
-            r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining)":\s*(.+?),?\s*$', line
+            r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining)":\s*(.+?),?\s*$',
+            line,
         ):
             word = found[2].strip('"')
             record[found[1]] = int(word) if re.fullmatch(r"-?\d+", word) else word

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 from xml.etree import ElementTree
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler, members, ranges
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler, members, ranges
 
 _AWAY = re.compile(
     r"unable to (send message to|contact) qmaster|commlib error|comunication_error|failed receiving gdi request|"
@@ -35,7 +35,22 @@ class GridEngine(Scheduler):
     account_directive = "-P {account}"
     mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}")
     managed = frozenset(
-        {"-N", "-o", "-e", "-j", "-t", "-S", "-cwd", "-wd", "-notify", "-terse", "-sync", "-b", "-i", "-l h_rt"}
+        {
+            "-N",
+            "-o",
+            "-e",
+            "-j",
+            "-t",
+            "-S",
+            "-cwd",
+            "-wd",
+            "-notify",
+            "-terse",
+            "-sync",
+            "-b",
+            "-i",
+            "-l h_rt",
+        }
     )
     refused: ClassVar = {
         "-V": "it takes the whole environment of a shell into every job",
@@ -46,7 +61,10 @@ class GridEngine(Scheduler):
         "-hold_jid": "a dependency of one job of an array holds all of them",
         "-hold_jid_ad": "a dependency of one job of an array holds all of them",
     }
-    name_rule = (r"[A-Za-z_][A-Za-z0-9_-]{0,63}", "up to 64 letters, digits, - and _, no digit or - first")
+    name_rule = (
+        r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
+        "up to 64 letters, digits, - and _, no digit or - first",
+    )
     first_index = 1
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
@@ -63,7 +81,11 @@ class GridEngine(Scheduler):
         found, words = set(), shlex.split(line)
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word in ("-l", "-soft", "-hard"):  # `-l a=1,b` asks for two things
-                found |= {f"-l {item.split('=')[0].strip()}" for item in following.split(",") if word == "-l"}
+                found |= {
+                    f"-l {item.split('=')[0].strip()}"
+                    for item in following.split(",")
+                    if word == "-l"
+                }
             elif word.startswith("-") and not re.fullmatch(r"-\d+", word):
                 found.add(word)
         return found
@@ -78,12 +100,14 @@ class GridEngine(Scheduler):
                 return found[1]
         return None
 
-    def unreachable(self, result: Result) -> bool:
+    def unreachable(self, result: CommandResult) -> bool:
         # `qstat -j … -xml` says so with exit code 0; qdel says so on its standard output.
         said = result.stdout[-2000:] + result.stderr
-        return result.exit_code is None or (_AWAY.search(said) is not None and "access denied" not in said)
+        return result.exit_code is None or (
+            _AWAY.search(said) is not None and "access denied" not in said
+        )
 
-    def answered(self, result: Result) -> bool:
+    def answered(self, result: CommandResult) -> bool:
         return result.exit_code == 0 and _xml(result.stdout) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
@@ -102,31 +126,37 @@ class GridEngine(Scheduler):
     def estimate_command(self) -> list[str]:
         return ["qsub", "-w", "v"]
 
-    def parse_estimate(self, result: Result) -> str:
+    def parse_estimate(self, result: CommandResult) -> str:
         if "found suitable queue" in result.stdout + result.stderr:
             return "Grid Engine does not say when; there are queues that can run it"
-        return result.words
+        return result.message
 
     # -- watch ----------------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         # All jobs of the user: a departed id makes `qstat -j` fail. What waits in an array is one element.
         return ["qstat", "-u", user, "-xml"]
 
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
         for job, fields in _listed(result.stdout):
             if job in wanted:
                 native = fields.get("state", "")
                 state = _state(native)
                 node = fields.get("queue_name", "").partition("@")[2]
-                found[job] = JobStatus(state, native, _reason(native), node=node, stuck=state is JobState.FAILED)
+                found[job] = JobStatus(
+                    state, native, _reason(native), node=node, stuck=state is JobState.FAILED
+                )
         return found
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
-        asked = sorted({job.submission for job, status in listed.items() if _unexplained(status)}, key=int)
+        asked = sorted(
+            {job.submission for job, status in listed.items() if _unexplained(status)}, key=int
+        )
         return ["qstat", "-j", ",".join(asked)] if asked else None
 
-    def parse_detail(self, result: Result, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
+    def parse_detail(
+        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
+    ) -> dict[JobId, JobStatus]:
         waits, errors = _why(result.stdout)
         found = {}
         for job, status in listed.items():
@@ -138,9 +168,14 @@ class GridEngine(Scheduler):
         return found
 
     def accounting_commands(self, ids: Sequence[JobId]) -> list[list[str]]:
-        return [["qacct", "-j", submission] for submission in sorted({job.submission for job in ids}, key=int)]
+        return [
+            ["qacct", "-j", submission]
+            for submission in sorted({job.submission for job in ids}, key=int)
+        ]
 
-    def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_accounting(
+        self, result: CommandResult, ids: Sequence[JobId]
+    ) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
         for block in re.split(r"^=+$", result.stdout, flags=re.M)[1:]:
             pairs = (line.split(None, 1) for line in block.splitlines())
@@ -148,7 +183,9 @@ class GridEngine(Scheduler):
             task = fields.get("taskid", "undefined")
             job = JobId(fields.get("jobnumber", ""), int(task) if task.isdigit() else None)
             if job in wanted:
-                found[job] = _accounted(fields)  # the last one counts: a job that was rescheduled has several
+                found[job] = _accounted(
+                    fields
+                )  # the last one counts: a job that was rescheduled has several
         return found
 
     # -- cancel ---------------------------------------------------------------------------------------------
@@ -156,9 +193,13 @@ class GridEngine(Scheduler):
         return ["qdel", *targets]
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
-        return [f"{submission}.{part}" for part in ranges(indexes).split(",")] if indexes else [submission]
+        return (
+            [f"{submission}.{part}" for part in ranges(indexes).split(",")]
+            if indexes
+            else [submission]
+        )
 
-    def already_gone(self, result: Result) -> bool:
+    def already_gone(self, result: CommandResult) -> bool:
         return all(_GONE.search(line) for line in result.stdout.splitlines())
 
 
@@ -221,8 +262,14 @@ def _why(text: str) -> tuple[dict[JobId, str], dict[JobId, str]]:
 
 def _wait(lines: Sequence[str]) -> str:
     """Return the line of the scheduling info that is about the job, rather than about queues that it did not want."""
-    said = [line.strip() for line in lines if line.strip() and not re.search("no messages available|turned off", line)]
-    return next((line for line in said if not line.startswith("queue instance")), said[0] if said else "")
+    said = [
+        line.strip()
+        for line in lines
+        if line.strip() and not re.search("no messages available|turned off", line)
+    ]
+    return next(
+        (line for line in said if not line.startswith("queue instance")), said[0] if said else ""
+    )
 
 
 def _seconds(text: str) -> int:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
-from .base import JobId, JobState, JobStatus, Result, Scheduler, members, ranges
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler, members, ranges
 
 # Options with a short spelling that a directive may use.
 _SHORT = {
@@ -65,7 +65,18 @@ class Slurm(Scheduler):
         "--ntasks-per-node={ranks_per_node}",
     )  # fmt: skip
     managed = frozenset(
-        {"job-name", "output", "error", "time", "array", "signal", "open-mode", "chdir", "wait", "wrap"}
+        {
+            "job-name",
+            "output",
+            "error",
+            "time",
+            "array",
+            "signal",
+            "open-mode",
+            "chdir",
+            "wait",
+            "wrap",
+        }
     )
     refused: ClassVar = {
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
@@ -103,11 +114,19 @@ class Slurm(Scheduler):
     def clash(self, line: str, taken: Sequence[str] | frozenset[str] | set[str]) -> str:  # type: ignore[override]
         # sbatch takes unambiguous abbreviations: --part=x is --partition=x. Asking for memory or GPUs in a second
         # way overrides the first one as well.
-        families = ({"mem", "mem-per-cpu", "mem-per-gpu"}, {"gpus", "gpus-per-node", "gpus-per-socket", "gres"})
+        families = (
+            {"mem", "mem-per-cpu", "mem-per-gpu"},
+            {"gpus", "gpus-per-node", "gpus-per-socket", "gres"},
+        )
         wider = set(taken).union(*(family for family in families if family & set(taken)))
         for option in sorted(self.options(line)):
             full = next(
-                (name for name in sorted(wider) if name == option or (name.startswith(option) and len(option) > 1)), ""
+                (
+                    name
+                    for name in sorted(wider)
+                    if name == option or (name.startswith(option) and len(option) > 1)
+                ),
+                "",
             )
             if full:
                 return full
@@ -122,11 +141,23 @@ class Slurm(Scheduler):
                 return found[1]
         return None
 
-    def unreachable(self, result: Result) -> bool:
-        return result.exit_code is None or (result.exit_code != 0 and _AWAY.search(result.stderr) is not None)
+    def unreachable(self, result: CommandResult) -> bool:
+        return result.exit_code is None or (
+            result.exit_code != 0 and _AWAY.search(result.stderr) is not None
+        )
 
     def find_command(self, name: str, user: str) -> list[str]:
-        return ["squeue", *self._clusters(), "-h", "-t", "all", f"--user={user}", f"--name={name}", "-o", "%F|%j"]
+        return [
+            "squeue",
+            *self._clusters(),
+            "-h",
+            "-t",
+            "all",
+            f"--user={user}",
+            f"--name={name}",
+            "-o",
+            "%F|%j",
+        ]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         rows = [line.strip().partition("|") for line in stdout.splitlines()]
@@ -142,9 +173,9 @@ class Slurm(Scheduler):
     def estimate_command(self) -> list[str]:
         return ["sbatch", "--test-only", *self._clusters()]
 
-    def parse_estimate(self, result: Result) -> str:
+    def parse_estimate(self, result: CommandResult) -> str:
         found = re.search(r"to start at (\S+)", result.stderr)
-        return found[1] if found else result.words
+        return found[1] if found else result.message
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         # By name: a departed id makes `squeue -j` fail. A pending array is one line, however many it has.
@@ -161,7 +192,7 @@ class Slurm(Scheduler):
             columns,
         ]
 
-    def parse_status(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|", 6)
@@ -182,16 +213,32 @@ class Slurm(Scheduler):
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         numbers = ",".join(sorted({job.submission for job in ids}))
-        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", "JobID,State,ExitCode,NodeList"]
+        return [
+            "sacct",
+            *self._clusters(),
+            "-n",
+            "-P",
+            "-X",
+            "-j",
+            numbers,
+            "-o",
+            "JobID,State,ExitCode,NodeList",
+        ]
 
-    def parse_accounting(self, result: Result, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_accounting(
+        self, result: CommandResult, ids: Sequence[JobId]
+    ) -> dict[JobId, JobStatus]:
         wanted, found = set(ids), {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|")
             if len(fields) < 4 or not (number := re.fullmatch(r"(\d+)(?:_(.+))?", fields[0])):
                 continue
             code, _, signal = fields[2].partition(":")
-            exit_code = (int(code) or 128 * bool(int(signal or 0)) + int(signal or 0)) if code.isdigit() else None
+            exit_code = (
+                (int(code) or 128 * bool(int(signal or 0)) + int(signal or 0))
+                if code.isdigit()
+                else None
+            )
             native, _, reason = fields[1].partition(" ")  # "CANCELLED by 1000"
             node = "" if fields[3] == "None assigned" else fields[3]
             indexes: list[int | None] = list(members(number[2])) if number[2] else [None]
@@ -206,8 +253,10 @@ class Slurm(Scheduler):
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         return [f"{submission}_[{ranges(indexes)}]"] if indexes else [submission]
 
-    def already_gone(self, result: Result) -> bool:
-        return "Invalid job id" in result.stderr or "already completing or completed" in result.stderr
+    def already_gone(self, result: CommandResult) -> bool:
+        return (
+            "Invalid job id" in result.stderr or "already completing or completed" in result.stderr
+        )
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []

@@ -28,7 +28,11 @@ class Torque(PBS):
         "-l nodes={nodes}:ppn={cpus_per_node}:gpus={gpus_per_node}",
         "-l mem={memory_per_job:MB}mb",
     )
-    cpu_request = ("-q {queue}", "-l nodes={nodes}:ppn={cpus_per_node}", "-l mem={memory_per_job:MB}mb")
+    cpu_request = (
+        "-q {queue}",
+        "-l nodes={nodes}:ppn={cpus_per_node}",
+        "-l mem={memory_per_job:MB}mb",
+    )
     visible_devices = "scheduler"
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-t", "-l walltime"})
     refused: ClassVar = {
@@ -50,7 +54,11 @@ class Torque(PBS):
         return ["qstat", "-f1", *([f"@{self.cluster}"] if self.cluster else [])]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
-        return {job.submission for job, record in self.records(stdout).items() if record.get("Job_Name") == name}
+        return {
+            job.submission
+            for job, record in self.records(stdout).items()
+            if record.get("Job_Name") == name
+        }
 
     def limit_command(self) -> list[str] | None:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.planning.commandlines import Roles
+from gpujobs.planning.commandlines import JobRoles
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render, render_jobs
 
@@ -65,7 +65,9 @@ PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
 OWNED = ("slurm-owned-by-python",)
 """Scripts of worker jobs whose dask scheduler is in a Python process."""
 MACHINES = {
-    "local-two-gpus": Machine(gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"})
+    "local-two-gpus": Machine(
+        gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"}
+    )
 }
 
 
@@ -75,7 +77,7 @@ def text_of(case: str, folder: Path) -> str:
     made = plan(folder, profile, site, **machine)
     scripts = render(made, "svd-0000")
     if case in OWNED:
-        roles = Roles(scheduler=False, workers=True, run=False, client_owns=True)
+        roles = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
         scripts = render_jobs(made, "svd-0000", made.workers, roles, 0, made.workers.shape.jobs)
     return "".join(script.text for script in scripts)
 
@@ -106,7 +108,9 @@ def test_bash_and_shellcheck_accept_it(path: Path, tmp_path: Path) -> None:
         script.write_text(text)
         subprocess.run(["bash", "-n", script], check=True)
         # 1091: the user's own `source` names a file that is not here.
-        done = subprocess.run([shellcheck, "--exclude=SC1091", script], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [shellcheck, "--exclude=SC1091", script], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout
         assert max(len(line) for line in text.splitlines()) <= 140
         assert "\n\n\n" not in text

@@ -16,7 +16,10 @@ from ..support.cli import ROOT, Cli
 from ..support.processes import processes_with, until
 from .programs import SLEEP, WHO
 
-KINDS = ["ordinary", pytest.param("root", marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root"))]
+KINDS = [
+    "ordinary",
+    pytest.param("root", marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root")),
+]
 
 
 def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
@@ -39,8 +42,20 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()
     (cli.work / "examples" / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())
-    settings = ["gpus=8", "walltime=5m", "start_workers=8", "run=[python, examples/svd.py, --workers, '8']"]
-    done = cli("submit", str(profile), "--site", "here", "--wait", *[word for s in settings for word in ("--set", s)])
+    settings = [
+        "gpus=8",
+        "walltime=5m",
+        "start_workers=8",
+        "run=[python, examples/svd.py, --workers, '8']",
+    ]
+    done = cli(
+        "submit",
+        str(profile),
+        "--site",
+        "here",
+        "--wait",
+        *[word for s in settings for word in ("--set", s)],
+    )
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     assert re.fullmatch(r"quickstart-[0-9a-f]{4}", cluster)  # stdout is data: the id alone
@@ -53,7 +68,9 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 @pytest.mark.conformance
-def test_workers_are_those_that_plan_promised(cli: Cli, backend: Backend, worker_class: str) -> None:
+def test_workers_are_those_that_plan_promised(
+    cli: Cli, backend: Backend, worker_class: str
+) -> None:
     profile = {
         "gpus": 8, "gpus_per_job": 2, "start_workers": 8, "run": ["python", "who.py"], "workers": {"worker_class": worker_class},
         "env": {"WANTED": "8", "OWN": "it's; $(here) `too` \"\\ *"},
@@ -64,20 +81,26 @@ def test_workers_are_those_that_plan_promised(cli: Cli, backend: Backend, worker
     cluster = cli.submit(profile, "--wait")
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
     assert found["address"].startswith("tls://")
-    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
+    assert sorted(found["workers"]) == sorted(
+        name.replace("p-0000", cluster) for name in promised["worker_names"]
+    )
     by_job: dict[str, list[list[str]]] = {}
     for name, (devices, node, own) in sorted(found["workers"].items()):
         assert own == "it's; $(here) `too` \"\\ *"
         by_job.setdefault(name.rsplit("-", 1)[0], []).append([node, *devices.split(",")])
     assert len(by_job) == 4
     for (node, first, second), (other_node, *others) in by_job.values():
-        assert node == other_node  # each worker's own GPU is first, and it sees the other one of its job
+        assert (
+            node == other_node
+        )  # each worker's own GPU is first, and it sees the other one of its job
         assert others == [second, first]
     gpus = [(node, devices[0]) for job in by_job.values() for node, *devices in job]
     assert len(set(gpus)) == 8  # one worker per GPU
     identities = cli.status(cluster)["gpus"]
     assert len({gpu["uuid"] for gpu in identities.values()}) == 8
-    assert all(gpu["model"] == "Fake GPU" and gpu["node"] in gpu["uuid"] for gpu in identities.values())
+    assert all(
+        gpu["model"] == "Fake GPU" and gpu["node"] in gpu["uuid"] for gpu in identities.values()
+    )
 
 
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
@@ -97,11 +120,11 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
     lines = cli("connect", cluster).stdout
     assert f'gpujobs.connect("{cluster}")' in lines and "ssh -N -L" in lines and "/status" in lines
     exports = cli("connect", cluster, "--env").stdout
-    script = (
-        f"{exports}\n{cli.python} -c 'from distributed import Client; print(Client().submit(sum, [1, 2]).result())'"
-    )
+    script = f"{exports}\n{cli.python} -c 'from distributed import Client; print(Client().submit(sum, [1, 2]).result())'"
     assert (
-        cli.python_run("import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script).stdout
+        cli.python_run(
+            "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script
+        ).stdout
         == "3\n"
     )
     assert cli("cancel", cluster).returncode == 0
@@ -143,7 +166,10 @@ def test_cpu_workers(cli: Cli, backend: Backend) -> None:
     cli.write("who.py", WHO)
     cluster = cli.submit(profile, "--wait")
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
-    assert {name: value[0] for name, value in found["workers"].items()} == {f"{cluster}-0": "", f"{cluster}-1": ""}
+    assert {name: value[0] for name, value in found["workers"].items()} == {
+        f"{cluster}-0": "",
+        f"{cluster}-1": "",
+    }
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
@@ -152,14 +178,22 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
     cli.write("sleep.py", SLEEP)
     everything = backend.nodes * backend.gpus_per_node
     first = cli.submit(
-        {"gpus": everything, "run": ["python", "sleep.py", "600"], "start_workers": 1}, name="first.yaml"
+        {"gpus": everything, "run": ["python", "sleep.py", "600"], "start_workers": 1},
+        name="first.yaml",
     )
     until(lambda: any(job["state"] == "RUNNING" for job in cli.status(first)["jobs"]), 30)
     second = cli.submit({"gpus": 4, "run": ["python", "sleep.py", "0"]}, name="second.yaml")
-    until(lambda: all(job["state"] == "PENDING" and job["reason"] for job in cli.status(second)["jobs"]), 30)
+    until(
+        lambda: all(
+            job["state"] == "PENDING" and job["reason"] for job in cli.status(second)["jobs"]
+        ),
+        30,
+    )
     assert state(cli, second) == "PENDING"
     listed = cli("status").stdout
-    assert re.search(rf"{first} +here +(STARTING|RUNNING)", listed) and re.search(rf"{second} +here +PENDING", listed)
+    assert re.search(rf"{first} +here +(STARTING|RUNNING)", listed) and re.search(
+        rf"{second} +here +PENDING", listed
+    )
     until(lambda: cli("logs", first).stdout == "here\n", 60)
     assert cli("cancel", first).returncode == 0
     until(lambda: state(cli, second) == "DONE", 90)
@@ -174,7 +208,9 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
 @pytest.mark.conformance
 def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
     code = "import sys; print('it is bad', file=sys.stderr); sys.exit(7)"
-    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", code]})), "--wait")
+    done = cli(
+        "submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", code]})), "--wait"
+    )
     assert done.returncode == 5
     assert "run: ended with exit code 7: it is bad" in done.stderr
     cluster = done.stdout.strip()
@@ -184,7 +220,11 @@ def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
 
 def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
-    waiting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "600"]})), "--wait")
+    waiting = cli.start(
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "600"]})),
+        "--wait",
+    )
     assert waiting.stdout
     cluster = waiting.stdout.readline().strip()
     connected(cli, cluster, 1)
@@ -207,7 +247,9 @@ def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     ],
     ids=["no-python", "setup-exits", "python-broken"],
 )
-def test_broken_environment(cli: Cli, backend: Backend, environment: dict[str, str], said: str) -> None:
+def test_broken_environment(
+    cli: Cli, backend: Backend, environment: dict[str, str], said: str
+) -> None:
     profile = cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1, "environment": environment})
     done = cli("submit", str(profile), "--wait")
     assert done.returncode == 5
@@ -225,7 +267,9 @@ def test_broken_environment(cli: Cli, backend: Backend, environment: dict[str, s
     ],
     ids=["no-gpu", "unknown-option", "broken-dask-cuda"],
 )
-def test_workers_that_cannot_start(cli: Cli, backend: Backend, profile: dict[str, object], said: str) -> None:
+def test_workers_that_cannot_start(
+    cli: Cli, backend: Backend, profile: dict[str, object], said: str
+) -> None:
     broken = cli.work / "broken" / "dask_cuda"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
@@ -259,7 +303,11 @@ def test_killed_worker_process_ends_the_cluster(cli: Cli, backend: Backend) -> N
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     other = next(job["number"] for job in cli.status(cluster)["jobs"] if not job["head"])
-    nannies = [pid for pid in processes_with(f"--name\0{cluster}-{other}\0") if "dask_cuda" in _command(pid)]
+    nannies = [
+        pid
+        for pid in processes_with(f"--name\0{cluster}-{other}\0")
+        if "dask_cuda" in _command(pid)
+    ]
     for pid in nannies:
         os.kill(pid, signal.SIGKILL)
     backend.wait_empty(15, cluster)
@@ -350,10 +398,17 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": {**site["queues"]["main"]}}
-    done = cli("submit", str(cli.write("p.yaml", {"gpus": 8})), "--site", str(cli.write("broken.yaml", site)))
+    done = cli(
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 8})),
+        "--site",
+        str(cli.write("broken.yaml", site)),
+    )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "refused the job" in done.stderr and re.search("nosuch|queue", done.stderr)  # PBS does not say which
+    assert "refused the job" in done.stderr and re.search(
+        "nosuch|queue", done.stderr
+    )  # PBS does not say which
     assert backend.queue() == []
     assert not list((cli.home / ".gpujobs").iterdir())
     assert cli("status", "--all").stdout == ""
@@ -368,11 +423,15 @@ def test_batch_scheduler_away_for_a_while(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     away.join()
     connected(cli, cluster, 2)
-    assert len([line for line in backend.queue() if cluster in line]) == 2  # submitted once, although a reply was lost
+    assert (
+        len([line for line in backend.queue() if cluster in line]) == 2
+    )  # submitted once, although a reply was lost
     away = threading.Thread(target=backend.pause, args=(20,))
     away.start()
     time.sleep(0.5)
-    found = cli.status(cluster)  # waits, or says that nobody answers; it does not say that the jobs are over
+    found = cli.status(
+        cluster
+    )  # waits, or says that nobody answers; it does not say that the jobs are over
     assert found["state"] == "RUNNING"
     assert {job["state"] for job in found["jobs"]} <= {"RUNNING", "UNKNOWN"}
     assert cli("cancel", cluster).returncode == 0

@@ -21,26 +21,38 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     nothing_left(slurm_backend)
 
 
-def findings(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+def diagnostics(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     done = cli("doctor", "--json", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return {item["what"]: item for item in json.loads(done.stdout)["findings"]}
 
 
 def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
-    found = findings(cli, "--run")
-    for what in ("commands", "batch scheduler", "directory", "job", "shared folder", "GPUs", "scratch space", "route"):
+    found = diagnostics(cli, "--run")
+    for what in (
+        "commands",
+        "batch scheduler",
+        "directory",
+        "job",
+        "shared folder",
+        "GPUs",
+        "scratch space",
+        "route",
+    ):
         assert found[what]["state"] == "ok", found[what]
     assert found["versions"]["seen"].startswith("the same in the job: python 3.")
     assert "dask-cuda 26" in found["versions"]["seen"]
     assert found["GPUs"]["seen"].count("Fake GPU GPU-node") == 2
     assert "CUDA 13" in found["driver"]["seen"] and found["driver"]["state"] == "ok"
     assert (
-        "tls, " in found["transport"]["seen"] and "GB/s between two workers (host memory)" in found["transport"]["seen"]
+        "tls, " in found["transport"]["seen"]
+        and "GB/s between two workers (host memory)" in found["transport"]["seen"]
     )
     backend.wait_empty(15)
     assert not [
-        path for path in (cli.home / ".gpujobs").iterdir() if path.name.startswith("doctor-") and len(path.name) > 12
+        path
+        for path in (cli.home / ".gpujobs").iterdir()
+        if path.name.startswith("doctor-") and len(path.name) > 12
     ]
     for line in cli("doctor").stdout.splitlines():
         assert line.startswith(("ok ", "warning ", "        "))
@@ -51,14 +63,26 @@ def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
     [
         ({"commands": {"sbatch": "/nosuch/sbatch"}}, "commands", "failed", "not found: "),
         ({"directory": "/proc/nosuch"}, "directory", "failed", "/proc/nosuch"),
-        ({"network": {"interface": "ib7"}}, "interface", "warning", "ib7 is not on this host, which has lo"),
-        ({"network": {"protocols": ["ucxx", "tcp"]}}, "ucxx", "warning", "distributed-ucxx is not installed here"),
+        (
+            {"network": {"interface": "ib7"}},
+            "interface",
+            "warning",
+            "ib7 is not on this host, which has lo",
+        ),
+        (
+            {"network": {"protocols": ["ucxx", "tcp"]}},
+            "ucxx",
+            "warning",
+            "distributed-ucxx is not installed here",
+        ),
     ],
     ids=["commands", "directory", "interface", "ucxx"],
 )
-def test_from_here(cli: Cli, backend: SlurmBackend, change: dict[str, Any], what: str, state: str, seen: str) -> None:
+def test_from_here(
+    cli: Cli, backend: SlurmBackend, change: dict[str, Any], what: str, state: str, seen: str
+) -> None:
     site = cli.write("s.yaml", backend.site() | change)
-    found = findings(cli, "--site", str(site), code=1 if state == "failed" else 0)[what]
+    found = diagnostics(cli, "--site", str(site), code=1 if state == "failed" else 0)[what]
     assert found["state"] == state and seen in found["seen"] and found["do"]
 
 
@@ -72,10 +96,12 @@ def test_from_here(cli: Cli, backend: SlurmBackend, change: dict[str, Any], what
     ],
     ids=["no-dask-cuda", "no-gpu", "no-scratch"],
 )  # fmt: skip
-def test_from_a_job(cli: Cli, backend: SlurmBackend, setup: str, what: str, seen: str, do: str) -> None:
+def test_from_a_job(
+    cli: Cli, backend: SlurmBackend, setup: str, what: str, seen: str, do: str
+) -> None:
     site = backend.site()
     site["setup"] += f"\n{setup}"
-    found = findings(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)[what]
+    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)[what]
     assert found["state"] == "failed" and seen in found["seen"] and do in found["do"]
     backend.wait_empty(15)
 
@@ -83,7 +109,7 @@ def test_from_a_job(cli: Cli, backend: SlurmBackend, setup: str, what: str, seen
 def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": site["queues"]["main"]}
-    found = findings(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)["job"]
+    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)["job"]
     assert "nosuch" in found["seen"] and "request" in found["do"]
     assert backend.queue() == []
 
@@ -95,11 +121,13 @@ def test_other_versions_are_told(cli: Cli, backend: SlurmBackend) -> None:
     (tag / "METADATA").write_text("Metadata-Version: 2.1\nName: dask-cuda\nVersion: 25.2.0\n")
     site = backend.site()
     site["setup"] += f"\nexport PYTHONPATH={tag.parent}:$PYTHONPATH"
-    found = findings(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
+    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
     assert found["state"] == "warning" and "25.2.0 in the job" in found["seen"]
 
 
 def test_local(cli: Cli, backend: SlurmBackend) -> None:
-    found = findings(cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2")
+    found = diagnostics(
+        cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2"
+    )
     assert found["job"]["state"] == "ok"
     assert "GB/s" in found["transport"]["seen"]

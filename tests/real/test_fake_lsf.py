@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.batch import Batch
-from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.batch.client import SchedulerClient
+from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.lsf import LSF
 
 from ..support.fake_lsf import LsfBackend
@@ -33,7 +33,9 @@ def script(lsf: LsfBackend, tmp_path: Path) -> Callable[..., str]:
     """Return a function that submits a script; it returns the id."""
 
     def submit(work: str = SLEEP, *more: str, name: str = "x-1") -> str:
-        text = SCRIPT.format(name=name, folder=tmp_path, more="\n".join(f"#BSUB {line}" for line in more), work=work)
+        text = SCRIPT.format(
+            name=name, folder=tmp_path, more="\n".join(f"#BSUB {line}" for line in more), work=work
+        )
         done = lsf.command("bsub", stdin=text)
         assert done.returncode == 0, done.stderr
         found = LSF().parse_submit(done.stdout)
@@ -44,20 +46,24 @@ def script(lsf: LsfBackend, tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> Batch:
+def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
     for name, value in lsf.env().items():
         monkeypatch.setenv(name, value)
-    return Batch(LSF(), patience=5.0)
+    return SchedulerClient(LSF(), patience=5.0)
 
 
 def shape(text: str) -> list[str]:
     """Return the lines of ``text`` without what differs from job to job; runs of blanks keep only that they are there."""
     text = re.sub(r"<[^<>\n]*(\n {21}[^<>\n]*)?>", "<>", text)
     text = re.sub(r"\b[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d", "WHEN", text)
-    return [re.sub(r" +", " ", re.sub(r"\d+", "9", line)).strip() for line in text.splitlines() if line.strip()]
+    return [
+        re.sub(r" +", " ", re.sub(r"\d+", "9", line)).strip()
+        for line in text.splitlines()
+        if line.strip()
+    ]
 
 
-def said(file: str, title: str) -> Result:
+def said(file: str, title: str) -> CommandResult:
     return recorded("lsf", file, title)
 
 
@@ -77,15 +83,23 @@ REFUSALS = {
 @pytest.mark.parametrize("title", REFUSALS)
 def test_refusals(lsf: LsfBackend, title: str) -> None:
     text = SCRIPT.format(
-        name="x", folder="/tmp", more="\n".join(f"#BSUB {line}" for line in REFUSALS[title]), work="true"
+        name="x",
+        folder="/tmp",
+        more="\n".join(f"#BSUB {line}" for line in REFUSALS[title]),
+        work="true",
     )
     done, real = lsf.command("bsub", stdin=text), said("submit.txt", title)
     assert (done.returncode, done.stdout, done.stderr) == (real.exit_code, real.stdout, real.stderr)
 
 
 def test_submit(lsf: LsfBackend) -> None:
-    for title, text in (("script on standard input", "#BSUB -q main\ntrue\n"), ("array", "#BSUB -J a[1-2]\ntrue\n")):
-        assert shape(lsf.command("bsub", stdin=text).stdout) == shape(said("submit.txt", title).stdout)
+    for title, text in (
+        ("script on standard input", "#BSUB -q main\ntrue\n"),
+        ("array", "#BSUB -J a[1-2]\ntrue\n"),
+    ):
+        assert shape(lsf.command("bsub", stdin=text).stdout) == shape(
+            said("submit.txt", title).stdout
+        )
     real = said("submit.txt", "empty standard input")
     done = lsf.command("bsub", stdin="")
     assert (done.returncode, done.stderr) == (real.exit_code, real.stderr)
@@ -109,12 +123,22 @@ def test_listing(lsf: LsfBackend, script: Callable[..., str]) -> None:
         r"(\d{1,7}) +\w+ +(PEND|PSUSP|RUN|USUSP|DONE|EXIT) +\w+ +\w+ +(-|[\w:]+) +\S.* \w{3} \d\d \d\d:\d\d"
     )
     assert all(row.fullmatch(line) for line in [*rows, *real[1:]])
-    starts = [header.index(title) for title in ("JOBID", "USER", "STAT", "QUEUE", "FROM_HOST", "EXEC_HOST", "JOB_NAME")]
+    starts = [
+        header.index(title)
+        for title in ("JOBID", "USER", "STAT", "QUEUE", "FROM_HOST", "EXEC_HOST", "JOB_NAME")
+    ]
     short = [line for line in [*rows, *real[1:]] if ":node" not in line]
     assert len(short) > 10
     # Each column begins where its title does; only a dash for no host stands in the middle.
-    assert all(line[at - 1] == " " and (line[at] != " " or at == starts[5]) for line in short for at in starts[1:])
-    unknown, of_real = lsf.command("bjobs", "-a", "-w", "99999"), said("status.txt", "unknown job id")
+    assert all(
+        line[at - 1] == " " and (line[at] != " " or at == starts[5])
+        for line in short
+        for at in starts[1:]
+    )
+    unknown, of_real = (
+        lsf.command("bjobs", "-a", "-w", "99999"),
+        said("status.txt", "unknown job id"),
+    )
     assert (unknown.returncode, unknown.stderr) == (of_real.exit_code, of_real.stderr)
     for title, job in (("UF", one), ("long, pending", held)):
         known = {
@@ -136,7 +160,11 @@ def test_listing(lsf: LsfBackend, script: Callable[..., str]) -> None:
 
 
 def test_history(lsf: LsfBackend, script: Callable[..., str]) -> None:
-    ids = {"failed with 3": script("exit 3"), "done": script("true"), "killed while pending": script(SLEEP, "-H")}
+    ids = {
+        "failed with 3": script("exit 3"),
+        "done": script("true"),
+        "killed while pending": script(SLEEP, "-H"),
+    }
     lsf.command("bkill", ids["killed while pending"])
     until(lambda: not lsf.queue(), 20)
     for title, job in ids.items():
@@ -150,8 +178,14 @@ def test_history(lsf: LsfBackend, script: Callable[..., str]) -> None:
         assert [line.replace(" with hold", "") for line in real] == [
             line for line in mine if line in real or line.startswith("WHEN")
         ]
-    unknown, of_real = lsf.command("bhist", "-n", "10", "-l", "99999"), said("finished.txt", "bhist of an unknown")
-    assert (unknown.returncode, shape(unknown.stdout + unknown.stderr)) == (of_real.exit_code, shape(of_real.stdout))
+    unknown, of_real = (
+        lsf.command("bhist", "-n", "10", "-l", "99999"),
+        said("finished.txt", "bhist of an unknown"),
+    )
+    assert (unknown.returncode, shape(unknown.stdout + unknown.stderr)) == (
+        of_real.exit_code,
+        shape(of_real.stdout),
+    )
 
 
 def test_cancel(lsf: LsfBackend, script: Callable[..., str]) -> None:
@@ -189,7 +223,9 @@ def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_p
         "LSB_MCPU_HOSTS": "node1 2 node2 2 ", "HOME": str(lsf.folder), "LS_SUBCWD": str(lsf.folder),
     }  # fmt: skip
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    assert {name: found[name].replace("node3", "node1").replace("node4", "node2") for name in wanted} == wanted
+    assert {
+        name: found[name].replace("node3", "node1").replace("node4", "node2") for name in wanted
+    } == wanted
     assert len(found["CUDA_VISIBLE_DEVICES"].split(",")) == 2
     assert text.splitlines()[-3:] == [
         f"Sender: LSF System <fake@{found['SLURMD_NODENAME']}>",
@@ -201,7 +237,9 @@ def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_p
 TRAP = 'for s in INT TERM USR2; do trap "echo got $s" $s; done\nfor i in $(seq 600); do sleep 0.1; done\n'
 
 
-def test_bkill_sends_int_before_anything_else(lsf: LsfBackend, script: Callable[..., str], tmp_path: Path) -> None:
+def test_bkill_sends_int_before_anything_else(
+    lsf: LsfBackend, script: Callable[..., str], tmp_path: Path
+) -> None:
     number = script(TRAP)
     running(lsf, number)
     time.sleep(0.5)
@@ -211,7 +249,9 @@ def test_bkill_sends_int_before_anything_else(lsf: LsfBackend, script: Callable[
     assert lsf.queue()  # it has caught it, and lives
 
 
-def test_run_limit_is_140_for_who_does_not_listen(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
+def test_run_limit_is_140_for_who_does_not_listen(
+    lsf: LsfBackend, script: Callable[..., str], batch: SchedulerClient
+) -> None:
     number = script("kill -USR2 $$; sleep 9")
     until(lambda: not lsf.queue(), 20)
     found = batch.status([JobId(number)], ["x-1"])[JobId(number)]
@@ -219,7 +259,9 @@ def test_run_limit_is_140_for_who_does_not_listen(lsf: LsfBackend, script: Calla
 
 
 # -- gpujobs on it ---------------------------------------------------------------------------------
-def test_states_through_the_commands(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
+def test_states_through_the_commands(
+    lsf: LsfBackend, script: Callable[..., str], batch: SchedulerClient
+) -> None:
     ids = {
         "RUNNING": script(), "FAILED": script("exit 3"), "COMPLETED": script("true"), "PENDING": script(SLEEP, "-H"),
         "CANCELLED": script(SLEEP, "-H"),
@@ -230,10 +272,15 @@ def test_states_through_the_commands(lsf: LsfBackend, script: Callable[..., str]
     assert {found[JobId(number)].state.value for number in ids.values()} == set(ids)
     assert all(found[JobId(number)].state.value == state for state, number in ids.items())
     assert found[JobId(ids["FAILED"])].exit_code == 3
-    assert found[JobId(ids["PENDING"])].reason == "The job was suspended by the user while pending: 1 host"
+    assert (
+        found[JobId(ids["PENDING"])].reason
+        == "The job was suspended by the user while pending: 1 host"
+    )
 
 
-def test_whole_arrays_and_members_are_cancelled(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
+def test_whole_arrays_and_members_are_cancelled(
+    lsf: LsfBackend, script: Callable[..., str], batch: SchedulerClient
+) -> None:
     array, other = script(name="a[1-4]"), script()
     running(lsf, array, other)
     batch.cancel({array: (2, 3)})
@@ -245,7 +292,9 @@ def test_whole_arrays_and_members_are_cancelled(lsf: LsfBackend, script: Callabl
     assert {status.state for status in found.values()} <= {JobState.CANCELLED, JobState.FAILED}
 
 
-def test_a_job_that_left_bjobs_is_found_in_bhist(lsf: LsfBackend, script: Callable[..., str], batch: Batch) -> None:
+def test_a_job_that_left_bjobs_is_found_in_bhist(
+    lsf: LsfBackend, script: Callable[..., str], batch: SchedulerClient
+) -> None:
     number = script("exit 5")
     until(lambda: not lsf.queue(), 20)
     lsf.fault("forget", "query")

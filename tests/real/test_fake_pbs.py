@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpujobs.batch import Batch
-from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.batch.client import SchedulerClient
+from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.pbs import PBS
 
 from ..support.backend import FAKE_GPUS
@@ -49,7 +49,9 @@ QUEUES = {"workq": {}, "gpuq": {"max_walltime": 86400}, "shortq": {"max_walltime
 
 @pytest.fixture(scope="session")
 def pbs(shared_folder: Path) -> Iterator[FakeBackend]:
-    with RecordedPbs(shared_folder / "recorded-pbs", queues=QUEUES, hook=False).running() as running:
+    with RecordedPbs(
+        shared_folder / "recorded-pbs", queues=QUEUES, hook=False
+    ).running() as running:
         _write(running.folder, "pbs")
         yield running
 
@@ -73,7 +75,7 @@ def _write(folder: Path, suffix: str) -> None:
         (folder / f"{name}.{suffix}").write_bytes(text.encode())
 
 
-def same_words(backend: FakeBackend, was: Result) -> None:
+def same_words(backend: FakeBackend, was: CommandResult) -> None:
     """Run a recorded command; its exit code and words (of a usage, the first line) are the recorded ones."""
     words = [word for word in shlex.split(" ".join(was.argv)) if word not in ("timeout", "90")]
     done = backend.command(*words)
@@ -105,7 +107,9 @@ def test_pbs_refuses(pbs: FakeBackend, title: str) -> None:
 
 def test_pbs_refuses_root_unless_it_was_told_not_to(shared_folder: Path) -> None:
     was = recorded("pbs", "02-submit-rejected.txt", "root is refused or not")
-    with RecordedPbs(shared_folder / "rootless-pbs", queues=QUEUES, acl_roots=False).running() as running:
+    with RecordedPbs(
+        shared_folder / "rootless-pbs", queues=QUEUES, acl_roots=False
+    ).running() as running:
         if os.geteuid() != 0:
             pytest.skip("not root")
         _write(running.folder, "pbs")
@@ -131,7 +135,10 @@ def test_pbs_refuses_crlf_and_arrays_that_may_not_be_started_again(pbs: FakeBack
 def test_pbs_accepts(pbs: FakeBackend, title: str) -> None:
     was = recorded("pbs", "01-submit-ok.txt", title)
     done = pbs.command(*was.argv)
-    assert (done.returncode, re.sub(r"\d+", "0", done.stdout, count=1)) == (0, re.sub(r"\d+", "0", was.stdout, count=1))
+    assert (done.returncode, re.sub(r"\d+", "0", done.stdout, count=1)) == (
+        0,
+        re.sub(r"\d+", "0", was.stdout, count=1),
+    )
     pbs.clean()
 
 
@@ -162,9 +169,9 @@ def test_torque_takes_a_select_and_ignores_it(torque: FakeBackend) -> None:
 
 # -- qstat ---------------------------------------------------------------------------------------------------------
 def listed(backend: FakeBackend, number: str) -> dict[str, Any]:
-    jobs: dict[str, dict[str, Any]] = json.loads(backend.command("qstat", "-x", "-f", "-F", "json", number).stdout)[
-        "Jobs"
-    ]
+    jobs: dict[str, dict[str, Any]] = json.loads(
+        backend.command("qstat", "-x", "-f", "-F", "json", number).stdout
+    )["Jobs"]
     return jobs[number]
 
 
@@ -180,20 +187,26 @@ def was_listed(file: str, title: str, number: str) -> dict[str, Any]:
 
 
 def test_running_job_looks_the_same(pbs: FakeBackend) -> None:
-    number = pbs.command("qsub", "-N", "running", "-l", "select=1:ncpus=1:ngpus=1", "sleep.pbs").stdout.strip()
+    number = pbs.command(
+        "qsub", "-N", "running", "-l", "select=1:ncpus=1:ngpus=1", "sleep.pbs"
+    ).stdout.strip()
     until(lambda: listed(pbs, number)["job_state"] == "R", 10)
     now, was = listed(pbs, number), was_listed("03-status.txt", "running, json", "95.node1")
     assert shape(now) == shape(was)
     assert (now["substate"], now["exec_vnode"]) == (was["substate"], was["exec_vnode"])
     assert set(now["Resource_List"]) == set(was["Resource_List"])
     assert pbs.command("qdel", number).returncode == 0
-    assert "terminated by" in listed(pbs, number)["comment"] or listed(pbs, number)["job_state"] == "F"
+    assert (
+        "terminated by" in listed(pbs, number)["comment"] or listed(pbs, number)["job_state"] == "F"
+    )
     until(lambda: listed(pbs, number)["job_state"] == "F", 10)
     assert (listed(pbs, number)["substate"], listed(pbs, number)["Exit_status"]) == (91, 271)
 
 
 def test_waiting_job_looks_the_same(pbs: FakeBackend) -> None:
-    number = pbs.command("qsub", "-N", "pending", "-l", "select=1:ncpus=1:ngpus=100", "sleep.pbs").stdout.strip()
+    number = pbs.command(
+        "qsub", "-N", "pending", "-l", "select=1:ncpus=1:ngpus=100", "sleep.pbs"
+    ).stdout.strip()
     until(lambda: "comment" in listed(pbs, number), 10)
     now, was = listed(pbs, number), was_listed("03-status.txt", "pending, json", "96.node1")
     assert shape(now) == shape(was)
@@ -247,7 +260,9 @@ def test_pbs_qdel(pbs: FakeBackend, title: str) -> None:
     same_words(pbs, recorded("pbs", "05-cancel.txt", title))
 
 
-@pytest.mark.parametrize("title", ["submit", "status", "status, json", "one job, json", "cancel", "nodes"])
+@pytest.mark.parametrize(
+    "title", ["submit", "status", "status, json", "one job, json", "cancel", "nodes"]
+)
 def test_pbs_down(pbs: FakeBackend, title: str) -> None:
     pbs.fault("down")
     try:
@@ -275,7 +290,9 @@ def test_torque_down(torque: FakeBackend, title: str) -> None:
 
 
 def test_torque_attributes(torque: FakeBackend) -> None:
-    number = torque.command("qsub", "-N", "running", "-l", "nodes=1:ppn=1:gpus=1", "sleep.tq").stdout.strip()
+    number = torque.command(
+        "qsub", "-N", "running", "-l", "nodes=1:ppn=1:gpus=1", "sleep.tq"
+    ).stdout.strip()
     until(lambda: "job_state = R" in torque.command("qstat", "-f1", number).stdout, 10)
     now = torque.command("qstat", "-f1", number).stdout
     was = recorded("torque", "03-status.txt", "running, one attribute a line").stdout
@@ -295,16 +312,28 @@ def test_torque_attributes(torque: FakeBackend) -> None:
 
 def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There `qstat -x` is refused, and jobs that live are seen all the same."""
-    with RecordedPbs(shared_folder / "forgetful-pbs", queues=QUEUES, history=0).running() as running:
+    with RecordedPbs(
+        shared_folder / "forgetful-pbs", queues=QUEUES, history=0
+    ).running() as running:
         _write(running.folder, "pbs")
         monkeypatch.setenv("PATH", running.env()["PATH"])
-        batch = Batch(PBS(), patience=6.0)
+        batch = SchedulerClient(PBS(), patience=6.0)
         number = PBS().parse_submit(running.command("qsub", "arr.pbs").stdout)
         assert number
         jobs = [JobId(number, n) for n in range(8)]
-        until(lambda: {status.state for status in batch.status(jobs, []).values()} == {JobState.RUNNING}, 20)
+        until(
+            lambda: (
+                {status.state for status in batch.status(jobs, []).values()} == {JobState.RUNNING}
+            ),
+            20,
+        )
         batch.cancel({number: ()})
-        until(lambda: {status.state for status in batch.status(jobs, []).values()} == {JobState.UNKNOWN}, 20)
+        until(
+            lambda: (
+                {status.state for status in batch.status(jobs, []).values()} == {JobState.UNKNOWN}
+            ),
+            20,
+        )
 
 
 # -- environment ---------------------------------------------------------------------------------------------------
@@ -312,7 +341,9 @@ def environment(backend: FakeBackend, *options: str) -> dict[str, str]:
     path = backend.folder / "spool" / "environment"
     path.unlink(missing_ok=True)
     done = backend.command(
-        "qsub", *options, stdin=f"#!/bin/bash\nenv > {path}.new; mv {path}.new {path}; cp $PBS_GPUFILE {path}.gpus\n"
+        "qsub",
+        *options,
+        stdin=f"#!/bin/bash\nenv > {path}.new; mv {path}.new {path}; cp $PBS_GPUFILE {path}.gpus\n",
     )
     assert done.returncode == 0, done.stderr
     until(path.exists, 10)
@@ -324,20 +355,30 @@ def _names(title: str, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("title", "options"), [("parallel job", ["-l", "select=2:ncpus=2:mpiprocs=2"]), ("array job", ["-J", "4-5"])]
+    ("title", "options"),
+    [("parallel job", ["-l", "select=2:ncpus=2:mpiprocs=2"]), ("array job", ["-J", "4-5"])],
 )
 def test_pbs_sets_in_a_job_what_it_set(pbs: FakeBackend, title: str, options: list[str]) -> None:
     found = environment(pbs, *options)
-    own = {"FOO", "PBS_JOBCOOKIE", "PBS_MOMPORT", "PBS_O_INTERACTIVE_AUTH_METHOD", "PBS_O_INTERACTIVE_ENCRYPT_METHOD"}
+    own = {
+        "FOO",
+        "PBS_JOBCOOKIE",
+        "PBS_MOMPORT",
+        "PBS_O_INTERACTIVE_AUTH_METHOD",
+        "PBS_O_INTERACTIVE_ENCRYPT_METHOD",
+    }
     assert _names(title, "pbs") - own <= set(found)
     assert "CUDA_VISIBLE_DEVICES" not in found  # without a hook
     assert found["OMP_NUM_THREADS"] == ("2" if title == "parallel job" else "1")
 
 
 @pytest.mark.parametrize(
-    ("title", "options"), [("parallel job", ["-l", "nodes=2:ppn=2:gpus=2"]), ("array job", ["-t", "4"])]
+    ("title", "options"),
+    [("parallel job", ["-l", "nodes=2:ppn=2:gpus=2"]), ("array job", ["-t", "4"])],
 )
-def test_torque_sets_in_a_job_what_it_set(torque: FakeBackend, title: str, options: list[str]) -> None:
+def test_torque_sets_in_a_job_what_it_set(
+    torque: FakeBackend, title: str, options: list[str]
+) -> None:
     if title == "array job":
         options = ["-t", "4-5"]
     found = environment(torque, *options)
@@ -356,16 +397,27 @@ def test_torque_sets_in_a_job_what_it_set(torque: FakeBackend, title: str, optio
     ("backend", "changes"),
     [
         ("torque", {"visible_devices": {"file": "PBS_GPUFILE"}}),
-        ("pbs", {"visible_devices": "exclusive", "exclusive": True, "directives": ["-l place=scatter:excl"]}),
+        (
+            "pbs",
+            {
+                "visible_devices": "exclusive",
+                "exclusive": True,
+                "directives": ["-l place=scatter:excl"],
+            },
+        ),
     ],
     indirect=["backend"],
     ids=["torque-file", "pbs-exclusive"],
 )
-def test_each_worker_has_its_own_gpu(cli: Cli, backend: FakeBackend, changes: dict[str, Any]) -> None:
+def test_each_worker_has_its_own_gpu(
+    cli: Cli, backend: FakeBackend, changes: dict[str, Any]
+) -> None:
     site = backend.site()
     if changes.get("exclusive"):  # as if there were no hook
         site["setup"] = f"unset CUDA_VISIBLE_DEVICES\n{FAKE_GPUS}"
-    site["queues"] = {"main": {**site["queues"]["main"], "exclusive": changes.pop("exclusive", False)}}
+    site["queues"] = {
+        "main": {**site["queues"]["main"], "exclusive": changes.pop("exclusive", False)}
+    }
     whole = site["queues"]["main"]["exclusive"]
     cli.write("who.py", WHO)
     profile = {
@@ -376,7 +428,11 @@ def test_each_worker_has_its_own_gpu(cli: Cli, backend: FakeBackend, changes: di
         **({} if whole else {"gpus_per_job": 2}),
     }
     done = cli(
-        "submit", str(cli.write("p.yaml", profile)), "--wait", "--site", str(cli.write("own.yaml", site | changes))
+        "submit",
+        str(cli.write("p.yaml", profile)),
+        "--wait",
+        "--site",
+        str(cli.write("own.yaml", site | changes)),
     )
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.batch import Batch
+from gpujobs.batch.client import SchedulerClient
 from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, get_scheduler
@@ -24,11 +24,11 @@ Submit = Callable[..., str]
 
 
 @pytest.fixture
-def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> Batch:
+def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
     """The batch scheduler, with little patience."""
     for name, value in backend.env().items():
         monkeypatch.setenv(name, value)
-    return Batch(get_scheduler(backend.name)(), patience=6.0)
+    return SchedulerClient(get_scheduler(backend.name)(), patience=6.0)
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def name() -> str:
 
 
 @pytest.fixture
-def submit(backend: FakeBackend, batch: Batch, name: str, tmp_path: Path) -> Iterator[Submit]:
+def submit(
+    backend: FakeBackend, batch: SchedulerClient, name: str, tmp_path: Path
+) -> Iterator[Submit]:
     """Return a function that submits jobs which sleep for a minute, with the directives of real ones."""
     (tmp_path / "here.yaml").write_text(text_of(backend.site()))
 
@@ -51,14 +53,14 @@ def submit(backend: FakeBackend, batch: Batch, name: str, tmp_path: Path) -> Ite
     backend.clean()
 
 
-def ids(batch: Batch, number: str, jobs: int = 2) -> list[JobId]:
+def ids(batch: SchedulerClient, number: str, jobs: int = 2) -> list[JobId]:
     """Return the ids of the jobs of a submission."""
     if jobs == 1:
         return [JobId(number)]
     return [JobId(number, n + batch.scheduler.first_index) for n in range(jobs)]
 
 
-def states(batch: Batch, jobs: list[JobId]) -> set[JobState]:
+def states(batch: SchedulerClient, jobs: list[JobId]) -> set[JobState]:
     return {status.state for status in batch.status(jobs, []).values()}
 
 
@@ -76,14 +78,18 @@ def test_refused(backend: FakeBackend, submit: Submit) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_reply_that_never_comes_is_adopted_once(backend: FakeBackend, batch: Batch, submit: Submit, jobs: int) -> None:
+def test_reply_that_never_comes_is_adopted_once(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, jobs: int
+) -> None:
     backend.fault("timeout", "submit", times=1)
     number = submit(jobs)
     assert taken(backend) == 1
     assert states(batch, ids(batch, number, jobs)) <= {JobState.RUNNING, JobState.PENDING}
 
 
-def test_garbled_reply_is_adopted_once(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_garbled_reply_is_adopted_once(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     backend.fault("garble", "submit", times=1)
     number = submit()
     assert taken(backend) == 1
@@ -91,7 +97,9 @@ def test_garbled_reply_is_adopted_once(backend: FakeBackend, batch: Batch, submi
 
 
 @pytest.mark.parametrize("fault", ["busy", "down"])
-def test_tried_again_until_it_is_there(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+def test_tried_again_until_it_is_there(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
+) -> None:
     backend.fault(fault, "submit", times=1)
     number = submit()
     assert taken(backend) == 1
@@ -108,7 +116,9 @@ def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
 
 # -- watch -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fault", ["forget", "garble"])
-def test_what_is_not_listed_is_not_finished(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+def test_what_is_not_listed_is_not_finished(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
+) -> None:
     jobs = ids(batch, submit())
     until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
     backend.fault(fault, "query")
@@ -118,7 +128,9 @@ def test_what_is_not_listed_is_not_finished(backend: FakeBackend, batch: Batch, 
 
 
 @pytest.mark.parametrize("fault", ["down", "busy", "timeout"])
-def test_no_answer_says_nothing_of_the_jobs(backend: FakeBackend, batch: Batch, submit: Submit, fault: str) -> None:
+def test_no_answer_says_nothing_of_the_jobs(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
+) -> None:
     jobs = ids(batch, submit())
     backend.fault(fault, "query")
     with pytest.raises(UnavailableError):
@@ -127,7 +139,9 @@ def test_no_answer_says_nothing_of_the_jobs(backend: FakeBackend, batch: Batch, 
     assert states(batch, jobs) <= {JobState.RUNNING, JobState.PENDING}
 
 
-def test_pending_jobs_of_an_array_that_has_begun(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_pending_jobs_of_an_array_that_has_begun(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     full = backend.nodes * backend.gpus_per_node // 4
     jobs = ids(batch, submit(full + 2, gpus_per_job=4), full + 2)
     until(lambda: states(batch, jobs) == {JobState.RUNNING, JobState.PENDING}, 20)
@@ -137,7 +151,9 @@ def test_pending_jobs_of_an_array_that_has_begun(backend: FakeBackend, batch: Ba
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------
-def test_cancel_of_a_member_and_of_all(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_cancel_of_a_member_and_of_all(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     number = submit(3)
     jobs = ids(batch, number, 3)
     until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
@@ -149,14 +165,18 @@ def test_cancel_of_a_member_and_of_all(backend: FakeBackend, batch: Batch, submi
     batch.cancel({number: ()})  # again: fine
 
 
-def test_cancel_while_it_is_away_for_a_moment(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_cancel_while_it_is_away_for_a_moment(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     number = submit()
     backend.fault("down", "delete", times=1)
     batch.cancel({number: ()})
     until(lambda: taken(backend) == 0, 20)
 
 
-def test_cancel_that_is_refused_is_told(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_cancel_that_is_refused_is_told(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     number = submit()
     backend.fault("refuse", "delete")
     with pytest.raises(RefusedError, match="did not cancel"):
@@ -164,7 +184,9 @@ def test_cancel_that_is_refused_is_told(backend: FakeBackend, batch: Batch, subm
     assert taken(backend) == 1
 
 
-def test_job_over_its_walltime(backend: FakeBackend, batch: Batch, submit: Submit) -> None:
+def test_job_over_its_walltime(
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+) -> None:
     number = submit(1)
     job = ids(batch, number, 1)
     until(lambda: states(batch, job) == {JobState.RUNNING}, 20)

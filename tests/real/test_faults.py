@@ -53,7 +53,9 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
         f'#!/bin/bash\n[ "$3" = submit ] || exec {real} "$@"\n{real} "$@" > {local.work}/ids\nkill -9 $$\n'
     )
     wrapper.chmod(0o755)
-    profile = local.write("p.yaml", {"gpus": 0, "workers": {"memory": "512MiB", "count": 3}, "run": ["sleep", "600"]})
+    profile = local.write(
+        "p.yaml", {"gpus": 0, "workers": {"memory": "512MiB", "count": 3}, "run": ["sleep", "600"]}
+    )
     code = (
         "import sys; from gpujobs.schedulers import local; local._COMMAND[0] = sys.argv.pop(1)\n"
         "from gpujobs.cli import main; main()"
@@ -86,7 +88,9 @@ def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
     shutil.rmtree(local.home / ".gpujobs" / cluster)
     seen = local("status", cluster)
     assert seen.returncode == 0 and "Traceback" not in seen.stderr
-    assert local.status(cluster)["jobs"][0]["state"] == "RUNNING"  # by what the batch scheduler says
+    assert (
+        local.status(cluster)["jobs"][0]["state"] == "RUNNING"
+    )  # by what the batch scheduler says
     assert local("connect", cluster).returncode == 1
     assert local("cancel", cluster).returncode == 0
     until(lambda: not processes_with(f"GPUJOBS_JOB_NAME={cluster}\0"), 20)

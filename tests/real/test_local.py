@@ -62,7 +62,10 @@ def test_jobs_of_one_gpu_get_different_ones(local: Cli) -> None:
     local.env["CUDA_VISIBLE_DEVICES"] = "3,1"
     cluster = local.submit(profile, "--wait")
     found = json.loads(local("logs", cluster).stdout.splitlines()[-1])["workers"]
-    assert {name: value[0] for name, value in found.items()} == {f"{cluster}-0": "3", f"{cluster}-1": "1"}
+    assert {name: value[0] for name, value in found.items()} == {
+        f"{cluster}-0": "3",
+        f"{cluster}-1": "1",
+    }
 
 
 def test_too_few_free_gpus(local: Cli) -> None:
@@ -112,7 +115,9 @@ def test_another_process_with_the_pid_is_not_the_job(local: Cli) -> None:
 def test_walltime(local: Cli) -> None:
     started = time.monotonic()
     done = local(
-        "submit", str(local.write("p.yaml", {"gpus": 0, "walltime": "25s", "run": ["sleep", "600"]})), "--wait"
+        "submit",
+        str(local.write("p.yaml", {"gpus": 0, "walltime": "25s", "run": ["sleep", "600"]})),
+        "--wait",
     )
     assert done.returncode == 5
     assert "walltime is nearly over" in done.stderr
@@ -129,12 +134,24 @@ def test_protocols(local: Cli, protocol: str, encryption: bool) -> None:
         "network": {"protocols": ["tcp", "ws"]},
     }
     local.write("who.py", WHO)
-    profile = {"gpus": 0, "run": ["python", "who.py"], "network": {"protocol": protocol, "encryption": encryption}}
-    done = local("submit", str(local.write("p.yaml", profile)), "--site", str(local.write("s.yaml", site)), "--wait")
+    profile = {
+        "gpus": 0,
+        "run": ["python", "who.py"],
+        "network": {"protocol": protocol, "encryption": encryption},
+    }
+    done = local(
+        "submit",
+        str(local.write("p.yaml", profile)),
+        "--site",
+        str(local.write("s.yaml", site)),
+        "--wait",
+    )
     assert done.returncode == 0, done.stderr
     assert ("not encrypted" in done.stderr) is not encryption
     address = json.loads(local("logs", done.stdout.strip()).stdout.splitlines()[-1])["address"]
-    assert address.split("://")[0] == {("tcp", True): "tls", ("ws", True): "wss"}.get((protocol, encryption), protocol)
+    assert address.split("://")[0] == {("tcp", True): "tls", ("ws", True): "wss"}.get(
+        (protocol, encryption), protocol
+    )
 
 
 def test_secrets_are_nowhere(local: Cli) -> None:
@@ -149,9 +166,9 @@ def test_secrets_are_nowhere(local: Cli) -> None:
     key = (folder / "tls-key.pem").read_text()
     secret = "".join(key.splitlines()[1:-1])
     for pid in processes_with(cluster):
-        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace") + Path(f"/proc/{pid}/environ").read_text(
-            errors="replace"
-        )
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace") + Path(
+            f"/proc/{pid}/environ"
+        ).read_text(errors="replace")
         assert secret[:40] not in text
     for path in [*folder.rglob("*"), *(local.home / ".local" / "state").rglob("*")]:
         if path.is_file() and path.name != "tls-key.pem":
@@ -178,12 +195,21 @@ def test_another_certificate_is_refused(local: Cli) -> None:
 
 def test_logs_of_everything(local: Cli) -> None:
     cluster = local.submit(
-        {"gpus": 0, "workers": {"count": 2}, "start_workers": 2, "run": ["printf", r"a\033[31mb\n\0c\n"]}, "--wait"
+        {
+            "gpus": 0,
+            "workers": {"count": 2},
+            "start_workers": 2,
+            "run": ["printf", r"a\033[31mb\n\0c\n"],
+        },
+        "--wait",
     )
     assert local("logs", cluster).stdout == "a[31mb\nc\n"  # nothing that moves a cursor
     assert "Registered to" in local("logs", cluster, "--worker", f"{cluster}-1").stdout
     everything = local("logs", cluster, "--all").stdout
-    assert all(f"==> {name} <==" in everything for name in ("job-0.log", "job-1.log", "run.log", "scheduler.log"))
+    assert all(
+        f"==> {name} <==" in everything
+        for name in ("job-0.log", "job-1.log", "run.log", "scheduler.log")
+    )
     assert local("logs", cluster, "-f").stdout == "a[31mb\nc\n"
     assert local("logs", cluster, "--worker", "nosuch").returncode == 2
     assert local("logs", "nosuch-0000").returncode == 4
@@ -193,9 +219,19 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
     folder = local.home / "theirs"
     folder.mkdir()
     folder.chmod(0o777)
-    site = {"description": "x", "scheduler": "local", "queues": {"local": {}}, "directory": str(folder)}
+    site = {
+        "description": "x",
+        "scheduler": "local",
+        "queues": {"local": {}},
+        "directory": str(folder),
+    }
     for why in ("can be written by others", "is a symbolic link"):
-        done = local("submit", str(local.write("p.yaml", {"gpus": 0})), "--site", str(local.write("s.yaml", site)))
+        done = local(
+            "submit",
+            str(local.write("p.yaml", {"gpus": 0})),
+            "--site",
+            str(local.write("s.yaml", site)),
+        )
         assert done.returncode == 2 and why in done.stderr
         (local.home / "real").mkdir(exist_ok=True)
         folder.rmdir() if folder.is_dir() and not folder.is_symlink() else folder.unlink()

@@ -58,14 +58,18 @@ def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class:
     cluster = cli.submit(profile, "--wait")
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
     assert found["address"].startswith("tls://")
-    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
+    assert sorted(found["workers"]) == sorted(
+        name.replace("p-0000", cluster) for name in promised["worker_names"]
+    )
     per_node: dict[str, list[list[str]]] = {}
     for devices, node, _ in found["workers"].values():
         per_node.setdefault(node, []).append(devices.split(","))
     assert len(per_node) == 2
     for lists in per_node.values():
         assert sorted(devices[0] for devices in lists) == ["0", "1", "2", "3"]
-        assert all(sorted(devices) == ["0", "1", "2", "3"] for devices in lists)  # all of the node's are visible
+        assert all(
+            sorted(devices) == ["0", "1", "2", "3"] for devices in lists
+        )  # all of the node's are visible
     assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
     assert len(cli.status(cluster)["jobs"]) == 1
     backend.wait_empty(20, cluster)
@@ -95,7 +99,10 @@ if __name__ == "__main__":
     ("module", "keywords"),
     [
         ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-        ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}'),
+        (
+            "gpujobs.mpi",
+            'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
+        ),
         ("dask_mpi", ""),
     ],
     ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
@@ -114,8 +121,12 @@ def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywo
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
     assert found["argv"][1:] == ["--size", "10 000"]
     assert found["address"].startswith("tls://")
-    assert sorted(found["workers"]) == sorted(name.replace("p-0000", cluster) for name in promised["worker_names"])
-    assert len({(node, devices.split(",")[0]) for devices, node, _ in found["workers"].values()}) == 8
+    assert sorted(found["workers"]) == sorted(
+        name.replace("p-0000", cluster) for name in promised["worker_names"]
+    )
+    assert (
+        len({(node, devices.split(",")[0]) for devices, node, _ in found["workers"].values()}) == 8
+    )
     assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
     everything = cli("logs", cluster, "--all").stdout
     assert everything.count("fake rmm: managed_memory=True") == (8 if "rmm" in keywords else 0)
@@ -136,11 +147,20 @@ def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
 # -- what fails is told within seconds, and the allocation ends ------------------------------------------------------
 BROKEN = "raise ImportError('broken on purpose')\n"
 DEATHS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown-option": ({"workers": {"options": {"no_such_option": 1}}}, r"rank \d on node\d: .*no_such_option"),
+    "unknown-option": (
+        {"workers": {"options": {"no_such_option": 1}}},
+        r"rank \d on node\d: .*no_such_option",
+    ),
     "no-gpu": ({"env": {"FAKE_NVML_GPUS": "0"}}, r"rank \d on node\d: "),
     "fewer-gpus": ({"env": {"FAKE_NVML_GPUS": "2"}}, r"rank \d on node\d: .*(Invalid device|3)"),
-    "broken-dask-mpi": ({"env": {"PYTHONPATH": "broken"}}, r"rank \d on node\d: .*broken on purpose"),
-    "command-fails": ({"run": ["python", "-c", "raise SystemExit(9)"]}, "run: ended with exit code 9"),
+    "broken-dask-mpi": (
+        {"env": {"PYTHONPATH": "broken"}},
+        r"rank \d on node\d: .*broken on purpose",
+    ),
+    "command-fails": (
+        {"run": ["python", "-c", "raise SystemExit(9)"]},
+        "run: ended with exit code 9",
+    ),
 }
 
 
@@ -211,9 +231,15 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
 )  # fmt: skip
-def test_script_that_fails(cli: Cli, backend: SlurmBackend, script: str, code: int, said: str) -> None:
+def test_script_that_fails(
+    cli: Cli, backend: SlurmBackend, script: str, code: int, said: str
+) -> None:
     cli.write("all.py", script)
-    done = cli("submit", str(cli.write("p.yaml", {**PROFILE, "run_on": "ranks", "run": ["all.py"]})), "--wait")
+    done = cli(
+        "submit",
+        str(cli.write("p.yaml", {**PROFILE, "run_on": "ranks", "run": ["all.py"]})),
+        "--wait",
+    )
     assert done.returncode == 5
     assert said in done.stderr
     cluster = done.stdout.strip()
@@ -234,7 +260,11 @@ def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_cluster_class(
-    backend: SlurmBackend, home: Path, launcher: str, scheduler: str, monkeypatch: pytest.MonkeyPatch
+    backend: SlurmBackend,
+    home: Path,
+    launcher: str,
+    scheduler: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import gpujobs
     from gpujobs.errors import InputError
@@ -245,13 +275,23 @@ def test_cluster_class(
     site.write_text(text_of(backend.site() | {"mpi": mpi.LAUNCHERS[launcher]}))
     with pytest.raises(InputError, match="how many GPUs"):
         gpujobs.GPUSLURMCluster(str(site), layout="mpi")
-    options: dict[str, Any] = {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}
+    options: dict[str, Any] = (
+        {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}
+    )
     with gpujobs.GPUSLURMCluster(
-        str(site), layout="mpi", n_workers=8, scheduler=scheduler, quiet=True, worker_memory="1GiB", **options
+        str(site),
+        layout="mpi",
+        n_workers=8,
+        scheduler=scheduler,
+        quiet=True,
+        worker_memory="1GiB",
+        **options,
     ) as cluster:
         cluster.wait_for_workers(8, timeout=120)
         assert (
-            cluster.observed == cluster.plan == {f"{cluster.id}-{rank}-{gpu}" for rank in range(2) for gpu in range(4)}
+            cluster.observed
+            == cluster.plan
+            == {f"{cluster.id}-{rank}-{gpu}" for rank in range(2) for gpu in range(4)}
         )
         assert len(cluster.jobs) == 1
         for change in (lambda: cluster.scale(4), lambda: cluster.adapt(minimum=0, maximum=8)):

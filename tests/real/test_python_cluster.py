@@ -104,7 +104,9 @@ def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
         len(
             {
                 json.dumps(worker["gpu"])
-                for worker in json.loads((cluster.folder / "workers.json").read_text())["workers"].values()
+                for worker in json.loads((cluster.folder / "workers.json").read_text())[
+                    "workers"
+                ].values()
             }
         )
         == 8
@@ -138,7 +140,9 @@ def test_scale_by_anything_and_rounding_up_is_said(
             cluster.scale(**bad)
 
 
-def test_scale_while_pending_and_during_scale(make: Callable[..., Any], backend: SlurmBackend, home: Path) -> None:
+def test_scale_while_pending_and_during_scale(
+    make: Callable[..., Any], backend: SlurmBackend, home: Path
+) -> None:
     cluster = make(directives=["--hold"])
     cluster.scale(200)
     assert (calls(home, "sbatch"), len(backend.queue())) == (1, 200)
@@ -163,7 +167,9 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
     }  # fmt: skip
     path = home / "profile.yaml"
     path.write_text(text_of({**profile, "site": site()}))
-    one = gpujobs.GPUJobQueueCluster.from_profile(path, quiet=True, scheduler_options={"dashboard_address": ":0"})
+    one = gpujobs.GPUJobQueueCluster.from_profile(
+        path, quiet=True, scheduler_options={"dashboard_address": ":0"}
+    )
     with one:
         assert type(one) is gpujobs.GPUSLURMCluster  # the site picks the class
         assert len(one.plan) == 4
@@ -174,11 +180,14 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
             worker_options={"rmm_pool_size": 0.5}, name="profile", quiet=True, scheduler_options={"dashboard_address": ":0"},
             **{key: value for key, value in keywords.items() if value is not None},
         ) as two:  # fmt: skip
-            two._force._next = one._force._next
+            two._pool._next = one._pool._next
             assert one.job_script().replace(one.id, two.id) == two.job_script()
         submitted = next((one.folder / "scripts").iterdir()).read_text()
         assert one.scheduler_address not in submitted  # read from the cluster's folder
-    assert gpujobs.GPUJobQueueCluster.from_yaml.__func__ is gpujobs.GPUJobQueueCluster.from_profile.__func__
+    assert (
+        gpujobs.GPUJobQueueCluster.from_yaml.__func__
+        is gpujobs.GPUJobQueueCluster.from_profile.__func__
+    )
 
 
 def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None:
@@ -198,11 +207,21 @@ def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None
 
 
 def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, home: Path) -> None:
-    keywords = {"queue": "main", "cores": 2, "memory": "1GiB", "walltime": "10m", "gpus_per_job": 2, "quiet": True}
+    keywords = {
+        "queue": "main",
+        "cores": 2,
+        "memory": "1GiB",
+        "walltime": "10m",
+        "gpus_per_job": 2,
+        "quiet": True,
+    }
     options = {"dashboard_address": ":0"}
     setup = backend.site()["setup"]
     with gpujobs.GPUSLURMCluster(
-        **keywords, environment={"setup": setup, "python": sys.executable}, n_workers=2, scheduler_options=options
+        **keywords,
+        environment={"setup": setup, "python": sys.executable},
+        n_workers=2,
+        scheduler_options=options,
     ) as cluster:
         script = cluster.job_script()
         assert (
@@ -223,11 +242,16 @@ def test_dask_configuration(make: Callable[..., Any]) -> None:
     import dask
 
     with dask.config.set(
-        {"jobqueue.slurm.queue": "short", "jobqueue.slurm.job-extra-directives": ["--comment=config"]}
+        {
+            "jobqueue.slurm.queue": "short",
+            "jobqueue.slurm.job-extra-directives": ["--comment=config"],
+        }
     ):
         script = make().job_script()
     assert "--partition=short" in script and "--comment=config" in script
-    assert "--time=00:10:00" in script  # the site's: the 30 minutes that dask-jobqueue ships are nobody's wish
+    assert (
+        "--time=00:10:00" in script
+    )  # the site's: the 30 minutes that dask-jobqueue ships are nobody's wish
 
 
 def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
@@ -245,9 +269,9 @@ def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
             await cluster.wait_for_workers(2, timeout=60)
             with pytest.raises(InputError):
                 await cluster.scale(-1)
-            cluster._force.plan = cluster._force.plan.__class__(
-                **{**cluster._force.plan.__dict__, "workers": cluster._force.plan.workers.__class__(
-                    **{**cluster._force.plan.workers.__dict__, "lines": ("--partition=nosuch",)})}
+            cluster._pool.plan = cluster._pool.plan.__class__(
+                **{**cluster._pool.plan.__dict__, "workers": cluster._pool.plan.workers.__class__(
+                    **{**cluster._pool.plan.workers.__dict__, "lines": ("--partition=nosuch",)})}
             )  # fmt: skip
             with pytest.raises(RefusedError, match="nosuch"):
                 await cluster.scale(3)
@@ -268,7 +292,12 @@ def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
         "def work():\n    import gpujobs.cluster\n    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
         "t = threading.Thread(target=work); t.start(); t.join()"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "True\n"
+    )
 
 
 def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,12 +308,16 @@ def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     until(lambda: [job["phase"] for job in cluster.jobs] == ["RUNNING"], 10)
     until(lambda: cluster.jobs[0]["gpus"], 10)
     gpu = cluster.jobs[0]["gpus"][0]
-    assert gpu["worker"] == f"{cluster.id}-0" and gpu["node"] in gpu["uuid"] and gpu["memory"] > 2**30
+    assert (
+        gpu["worker"] == f"{cluster.id}-0" and gpu["node"] in gpu["uuid"] and gpu["memory"] > 2**30
+    )
     text = repr(cluster.jobs)
     assert "JOB" in text and "RUNNING" in text and "1/1" in text and "1 Fake GPU" in text
     assert "<table>" in cluster.jobs._repr_html_()
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
-    with dask.config.set({"distributed.dashboard.link": "{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/status"}):
+    with dask.config.set(
+        {"distributed.dashboard.link": "{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/status"}
+    ):
         assert "/user/ada/proxy/" in cluster._repr_html_()
     assert "1 RUNNING" in cluster._repr_html_() and "1 RUNNING" in cluster._scaling_status()
     logs = cluster.get_logs()
@@ -304,7 +337,9 @@ def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     assert calls(home, "squeue") - before <= 2  # the site's poll is 1 s here; nothing moves
 
 
-def test_a_slow_batch_scheduler_does_not_stop_dask(make: Callable[..., Any], home: Path, backend: SlurmBackend) -> None:
+def test_a_slow_batch_scheduler_does_not_stop_dask(
+    make: Callable[..., Any], home: Path, backend: SlurmBackend
+) -> None:
     cluster = make(scale=1)
     cluster.wait_for_workers(1, timeout=60)
     asked, answer = home / "asked", home / "answer"
@@ -328,13 +363,17 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
     cluster = make(scale=4, environment={"python": "/nosuch/python"})
     started = time.monotonic()
     with pytest.raises(
-        JobFailedError, match=r"jobs in a row ended before their workers connected[\s\S]*nosuch/python"
+        JobFailedError,
+        match=r"jobs in a row ended before their workers connected[\s\S]*nosuch/python",
     ) as caught:
         cluster.wait_for_workers(4, timeout=60)
     assert time.monotonic() - started < 30
     assert "  | " in str(caught.value)  # the log's tail
     assert {job["phase"] for job in cluster.jobs} == {"FAILED"}
-    assert any("nosuch/python" in text for text in cluster.get_logs(cluster=False, scheduler=False).values())
+    assert any(
+        "nosuch/python" in text
+        for text in cluster.get_logs(cluster=False, scheduler=False).values()
+    )
     time.sleep(4)
     assert len(cluster.jobs) <= 6  # and nothing is resubmitted for ever
     with pytest.raises(JobFailedError):
@@ -343,7 +382,9 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
 
 def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> None:
     flag = home / "mended"
-    cluster = make(scale=3, environment={"setup": f"[ -e {flag} ] || exit 4", "python": sys.executable})
+    cluster = make(
+        scale=3, environment={"setup": f"[ -e {flag} ] || exit 4", "python": sys.executable}
+    )
     with pytest.raises(JobFailedError, match="exit code 4"):
         cluster.wait_for_workers(3, timeout=60)
     flag.touch()
@@ -366,16 +407,22 @@ def test_f2_refused_in_the_constructor_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     with pytest.raises(RefusedError, match="reservation"):
-        gpujobs.GPUSLURMCluster(site(), n_workers=2, directives=["--reservation=nosuch"], quiet=True)
+        gpujobs.GPUSLURMCluster(
+            site(), n_workers=2, directives=["--reservation=nosuch"], quiet=True
+        )
     assert not list((home / ".gpujobs").iterdir())
 
 
-def test_f3_job_cancelled_from_outside_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
+def test_f3_job_cancelled_from_outside_is_replaced(
+    make: Callable[..., Any], backend: SlurmBackend
+) -> None:
     cluster = make(scale=2)
     cluster.wait_for_workers(2, timeout=60)
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
     backend.kill_job(cluster.jobs[0]["id"])
-    until(lambda: f"{cluster.id}-2" in cluster.observed, 30)  # another number: names are never used twice
+    until(
+        lambda: f"{cluster.id}-2" in cluster.observed, 30
+    )  # another number: names are never used twice
     assert cluster.observed == cluster.plan
     gone = next(job for job in cluster.jobs if job["phase"] == "ENDED")
     assert gone["job"] == 0
@@ -387,7 +434,10 @@ def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> Non
     client = cluster.get_client()
     future = client.submit(lambda: os.urandom(1000), pure=False)
     first = future.result()
-    until(lambda: f"{cluster.id}-1" in cluster.observed and f"{cluster.id}-0" not in cluster.observed, 120)
+    until(
+        lambda: f"{cluster.id}-1" in cluster.observed and f"{cluster.id}-0" not in cluster.observed,
+        120,
+    )
     assert client.gather(future) == first  # handed over, not computed again
     client.close()
 
@@ -405,7 +455,9 @@ def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBacken
         backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
-def test_f6_controller_away_during_scale_and_close(make: Callable[..., Any], backend: SlurmBackend) -> None:
+def test_f6_controller_away_during_scale_and_close(
+    make: Callable[..., Any], backend: SlurmBackend
+) -> None:
     cluster = make()
     away = threading.Thread(target=pause, args=(backend.slurm.controller, 20))
     away.start()
@@ -413,7 +465,9 @@ def test_f6_controller_away_during_scale_and_close(make: Callable[..., Any], bac
     cluster.scale(2)
     away.join()
     cluster.wait_for_workers(2, timeout=60)
-    assert len([line for line in backend.queue() if cluster.id in line]) == 2  # once, although a reply was lost
+    assert (
+        len([line for line in backend.queue() if cluster.id in line]) == 2
+    )  # once, although a reply was lost
     away = threading.Thread(target=pause, args=(backend.slurm.controller, 30))
     away.start()
     time.sleep(0.5)
@@ -443,7 +497,9 @@ def client_process(
     options = {} if keywords.get("scheduler") == "job" else {"dashboard_address": ":0"}
     script = home / "client.py"
     script.write_text(SCRIPT.format(site=site, n=n, wait=wait, keywords=keywords, options=options))
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout
     try:
         yield process, process.stdout.readline().strip()
@@ -453,7 +509,9 @@ def client_process(
         process.communicate()
 
 
-def test_f7_killed_client_leaves_nothing(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+def test_f7_killed_client_leaves_nothing(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
     # 16 GPUs run, 4 jobs wait in the queue until those are gone.
     with client_process(home, site(), n=20, wait=16, gpus_per_job=4) as (process, cluster):
         assert len([line for line in backend.queue() if "PENDING" in line]) == 1
@@ -461,14 +519,21 @@ def test_f7_killed_client_leaves_nothing(site: Callable[..., str], home: Path, b
         process.wait()
         backend.wait_empty(60)
     log = home / ".gpujobs" / cluster / "logs" / "job-4.log"
-    assert re.search(r"compute node node\d cannot reach the dask scheduler at \S+:\d+: it is gone", log.read_text())
+    assert re.search(
+        r"compute node node\d cannot reach the dask scheduler at \S+:\d+: it is gone",
+        log.read_text(),
+    )
     record = json.loads((home / ".gpujobs" / cluster / "jobs" / "4.json").read_text())
     assert record["ended"] - record["started"] <= 10
-    assert "injob.py supervise" not in log.read_text() and "workers" not in log.read_text()  # Python never started
+    assert (
+        "injob.py supervise" not in log.read_text() and "workers" not in log.read_text()
+    )  # Python never started
     assert not processes_with(cluster)
 
 
-def test_f7_orphans_are_cancelled(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+def test_f7_orphans_are_cancelled(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
     cli = Cli(home, dict(backend.env()), None)
     with client_process(home, site(), n=2, wait=0, directives=["--hold"]) as (process, cluster):
         assert cli("cancel", "--orphans").stderr == "no orphans\n"  # its owner lives
@@ -481,7 +546,9 @@ def test_f7_orphans_are_cancelled(site: Callable[..., str], home: Path, backend:
     backend.wait_empty(10)
 
 
-def test_f7_ctrl_c_in_the_client(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+def test_f7_ctrl_c_in_the_client(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
     with client_process(home, site(), n=2, wait=2) as (process, _cluster):
         os.kill(process.pid, signal.SIGINT)
         process.wait(30)
@@ -495,8 +562,13 @@ def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> No
     futures = client.map(lambda n: time.sleep(0.5), range(60), pure=False)
     client.gather(futures)
     del futures
-    history = [(entry[1]["status"], entry[1].get("n") or len(entry[1]["workers"])) for entry in adaptive.log]
-    assert [status for status, _ in history if status == "down"] == []  # nothing was given back while there was work
+    history = [
+        (entry[1]["status"], entry[1].get("n") or len(entry[1]["workers"]))
+        for entry in adaptive.log
+    ]
+    assert [
+        status for status, _ in history if status == "down"
+    ] == []  # nothing was given back while there was work
     until(lambda: not cluster.plan and not cluster.observed, 40)
     downs = [
         count
@@ -530,7 +602,9 @@ def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
     ],
     ids=lambda value: json.dumps(value, default=str)[:40],
 )  # fmt: skip
-def test_f10_bad_values(make: Callable[..., Any], home: Path, keywords: dict[str, Any], said: str) -> None:
+def test_f10_bad_values(
+    make: Callable[..., Any], home: Path, keywords: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
         make(**{"worker_memory": None, **keywords})
     assert isinstance(caught.value, GpujobsError)
@@ -548,20 +622,30 @@ def test_waiting_for_what_cannot_come(make: Callable[..., Any]) -> None:
 def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -> None:
     cluster = make()
     path = cluster.folder / "scheduler.json"
-    path.write_text(re.sub(r'"address": "tls://[^"]+"', '"address": "tls://127.0.0.1:1"', path.read_text()))
+    path.write_text(
+        re.sub(r'"address": "tls://[^"]+"', '"address": "tls://127.0.0.1:1"', path.read_text())
+    )
     cluster.scale(1)
     said = r"compute node node\d cannot reach the dask scheduler at 127\.0\.0\.1:1: .*set interface or scheduler='job'"
-    with pytest.raises(JobFailedError, match=rf"3 jobs in a row[\s\S]*{said}"):  # not submitted again for ever
+    with pytest.raises(
+        JobFailedError, match=rf"3 jobs in a row[\s\S]*{said}"
+    ):  # not submitted again for ever
         cluster.wait_for_workers(1, timeout=100)
     assert re.search(said, (cluster.folder / "logs" / "job-0.log").read_text())
 
 
 def test_two_workers_on_one_gpu_are_told(make: Callable[..., Any]) -> None:
     cluster = make(
-        scale=2, environment={"setup": "export SLURMD_NODENAME=same CUDA_VISIBLE_DEVICES=0", "python": sys.executable}
+        scale=2,
+        environment={
+            "setup": "export SLURMD_NODENAME=same CUDA_VISIBLE_DEVICES=0",
+            "python": sys.executable,
+        },
     )
-    until(lambda: cluster._force.conflict, 60)
-    with pytest.raises(JobFailedError, match=rf"workers {cluster.id}-0 and {cluster.id}-1 share GPU GPU-same"):
+    until(lambda: cluster._pool.conflict, 60)
+    with pytest.raises(
+        JobFailedError, match=rf"workers {cluster.id}-0 and {cluster.id}-1 share GPU GPU-same"
+    ):
         cluster.wait_for_workers(2)
 
 
@@ -586,7 +670,9 @@ def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
 
 
 def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
-    cluster = make(scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"})
+    cluster = make(
+        scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"}
+    )
     cluster.wait_for_workers(1, timeout=60)
     assert [len(job["workers"]) for job in cluster.jobs] == [0, 1]
     assert cluster.get_client().submit(lambda: 6).result() == 6
@@ -605,11 +691,16 @@ def test_scheduler_in_a_job_ends_when_its_client_was_killed(
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         backend.wait_empty(100)
-    assert "has been silent for" in json.loads((home / ".gpujobs" / cluster / "ended").read_text())["reason"]
+    assert (
+        "has been silent for"
+        in json.loads((home / ".gpujobs" / cluster / "ended").read_text())["reason"]
+    )
 
 
 # -- attach, scale from the shell ------------------------------------------------------------------------------------
-def test_from_name_detaches_and_shuts_down(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+def test_from_name_detaches_and_shuts_down(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
     cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "workers": {"memory": "1GiB"}}, "--wait")
     one = gpujobs.GPUJobQueueCluster.from_name(cluster)
@@ -619,7 +710,9 @@ def test_from_name_detaches_and_shuts_down(site: Callable[..., str], home: Path,
         one.adapt(maximum=4)
     gpus = [gpu for job in one.jobs for gpu in job["gpus"]]  # of somebody else's cluster, too
     assert {gpu["worker"] for gpu in gpus} == {f"{cluster}-0", f"{cluster}-1"}
-    assert all(gpu["model"] == "Fake GPU" and gpu["memory"] and gpu["node"] in gpu["uuid"] for gpu in gpus)
+    assert all(
+        gpu["model"] == "Fake GPU" and gpu["memory"] and gpu["node"] in gpu["uuid"] for gpu in gpus
+    )
     assert len({gpu["uuid"] for gpu in gpus}) == 2 and "1 Fake GPU" in repr(one.jobs)
     one.scale(3)
     two.wait_for_workers(3, timeout=60)
@@ -658,7 +751,13 @@ def test_scale_from_the_shell(site: Callable[..., str], home: Path, backend: Slu
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and found["workers"]["wanted"] == 2
-    until(lambda: [job["number"] for job in cli.status(cluster)["jobs"] if job["state"] == "RUNNING"] == [head], 30)
+    until(
+        lambda: (
+            [job["number"] for job in cli.status(cluster)["jobs"] if job["state"] == "RUNNING"]
+            == [head]
+        ),
+        30,
+    )
     backend.kill_job(next(job["id"] for job in found["jobs"] if job["head"]))
     backend.wait_empty(20)
     assert cli("scale", cluster, "4").returncode == 2  # it has ended

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.cluster import CLASSES
+from gpujobs.deploy import CLASSES
 from gpujobs.errors import JobFailedError, RefusedError
 
 from ..support.backend import Backend
@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.conformance]
 
 
 @pytest.fixture
-def make(backend: Backend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def make(
+    backend: Backend, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
     """Return a function that makes a cluster of the batch scheduler's class; ``site`` changes the site file."""
     for name, value in {**backend.env(), "HOME": str(home)}.items():
         monkeypatch.setenv(name, value)
@@ -32,7 +34,12 @@ def make(backend: Backend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         path = home / "here.yaml"
         path.write_text(text_of(backend.site() | (site or {})))
         options = {"dashboard_address": ":0", **backend.scheduler_options}
-        keywords = {"worker_memory": "1GiB", "quiet": True, "scheduler_options": options, **keywords}
+        keywords = {
+            "worker_memory": "1GiB",
+            "quiet": True,
+            "scheduler_options": options,
+            **keywords,
+        }
         made.append(CLASSES[backend.name](str(path), **keywords))
         return made[-1]
 
@@ -46,7 +53,11 @@ def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> Non
     cluster = make(gpus_per_job=2)
     cluster.scale(4)
     cluster.wait_for_workers(4, timeout=120)
-    assert cluster.plan == cluster.observed == {f"{cluster.id}-{job}-{gpu}" for job in range(2) for gpu in range(2)}
+    assert (
+        cluster.plan
+        == cluster.observed
+        == {f"{cluster.id}-{job}-{gpu}" for job in range(2) for gpu in range(2)}
+    )
     with cluster.get_client() as client:
         assert client.submit(sum, [1, 2]).result() == 3
         assert client.scheduler.address.startswith("tls://")

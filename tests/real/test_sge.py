@@ -49,7 +49,9 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
 def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]
-    (cli.home / ".gpujobs" / cluster / "logs").rmdir()  # Grid Engine opens its own log there before anything runs
+    (
+        cli.home / ".gpujobs" / cluster / "logs"
+    ).rmdir()  # Grid Engine opens its own log there before anything runs
     backend.sge.command("qrls", job)
     until(lambda: state(cli, cluster) == "FAILED", 30)
     assert "can't open output file" in cli.status(cluster)["reason"]
@@ -72,7 +74,9 @@ def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend)
     assert cli("logs", cluster).stdout == "done\n"
     backend.wait_empty(15, cluster)
     assert state(cli, cluster) == "DONE"
-    assert len(list((cli.home / ".gpujobs" / cluster / "jobs").glob("*.claim"))) < 5  # the others never started
+    assert (
+        len(list((cli.home / ".gpujobs" / cluster / "jobs").glob("*.claim"))) < 5
+    )  # the others never started
 
 
 @pytest.mark.slow
@@ -90,10 +94,14 @@ def test_deleted_while_it_waited(cli: Cli, backend: SgeBackend) -> None:
 @pytest.mark.slow
 def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); print('here', flush=True); time.sleep(600)"
-    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "-c", code]})
+    cluster = cli.submit(
+        {"gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "-c", code]}
+    )
     until(lambda: cli("logs", cluster).stdout == "here\n", 60)
     jobs = cli.status(cluster)["jobs"]
-    backend.sge.command("qdel", jobs[0]["id"].split("[")[0])  # SIGUSR2, and SIGKILL after the queue's `notify`
+    backend.sge.command(
+        "qdel", jobs[0]["id"].split("[")[0]
+    )  # SIGUSR2, and SIGKILL after the queue's `notify`
     backend.wait_empty(15, cluster)
     assert cli("logs", cluster).stdout == "here\nsaved\n"
     assert {job["state"] for job in cli.status(cluster)["jobs"]} <= {"CANCELLED", "COMPLETED"}
@@ -103,19 +111,30 @@ def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend
 @pytest.mark.slow
 def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
     cli.write("sleep.py", SLEEP)
-    profile = {"gpus": 2, "gpus_per_job": 1, "walltime": "40s", "run": ["python", "sleep.py", "600"]}
+    profile = {
+        "gpus": 2,
+        "gpus_per_job": 1,
+        "walltime": "40s",
+        "run": ["python", "sleep.py", "600"],
+    }
     done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
     assert done.returncode == 5
     assert "walltime" in done.stderr
     backend.wait_empty(15)
     number = cli.status(done.stdout.strip())["jobs"][0]["id"].split("[")[0]
     accounted = backend.sge.command("qacct", "-j", number)
-    assert set(re.findall(r"^failed +(\d+)", accounted, re.M)) == {"0"}  # nobody had to kill anything
+    assert set(re.findall(r"^failed +(\d+)", accounted, re.M)) == {
+        "0"
+    }  # nobody had to kill anything
 
 
 @pytest.mark.slow
 def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
-    profile = {"gpus": 1, "walltime": "15s", "environment": {"setup": "trap '' USR2; sleep 100 & wait; wait"}}
+    profile = {
+        "gpus": 1,
+        "walltime": "15s",
+        "environment": {"setup": "trap '' USR2; sleep 100 & wait; wait"},
+    }
     done = cli("submit", str(cli.write("p.yaml", profile)), "--wait", timeout=240)
     assert done.returncode == 5
     backend.wait_empty(15)
@@ -151,7 +170,9 @@ def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
     back.join()
     until(lambda: {job["state"] for job in cli.status(cluster)["jobs"]} == {"RUNNING"}, 60)
     assert cli("cancel", cluster).returncode == 0
-    backend.wait_empty(150)  # the nodes' daemons find the new qmaster after a while, and tell it then
+    backend.wait_empty(
+        150
+    )  # the nodes' daemons find the new qmaster after a while, and tell it then
 
 
 @pytest.mark.slow

@@ -53,17 +53,27 @@ def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None
     backend.wait_empty(200)  # when it starts again it finds that the cluster has ended
 
 
-def test_worker_job_that_cannot_reach_the_head_names_both_hosts(cli: Cli, backend: SlurmBackend) -> None:
+def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     if subprocess.run(["unshare", "-rn", "true"], check=False, **as_user(cli.user)).returncode:
         pytest.skip("no network namespaces here")
     # Job 1 runs in a network namespace of its own, where there is nothing but itself.
     wrapper = cli.work / "python"
-    wrapper.write_text(f'#!/bin/bash\n[ "$GPUJOBS_JOB" = 0 ] || alone="unshare -rn"\nexec $alone {cli.python} "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/bash\n[ "$GPUJOBS_JOB" = 0 ] || alone="unshare -rn"\nexec $alone {cli.python} "$@"\n'
+    )
     wrapper.chmod(0o755)
     # The first job to start is the head: the other one waits for it.
     setup = '[ "$GPUJOBS_JOB" = 0 ] || until [ -e "$GPUJOBS_FOLDER/scheduler.json" ]; do sleep 0.2; done'
     environment = {"setup": setup, "python": str(wrapper)}
-    profile = {"gpus": 8, "gpus_per_job": 4, "start_workers": 8, "run": ["true"], "environment": environment}
+    profile = {
+        "gpus": 8,
+        "gpus_per_job": 4,
+        "start_workers": 8,
+        "run": ["true"],
+        "environment": environment,
+    }
     done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
     assert done.returncode == 5
     cluster = done.stdout.strip()
@@ -76,9 +86,13 @@ def test_worker_job_that_cannot_reach_the_head_names_both_hosts(cli: Cli, backen
 
 
 def test_interface_that_is_not_there(cli: Cli, backend: SlurmBackend) -> None:
-    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "network": {"interface": "ib7"}})), "--wait")
+    done = cli(
+        "submit", str(cli.write("p.yaml", {"gpus": 1, "network": {"interface": "ib7"}})), "--wait"
+    )
     assert done.returncode == 5
-    assert re.search(r"node\d has no interface ib7; it has .*lo.* \(`network.interface`\)", done.stderr)
+    assert re.search(
+        r"node\d has no interface ib7; it has .*lo.* \(`network.interface`\)", done.stderr
+    )
     backend.wait_empty(15)
 
 
@@ -106,7 +120,9 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_job_that_is_preempted_softly_hands_its_data_over(cli: Cli, backend: SlurmBackend) -> None:
+def test_worker_job_that_is_preempted_softly_hands_its_data_over(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1}, "--wait")
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
     script = cli.write("draw.py", RANDOM)
@@ -129,7 +145,8 @@ def test_worker_job_that_is_preempted_softly_hands_its_data_over(cli: Cli, backe
 
 def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(
-        {"gpus": 1, "directives": ["--export=NONE"], "run": ["python", "-c", "print('ran')"]}, "--wait"
+        {"gpus": 1, "directives": ["--export=NONE"], "run": ["python", "-c", "print('ran')"]},
+        "--wait",
     )
     assert cli("logs", cluster).stdout == "ran\n"
 
@@ -159,7 +176,10 @@ def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     wrapper.chmod(0o755)
     site = backend.site() | {"max_array_size": 3, "commands": {"sbatch": str(wrapper)}}
     done = cli(
-        "submit", str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1})), "--site", str(cli.write("s.yaml", site))
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1})),
+        "--site",
+        str(cli.write("s.yaml", site)),
     )
     assert done.returncode == 1
     assert "QOSMaxSubmitJobPerUserLimit" in done.stderr
@@ -168,13 +188,17 @@ def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
 
 
 def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
-    cluster = cli.submit({"gpus": 8, "gpus_per_job": 4, "directives": ["--no-requeue"]})  # two whole nodes
+    cluster = cli.submit(
+        {"gpus": 8, "gpus_per_job": 4, "directives": ["--no-requeue"]}
+    )  # two whole nodes
     connected(cli, cluster, 8)
     jobs = cli.status(cluster)["jobs"]
     other = next(job for job in jobs if not job["head"])
     head = next(job for job in jobs if job["head"])
     assert other["node"] != head["node"]
-    backend.slurm.command("scontrol", "update", f"NodeName={other['node']}", "State=DOWN", "Reason=test")
+    backend.slurm.command(
+        "scontrol", "update", f"NodeName={other['node']}", "State=DOWN", "Reason=test"
+    )
     try:
         until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "NODE_FAIL", 40)
         assert cli.status(cluster)["state"] == "RUNNING"
@@ -187,20 +211,28 @@ def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
 def test_estimate(cli: Cli, backend: SlurmBackend) -> None:
     profile = str(cli.write("p.yaml", {"gpus": 4}))
     assert re.search(r"^start: \d{4}-\d\d-\d\dT", cli("plan", profile, "--estimate").stdout, re.M)
-    impossible = cli("plan", profile, "--estimate", "--set", "directives=[--nodelist=node99]").stdout
+    impossible = cli(
+        "plan", profile, "--estimate", "--set", "directives=[--nodelist=node99]"
+    ).stdout
     assert "start: " in impossible and "nvalid node" in impossible
 
 
 def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site() | {"commands": {"sbatch": "/nosuch/sbatch"}}
-    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", str(cli.write("s.yaml", site)))
+    done = cli(
+        "submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", str(cli.write("s.yaml", site))
+    )
     assert done.returncode == 3
     assert "commands: {sbatch: /path/to/sbatch}" in done.stderr
 
 
 def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
-    waiting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "5"]})), "--wait")
+    waiting = cli.start(
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "5"]})),
+        "--wait",
+    )
     assert waiting.stdout
     cluster = waiting.stdout.readline().strip()
     waiting.send_signal(signal.SIGHUP)
@@ -224,7 +256,9 @@ def with_accounting(shared_folder: Path) -> Iterator[SlurmBackend]:
         yield SlurmBackend(running)
 
 
-def test_accounting_knows_jobs_that_left_the_queue(with_accounting: SlurmBackend, home: Path) -> None:
+def test_accounting_knows_jobs_that_left_the_queue(
+    with_accounting: SlurmBackend, home: Path
+) -> None:
     cli = make_cli(with_accounting, home, "ordinary")
     slurm = with_accounting.slurm
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 2})
@@ -235,7 +269,9 @@ def test_accounting_knows_jobs_that_left_the_queue(with_accounting: SlurmBackend
     for path in (folder / "ended", *(folder / "jobs").iterdir()):
         path.unlink()  # as if the node had died: nothing but accounting knows how it ended
     until(lambda: not slurm.command("squeue", "-h", "-t", "all").strip(), 120, every=1)
-    until(lambda: "CANCELLED" in slurm.command("sacct", "-n", "-X", "-j", job, "-o", "State%20"), 30)
+    until(
+        lambda: "CANCELLED" in slurm.command("sacct", "-n", "-X", "-j", job, "-o", "State%20"), 30
+    )
     found = cli.status(cluster)
     assert [(job["state"], job["native"]) for job in found["jobs"]] == [("CANCELLED", "CANCELLED")]
     assert found["state"] == "CANCELLED"
@@ -281,12 +317,26 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
         'echo "sbatch: warning: there will be maintenance"; echo; REAL "$@"',
         'REAL "$@" | sed "s/$/;cluster/"',
     ],
-    ids=["reply-lost", "empty-answer", "garbled-answer", "away", "warnings-first", "id-and-cluster"],
+    ids=[
+        "reply-lost",
+        "empty-answer",
+        "garbled-answer",
+        "away",
+        "warnings-first",
+        "id-and-cluster",
+    ],
 )
 def test_one_job_whatever_the_answer(cli: Cli, backend: SlurmBackend, body: str) -> None:
     site = wrapped(cli, backend, "sbatch", body)
-    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": ["true"], "start_workers": 2}, "--site", site, "--wait")
-    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    cluster = cli.submit(
+        {"gpus": 2, "gpus_per_job": 1, "run": ["true"], "start_workers": 2},
+        "--site",
+        site,
+        "--wait",
+    )
+    names = backend.slurm.command(
+        "squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F"
+    ).split()
     assert len(names) == 2 and len(set(names)) == 1  # one array
     assert cli.status(cluster)["state"] == "DONE"
 
@@ -308,11 +358,18 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
     changed["commands"]["squeue"] = str(listing)
     Path(site).write_text(json.dumps(changed))
     cluster = cli.submit(
-        {"gpus": 2, "gpus_per_job": 1, "run": ["sleep", "3"], "start_workers": 2}, "--site", site, "--wait"
+        {"gpus": 2, "gpus_per_job": 1, "run": ["sleep", "3"], "start_workers": 2},
+        "--site",
+        site,
+        "--wait",
     )
-    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    names = backend.slurm.command(
+        "squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F"
+    ).split()
     assert len(set(names)) == 2
-    logs = "".join(path.read_text() for path in (cli.home / ".gpujobs" / cluster / "logs").glob("job-*.log"))
+    logs = "".join(
+        path.read_text() for path in (cli.home / ".gpujobs" / cluster / "logs").glob("job-*.log")
+    )
     assert logs.count("is superfluous: job") == 2
     assert cli.status(cluster)["state"] == "DONE"
 
@@ -336,7 +393,9 @@ def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
-def test_interrupted_between_asking_and_the_answer_is_adopted(cli: Cli, backend: SlurmBackend) -> None:
+def test_interrupted_between_asking_and_the_answer_is_adopted(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     cluster = cli.submit({"gpus": 1})
     path = cli.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
     record = json.loads(path.read_text())
@@ -350,8 +409,12 @@ def test_interrupted_between_asking_and_the_answer_is_adopted(cli: Cli, backend:
 
 
 def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
-    site = wrapped(cli, backend, "sbatch", 'REAL "$@"; sleep 30')  # accepted, and the answer is slow
-    submitting = cli.start("submit", str(cli.write("p.yaml", {"gpus": 1, "name": "slow"})), "--site", site)
+    site = wrapped(
+        cli, backend, "sbatch", 'REAL "$@"; sleep 30'
+    )  # accepted, and the answer is slow
+    submitting = cli.start(
+        "submit", str(cli.write("p.yaml", {"gpus": 1, "name": "slow"})), "--site", site
+    )
     until(lambda: [line for line in backend.queue() if "slow-" in line], 20)
     submitting.send_signal(signal.SIGINT)
     out, _ = submitting.communicate(timeout=60)
@@ -364,7 +427,10 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
 def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
     asked = cli.work / "asked"
     site = wrapped(cli, backend, "squeue", f'echo "$*" >> {asked}; exec REAL "$@"')
-    clusters = [cli.submit({"gpus": 4, "gpus_per_job": 1, "directives": ["--hold"]}, "--site", site) for _ in range(3)]
+    clusters = [
+        cli.submit({"gpus": 4, "gpus_per_job": 1, "directives": ["--hold"]}, "--site", site)
+        for _ in range(3)
+    ]
     asked.unlink(missing_ok=True)
     listed = cli("status").stdout
     assert all(cluster in listed for cluster in clusters) and listed.count("4 PENDING") == 3
@@ -376,11 +442,15 @@ def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
 def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
     # Adopted by this name, too: the first reply is lost.
     name = "n" * 40
-    site = wrapped(cli, backend, "sbatch", 'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"')
+    site = wrapped(
+        cli, backend, "sbatch", 'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"'
+    )
     profile = {"gpus": 2, "gpus_per_job": 1, "name": name, "run": ["true"], "start_workers": 2}
     cluster = cli.submit(profile, "--site", site, "--wait")
     assert cluster.startswith(f"{name}-")
-    names = backend.slurm.command("squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F").split()
+    names = backend.slurm.command(
+        "squeue", "-h", "-r", "-t", "all", f"--name={cluster}", "-o", "%F"
+    ).split()
     assert len(names) == 2 and len(set(names)) == 1
     found = cli.status(cluster)
     assert found["state"] == "DONE" and {job["state"] for job in found["jobs"]} == {"COMPLETED"}

@@ -63,7 +63,11 @@ class Terminal:
         return found[0]
 
     def end(self, seconds: float = 60) -> int:
-        until(lambda: (self.look(), self.process.poll() is not None)[1], seconds, f"the end after {self.said!r}")
+        until(
+            lambda: (self.look(), self.process.poll() is not None)[1],
+            seconds,
+            f"the end after {self.said!r}",
+        )
         self.look()
         return int(self.process.returncode)
 
@@ -86,7 +90,10 @@ def terminal(cli: Cli, *arguments: str, columns: int = 40) -> Iterator[Terminal]
 def sleeping(local: Cli, seconds: str) -> str:
     local.write("sleep.py", SLEEP)
     return str(
-        local.write("p.yaml", {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "sleep.py", seconds]})
+        local.write(
+            "p.yaml",
+            {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "sleep.py", seconds]},
+        )
     )
 
 
@@ -137,7 +144,12 @@ def test_a_window_that_is_closed_changes_nothing(local: Cli) -> None:
 def test_status_watch(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     with terminal(local, "status", "--watch", columns=200) as window:
-        until(lambda: window.look().count("\x1b[2J") >= 2 and cluster in window.said.split("\x1b[2J")[-1], 40)
+        until(
+            lambda: (
+                window.look().count("\x1b[2J") >= 2 and cluster in window.said.split("\x1b[2J")[-1]
+            ),
+            40,
+        )
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
         assert "Traceback" not in window.said
@@ -152,7 +164,9 @@ def test_status_watch(local: Cli) -> None:
 
 
 def test_logs_follow(local: Cli) -> None:
-    local.write("count.py", "import time\nfor n in range(600): print(n, flush=True); time.sleep(0.3)\n")
+    local.write(
+        "count.py", "import time\nfor n in range(600): print(n, flush=True); time.sleep(0.3)\n"
+    )
     profile = {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "count.py"]}
     cluster = local.submit(profile)
     assert "there is no output yet" in local("logs", cluster).stderr
@@ -169,7 +183,9 @@ def test_logs_follow(local: Cli) -> None:
             os.kill(pid, signal.SIGKILL)
     out, err = everything.communicate(timeout=90)
     assert everything.returncode == 0, err
-    assert "==> run.log <==" in out and "==> scheduler.log <==" in out and "==> job-0.log <==" in out
+    assert (
+        "==> run.log <==" in out and "==> scheduler.log <==" in out and "==> job-0.log <==" in out
+    )
     assert local.status(cluster)["state"] == "FAILED"
 
 
@@ -183,7 +199,12 @@ def test_completion_in_bash(local: Cli) -> None:
             f'COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _gpujobs_completion gpujobs; printf "%s\\n" "${{COMPREPLY[@]}}"'
         )
         done = subprocess.run(
-            ["bash", "-c", script], env=local.env, cwd=local.work, capture_output=True, text=True, check=True
+            ["bash", "-c", script],
+            env=local.env,
+            cwd=local.work,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.split()
 

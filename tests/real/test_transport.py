@@ -24,7 +24,9 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     nothing_left(slurm_backend)
 
 
-def submit(cli: Cli, site: dict[str, Any], profile: dict[str, Any], code: int = 0) -> tuple[str, str]:
+def submit(
+    cli: Cli, site: dict[str, Any], profile: dict[str, Any], code: int = 0
+) -> tuple[str, str]:
     cli.write("who.py", WHO)
     asked = {
         "gpus": 2,
@@ -34,12 +36,20 @@ def submit(cli: Cli, site: dict[str, Any], profile: dict[str, Any], code: int = 
         "run": ["python", "who.py"],
         **profile,
     }
-    done = cli("submit", str(cli.write("p.yaml", asked)), "--site", str(cli.write("s.yaml", site)), "--wait")
+    done = cli(
+        "submit",
+        str(cli.write("p.yaml", asked)),
+        "--site",
+        str(cli.write("s.yaml", site)),
+        "--wait",
+    )
     assert done.returncode == code, done.stderr
     return done.stdout.strip(), done.stderr
 
 
-def test_ucxx_that_does_not_work_falls_back_once_and_says_so(cli: Cli, backend: SlurmBackend) -> None:
+def test_ucxx_that_does_not_work_falls_back_once_and_says_so(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     cluster, said = submit(cli, backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}, {})
     assert "not encrypted" in said  # ucxx would be, and the site allows it
     assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("tls://")
@@ -58,7 +68,9 @@ def test_ucxx_only_is_an_end_with_a_reason(cli: Cli, backend: SlurmBackend) -> N
 
 def test_fast_network_left_unused_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, backend.site(), {"env": {"WANTED": "2", "FAKE_NVML_NVLINK": "1"}})
-    assert "NVLink seen and left unused: dask talks over tls, not ucxx" in " ".join(cli.status(cluster)["notes"])
+    assert "NVLink seen and left unused: dask talks over tls, not ucxx" in " ".join(
+        cli.status(cluster)["notes"]
+    )
     assert "NVLink seen and left unused" in cli("status", cluster).stdout
 
 
@@ -82,7 +94,9 @@ def test_cluster_class_falls_back(
         monkeypatch.setenv(name, value)
     site = home / "s.yaml"
     site.write_text(text_of(backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}))
-    options: dict[str, Any] = {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}
+    options: dict[str, Any] = (
+        {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}
+    )
     with gpujobs.GPUSLURMCluster(
         str(site), n_workers=1, scheduler=scheduler, quiet=True, worker_memory="1GiB", **options
     ) as cluster:

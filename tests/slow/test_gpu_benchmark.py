@@ -22,9 +22,17 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
     argv = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--fake", "--output", tmp_path]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    steps = {step["name"]: step for step in json.loads((tmp_path / "results.json").read_text())["steps"]}
+    steps = {
+        step["name"]: step for step in json.loads((tmp_path / "results.json").read_text())["steps"]
+    }
     log = (tmp_path / "log.txt").read_text()[-8000:]
-    expected = {"auto": "tls", "reference": "tcp", "tcp": "tcp", "tls": "tls", "one-gpu-jobs": "tls"}
+    expected = {
+        "auto": "tls",
+        "reference": "tcp",
+        "tcp": "tcp",
+        "tls": "tls",
+        "one-gpu-jobs": "tls",
+    }
     if not mpi.missing():
         expected["mpi"] = "tls"
     for name, scheme in expected.items():

@@ -51,7 +51,10 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     pin = "" if request.param == "newest" else f"=={request.param}"
     packages = [f"distributed{pin}", f"dask{pin}", "numpy", "pytest", "pytest-timeout", str(ROOT)]
     done = subprocess.run(
-        [folder / "bin" / "pip", "install", "-q", *packages], capture_output=True, text=True, check=False
+        [folder / "bin" / "pip", "install", "-q", *packages],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder / "bin" / "python"
@@ -60,7 +63,9 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_contract(python: Path) -> None:
     test = ROOT / "tests" / "unit" / "test_contract.py"
     subprocess.run(
-        [python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", test], check=True, cwd="/"
+        [python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", test],
+        check=True,
+        cwd="/",
     )
 
 
@@ -68,7 +73,9 @@ def test_cluster_in_python(python: Path, tmp_path: Path) -> None:
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "GPUJOBS_SITE": "local"}
-    done = subprocess.run([python, script], capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [python, script], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
     assert "all is well" in done.stdout, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 

@@ -50,7 +50,9 @@ class Backend(ABC):
     def wait_empty(self, seconds: float, name: str = "") -> float:
         """Wait until no job with ``name`` in it is left; return how long that took."""
         return until(
-            lambda: not [line for line in self.queue() if name in line], seconds, f"no {name or 'job'} in the queue"
+            lambda: not [line for line in self.queue() if name in line],
+            seconds,
+            f"no {name or 'job'} in the queue",
         )
 
 

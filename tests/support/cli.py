@@ -49,7 +49,12 @@ class Cli:
         """Run ``gpujobs ARGUMENTS`` to its end."""
         everything = {**self.env, **env}
         return run(
-            [self.command, *arguments], env=everything, user=self.user, timeout=timeout, cwd=self.work, stdin=stdin
+            [self.command, *arguments],
+            env=everything,
+            user=self.user,
+            timeout=timeout,
+            cwd=self.work,
+            stdin=stdin,
         )
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
@@ -79,9 +84,17 @@ class Cli:
         found: dict[str, Any] = json.loads(done.stdout)["clusters"][0]
         return found
 
-    def python_run(self, code: str, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    def python_run(
+        self, code: str, *arguments: str, timeout: float = 180
+    ) -> subprocess.CompletedProcess[str]:
         """Run Python code as this user."""
-        return run([self.python, "-c", code, *arguments], env=self.env, user=self.user, timeout=timeout, cwd=self.work)
+        return run(
+            [self.python, "-c", code, *arguments],
+            env=self.env,
+            user=self.user,
+            timeout=timeout,
+            cwd=self.work,
+        )
 
 
 @functools.cache
@@ -103,7 +116,9 @@ def python_for(user: str | None) -> str:
         packages = next(folder.glob("lib/*/site-packages"))
         (packages / "borrowed.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
         command = folder / "bin" / "gpujobs"
-        command.write_text(f"#!{folder}/bin/python\nimport sys\nfrom gpujobs.cli import main\nsys.exit(main())\n")
+        command.write_text(
+            f"#!{folder}/bin/python\nimport sys\nfrom gpujobs.cli.main import main\nsys.exit(main())\n"
+        )
         command.chmod(0o755)
         if _works(str(folder / "bin" / "python"), user):
             return str(folder / "bin" / "python")

@@ -34,7 +34,12 @@ class FakeBackend(Backend):
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         node_names = [f"node{n}" for n in range(1, self.nodes + 1)]
-        shape = {"dialect": self.dialect, "nodes": node_names, "slots": self.slots, "gpus": self.gpus_per_node}
+        shape = {
+            "dialect": self.dialect,
+            "nodes": node_names,
+            "slots": self.slots,
+            "gpus": self.gpus_per_node,
+        }
         self.config = {**shape, **self.settings, **settings}
 
     @contextlib.contextmanager
@@ -47,11 +52,15 @@ class FakeBackend(Backend):
         python = python_for(ORDINARY_USER if os.geteuid() == 0 else None)
         for command in self.commands:
             path = self.folder / "bin" / command
-            path.write_text(f'#!/bin/sh\nexec {python} -SE {FAKES / self.dialect}.py {self.folder} {command} "$@"\n')
+            path.write_text(
+                f'#!/bin/sh\nexec {python} -SE {FAKES / self.dialect}.py {self.folder} {command} "$@"\n'
+            )
             path.chmod(0o755)
         with reaper(str(self.folder)), (self.folder / "server.log").open("wb") as log:
             argv = [sys.executable, str(FAKES / "engine.py"), str(self.folder)]
-            server = self.server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            server = self.server = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
             try:
                 until((self.folder / "socket").exists, 20, "the fake's server")
                 yield self
@@ -68,8 +77,8 @@ class FakeBackend(Backend):
         return found
 
     def queue(self) -> list[str]:
-        living = [job for job in self.jobs() if job["state"] != "done"]
-        return [f"{job['id']} {job['index']} {job['state']} {job['name']}" for job in living]
+        active = [job for job in self.jobs() if job["state"] != "done"]
+        return [f"{job['id']} {job['index']} {job['state']} {job['name']}" for job in active]
 
     def clean(self) -> None:
         (self.folder / "faults.json").unlink(missing_ok=True)
@@ -93,11 +102,20 @@ class FakeBackend(Backend):
         time.sleep(seconds)
         self.fault("")
 
-    def command(self, *argv: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *argv: str, stdin: str = "", cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run one of the commands as the user who runs the tests."""
         env = {"HOME": str(self.folder), **self.env()}
         return subprocess.run(
-            argv, env=env, input=stdin, capture_output=True, text=True, timeout=60, check=False, cwd=cwd or self.folder
+            argv,
+            env=env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=cwd or self.folder,
         )
 
 
@@ -140,4 +158,9 @@ class TorqueBackend(PbsBackend):
 
     name = "torque"
     commands = ("qsub", "qstat", "qdel", "pbsnodes")
-    settings: ClassVar[dict[str, Any]] = {**PbsBackend.settings, "torque": True, "first_id": 1, "history": 300}
+    settings: ClassVar[dict[str, Any]] = {
+        **PbsBackend.settings,
+        "torque": True,
+        "first_id": 1,
+        "history": 300,
+    }

@@ -15,7 +15,9 @@ _MPICH = (
     "export MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp"
 )
 _AS_ROOT = " ".join(
-    f"{package}_ALLOW_RUN_AS_ROOT{suffix}=1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
+    f"{package}_ALLOW_RUN_AS_ROOT{suffix}=1"
+    for package in ("OMPI", "PRTE")
+    for suffix in ("", "_CONFIRM")
 )
 
 LAUNCHERS: dict[str, dict[str, Any]] = {

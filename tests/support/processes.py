@@ -38,7 +38,9 @@ for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
 @contextlib.contextmanager
 def reaper(*marks: str) -> Iterator[None]:
     """While this is open, a process waits for our death; then it ends all processes that carry one of ``marks``."""
-    process = subprocess.Popen([sys.executable, "-c", REAPER, *marks], stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", REAPER, *marks], stdin=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield
     finally:
@@ -58,7 +60,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def until(condition: Callable[[], object], seconds: float, what: str = "", every: float = 0.2) -> float:
+def until(
+    condition: Callable[[], object], seconds: float, what: str = "", every: float = 0.2
+) -> float:
     """Wait until ``condition()`` is true; return how long that took, or fail after ``seconds``."""
     started = time.monotonic()
     while not (value := condition()):

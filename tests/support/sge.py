@@ -78,7 +78,9 @@ def missing() -> str:
     if not shutil.which("ip"):
         return "ip is not installed"
     name = f"gpujobs-{os.getpid()}"
-    allowed = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    allowed = subprocess.run(
+        ["ip", "netns", "add", name], capture_output=True, text=True, check=False
+    )
     if allowed.returncode != 0:
         return f"no network namespaces: {allowed.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", name], check=False)
@@ -88,8 +90,16 @@ def missing() -> str:
 class PrivateSge:
     """Start with `running`."""
 
-    def __init__(self, folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 16, notify: int = 20) -> None:
-        self.folder, self.nodes, self.gpus, self.cpus, self.notify = folder, nodes, gpus, cpus, notify
+    def __init__(
+        self, folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 16, notify: int = 20
+    ) -> None:
+        self.folder, self.nodes, self.gpus, self.cpus, self.notify = (
+            folder,
+            nodes,
+            gpus,
+            cpus,
+            notify,
+        )
         self.root = folder / "root"
         self.common = self.root / "default" / "common"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -162,7 +172,12 @@ class PrivateSge:
         self._add_queues()
         for node in self.names:
             self._daemon(node, "sge_execd", node)
-        until(lambda: self.command("qstat", "-f").count("lx-amd64") == 2 * self.nodes, 60, "nodes", every=0.1)
+        until(
+            lambda: self.command("qstat", "-f").count("lx-amd64") == 2 * self.nodes,
+            60,
+            "nodes",
+            every=0.1,
+        )
 
     def start_qmaster(self) -> None:
         """Start qmaster and wait until it answers."""
@@ -206,7 +221,10 @@ class PrivateSge:
     # -- network ----------------------------------------------------------------------------------------------
     def _write_hosts(self) -> None:
         own = socket.gethostname()
-        lines = [f"{self.address()} {own}", *(f"{self.address(n)} node{n}" for n in range(1, self.nodes + 1))]
+        lines = [
+            f"{self.address()} {own}",
+            *(f"{self.address(n)} node{n}" for n in range(1, self.nodes + 1)),
+        ]
         with contextlib.suppress(OSError):
             lines.append(f"{socket.gethostbyname(own)} {own} localhost")
         (self.folder / "hosts").write_text("\n".join([*lines, "127.0.0.1 localhost", ""]))
@@ -274,18 +292,32 @@ class PrivateSge:
         for n, node in enumerate(self.names):
             first = 100_000 + 1000 * self.slot + 100 * n
             path = self.folder / "templates" / f"local-{node}"
-            self._write(path, {"mailer": "/bin/true", "xterm": "/bin/true", "gid_range": f"{first}-{first + 99}"})
+            self._write(
+                path,
+                {"mailer": "/bin/true", "xterm": "/bin/true", "gid_range": f"{first}-{first + 99}"},
+            )
             self._spool("spooldefaults", "local_conf", str(path), node)
 
     def _schedule_at_once(self) -> None:
-        own = {"schedule_interval": "0:0:2", "flush_submit_sec": 1, "flush_finish_sec": 1, "schedd_job_info": "true"}
-        found = dict(line.split(maxsplit=1) for line in self.command("qconf", "-ssconf").splitlines())
+        own = {
+            "schedule_interval": "0:0:2",
+            "flush_submit_sec": 1,
+            "flush_finish_sec": 1,
+            "schedd_job_info": "true",
+        }
+        found = dict(
+            line.split(maxsplit=1) for line in self.command("qconf", "-ssconf").splitlines()
+        )
         path = self.folder / "templates" / "scheduler"
         self._write(path, {**found, **own})
         self._spool("qconf", "-Msconf", str(path))
 
     def _add_queues(self) -> None:
-        own = {"hostlist": " ".join(self.names), "slots": self.cpus, "notify": f"00:00:{self.notify:02d}"}
+        own = {
+            "hostlist": " ".join(self.names),
+            "slots": self.cpus,
+            "notify": f"00:00:{self.notify:02d}",
+        }
         for name, walltime in (("main", "INFINITY"), ("short", "00:10:00")):
             path = self.folder / "templates" / name
             self._write(path, {"qname": name, **QUEUE, **own, "h_rt": walltime})
@@ -301,7 +333,9 @@ class PrivateSge:
         }  # fmt: skip
         for name, text in (("prolog", PROLOG), ("epilog", EPILOG)):
             script = self.folder / name
-            script.write_text(text.replace("@gpus@", str(self.folder / "gpus")).replace("@count@", str(self.gpus)))
+            script.write_text(
+                text.replace("@gpus@", str(self.folder / "gpus")).replace("@count@", str(self.gpus))
+            )
             script.chmod(0o755)
             own[name] = f"root@{script}"
         lines = []
@@ -338,7 +372,9 @@ class PrivateSge:
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Grid Engine command as root."""
         env = {**os.environ, **self.env}
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     def command(self, *argv: str) -> str:
         """Run a Grid Engine command as root; return its output."""

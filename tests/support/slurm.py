@@ -26,7 +26,14 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 def missing() -> str:
     """Return which program of a real Slurm is not here, or ``""``."""
     path = f"{os.environ['PATH']}:{SBIN}"
-    return next((f"{name} is not installed" for name in (*DAEMONS, "sbatch") if not shutil.which(name, path=path)), "")
+    return next(
+        (
+            f"{name} is not installed"
+            for name in (*DAEMONS, "sbatch")
+            if not shutil.which(name, path=path)
+        ),
+        "",
+    )
 
 
 class PrivateSlurm:
@@ -38,7 +45,13 @@ class PrivateSlurm:
     ) -> None:  # fmt: skip
         """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``fenced``: a job can open
         only its own ones, where this kernel has version 1 of cgroups and we are root."""
-        self.folder, self.nodes, self.cpus, self.extra, self.accounting = folder, nodes, cpus, extra, accounting
+        self.folder, self.nodes, self.cpus, self.extra, self.accounting = (
+            folder,
+            nodes,
+            cpus,
+            extra,
+            accounting,
+        )
         self.memory, self.devices, self.fenced = memory, devices, fenced
         self.gpus = len(devices) or gpus
         self.conf = folder / "slurm.conf"
@@ -127,11 +140,15 @@ class PrivateSlurm:
                 f"NodeName=node{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2 + n]} CPUs={self.cpus}"
                 f" RealMemory={self.memory}{gres} State=UNKNOWN"
             )
-        lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP")
+        lines.append(
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP"
+        )
         lines.append("PartitionName=short Nodes=ALL MaxTime=00:10:00 DefaultTime=00:05:00 State=UP")
         self.conf.write_text("\n".join([*lines, self.extra, ""]))
         gpus = [f"NodeName=node[1-{self.nodes}] Name=gpu File={path}" for path in devices]
-        (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gpus, ""]) if gpus else "")
+        (self.folder / "gres.conf").write_text(
+            "\n".join(["AutoDetect=off", *gpus, ""]) if gpus else ""
+        )
 
     def _write_cgroup_conf(self) -> None:
         mounted = Path("/sys/fs/cgroup")
@@ -147,8 +164,16 @@ class PrivateSlurm:
     def _start_accounting(self) -> None:
         data, run = self.folder / "state" / "mariadb", self.folder / "run"
         me = getpass.getuser()
-        install = ["mariadb-install-db", "--no-defaults", f"--user={me}", f"--datadir={data}", "--skip-test-db"]
-        subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--user={me}",
+            f"--datadir={data}",
+            "--skip-test-db",
+        ]
+        subprocess.run(
+            [*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True
+        )
         socket_option = f"--socket={run}/mariadb.sock"
         self._daemon(
             "mariadb", "mariadbd", "--no-defaults", f"--user={me}", f"--datadir={data}", "--bind-address=127.0.0.1",
@@ -156,7 +181,12 @@ class PrivateSlurm:
         )  # fmt: skip
         client = ["mariadb", "--no-defaults", socket_option, "-u", "root"]
         until(
-            lambda: subprocess.run([*client, "-e", "select 1"], capture_output=True, check=False).returncode == 0,
+            lambda: (
+                subprocess.run(
+                    [*client, "-e", "select 1"], capture_output=True, check=False
+                ).returncode
+                == 0
+            ),
             60,
             "mariadb",
         )
@@ -176,7 +206,11 @@ class PrivateSlurm:
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         conf.chmod(0o600)
         self._daemon("slurmdbd", "slurmdbd", "-D")
-        until(lambda: self.attempt("sacctmgr", "-n", "list", "cluster").returncode == 0, 30, "slurmdbd")
+        until(
+            lambda: self.attempt("sacctmgr", "-n", "list", "cluster").returncode == 0,
+            30,
+            "slurmdbd",
+        )
         self.command("sacctmgr", "-i", "add", "cluster", "private")
 
     def _daemon(self, name: str, program: str, *arguments: str) -> None:
@@ -208,7 +242,9 @@ class PrivateSlurm:
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command."""
         env = {**os.environ, **self.env}
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     def command(self, *argv: str) -> str:
         """Run a Slurm command; return its output."""
@@ -235,4 +271,6 @@ class PrivateSlurm:
 
     def wait_empty(self, seconds: float) -> float:
         """Wait until nothing is in the queue; return how long that took."""
-        return until(lambda: not self.queue(), seconds, f"an empty queue ({time.strftime('%H:%M:%S')})")
+        return until(
+            lambda: not self.queue(), seconds, f"an empty queue ({time.strftime('%H:%M:%S')})"
+        )

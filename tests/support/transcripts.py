@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpujobs.schedulers import Result
+from gpujobs.schedulers import CommandResult
 
 FOLDER = Path(__file__).parents[1] / "data" / "transcripts"
 
 
-def recorded(name: str, file: str, title: str) -> Result:
+def recorded(name: str, file: str, title: str) -> CommandResult:
     """Return what the commands of a section printed, and the last exit code (None where it did not end)."""
     sections = re.split(r"^### ", (FOLDER / name / file).read_text(), flags=re.M)
     text = next(section for section in sections if section.split("\n", 1)[0] == title)
@@ -19,4 +19,6 @@ def recorded(name: str, file: str, title: str) -> Result:
     parts = dict(re.findall(r"^--- (stdout|stderr)\n(.*?)(?=^--- )", text, re.M | re.S))
     assert command and code
     ended = int(code[1]) if code[1].isdigit() and code[1] != "124" else None
-    return Result(tuple(command[1].split()), ended, parts.get("stdout", ""), parts.get("stderr", ""))
+    return CommandResult(
+        tuple(command[1].split()), ended, parts.get("stdout", ""), parts.get("stderr", "")
+    )

@@ -17,7 +17,11 @@ INTERNAL = {"on_this_machine", "cluster"}
 
 
 def test_every_name_of_the_contract_is_told() -> None:
-    names = {name for name in (*vars(base.Scheduler), *base.Scheduler.__annotations__) if not name.startswith("_")}
+    names = {
+        name
+        for name in (*vars(base.Scheduler), *base.Scheduler.__annotations__)
+        if not name.startswith("_")
+    }
     told = set(re.findall(r"`(\w+)(?:\(\))?`", PAGE))
     assert sorted(names - INTERNAL - told) == []
 

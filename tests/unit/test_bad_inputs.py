@@ -14,7 +14,7 @@ from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
 
-from .support import MACHINE, order, plan
+from .support import MACHINE, make_spec, plan
 
 SLURM = """\
 description: test
@@ -48,7 +48,9 @@ def refused(home: Path, profile: Any, site: str = "s.yaml", machine: Machine = M
 
 # -- YAML ----------------------------------------------------------------------------------------------------------
 def test_01_walltime_is_hours_minutes_seconds(home: Path) -> None:
-    assert made(home, "gpus: 1\nwalltime: 12:30:00\n").profile.walltime == 45000  # 12 h 30 min, not base 60
+    assert (
+        made(home, "gpus: 1\nwalltime: 12:30:00\n").profile.walltime == 45000
+    )  # 12 h 30 min, not base 60
 
 
 def test_02_two_part_time_is_refused(home: Path) -> None:
@@ -58,7 +60,9 @@ def test_02_two_part_time_is_refused(home: Path) -> None:
 
 @pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])
 def test_03_words_that_yaml_once_took_for_booleans_are_text(home: Path, word: str) -> None:
-    assert made(home, f"gpus: 1\nenv: {{A: {word}}}\nrun: [echo, {word}]\n").profile.env == {"A": word}
+    assert made(home, f"gpus: 1\nenv: {{A: {word}}}\nrun: [echo, {word}]\n").profile.env == {
+        "A": word
+    }
 
 
 @pytest.mark.parametrize("word", ["yes", "on", "1", "NO"])
@@ -67,7 +71,8 @@ def test_03_and_are_no_booleans(home: Path, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", ["010", "0x10", "1e1", "8.0", "1_0", "+8", "'8 '", "eight", "true", "null", "[8]", "1:30"]
+    "number",
+    ["010", "0x10", "1e1", "8.0", "1_0", "+8", "'8 '", "eight", "true", "null", "[8]", "1:30"],
 )
 def test_04_numbers_are_plain(home: Path, number: str) -> None:
     said = refused(home, f"gpus_per_job: {number}\ngpus: 010\n")
@@ -108,28 +113,36 @@ def test_07_what_a_job_has_no_use_for(home: Path, text: str, said: str) -> None:
 
 
 def test_08_bom_and_crlf(home: Path) -> None:
-    assert made(home, "\ufeffgpus: 2\r\nwalltime: 2h\r\nrun: [python, a.py]\r\n").profile.run == ("python", "a.py")
+    assert made(home, "\ufeffgpus: 2\r\nwalltime: 2h\r\nrun: [python, a.py]\r\n").profile.run == (
+        "python",
+        "a.py",
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("gpus: 8\n\twalltime: 1h\n", "2:1"), ("gpus: 8\nrun: [python\n", "2:6"), ("gpus: 'x\n", "1:7")]
+    ("text", "place"),
+    [
+        ("gpus: 8\n\twalltime: 1h\n", "2:1"),
+        ("gpus: 8\nrun: [python\n", "2:6"),
+        ("gpus: 'x\n", "1:7"),
+    ],
 )
 def test_09_syntax_errors_have_a_place(home: Path, text: str, place: str) -> None:
     assert f"svd.yaml:{place}: not valid YAML" in refused(home, text)
 
 
 def test_10_what_has_no_end_is_not_read_to_its_end(home: Path) -> None:
-    from gpujobs.config.sources import load_order
+    from gpujobs.config.sources import load_spec
 
     with pytest.raises(InputError, match="larger than 256 KiB"):
-        load_order(Path("/dev/zero"), site="local")
+        load_spec(Path("/dev/zero"), site="local")
     reader, writer = os.pipe()  # gpujobs submit <(make-a-profile)
     os.write(writer, b"gpus: 0\nname: piped\n")
     os.close(writer)
-    assert load_order(Path(f"/dev/fd/{reader}"), site="local").name == "piped"
+    assert load_spec(Path(f"/dev/fd/{reader}"), site="local").name == "piped"
     os.close(reader)
     with pytest.raises(InputError, match="directory"):
-        load_order(home, site="local")
+        load_spec(home, site="local")
 
 
 def test_10_bad_bytes(home: Path) -> None:
@@ -144,9 +157,9 @@ def test_10_bad_bytes(home: Path) -> None:
         path = home / "svd.yaml"
         path.write_bytes(raw)
         with pytest.raises(InputError, match=re.escape(said)):
-            from gpujobs.config.sources import load_order
+            from gpujobs.config.sources import load_spec
 
-            load_order(path, site="local")
+            load_spec(path, site="local")
 
 
 @pytest.mark.parametrize(
@@ -163,12 +176,15 @@ def test_11_unknown_keys_get_a_suggestion(home: Path, key: str, meant: str) -> N
 
 def test_12_all_errors_in_one_run(home: Path) -> None:
     said = refused(
-        home, "gpus: x\nwaltime: 1h\nworkers: {memory: 16, threads: 0}\nenv: {A-B: 1}\nrun: 'a \"b'\nlayout: mpj\n"
+        home,
+        "gpus: x\nwaltime: 1h\nworkers: {memory: 16, threads: 0}\nenv: {A-B: 1}\nrun: 'a \"b'\nlayout: mpj\n",
     )
     assert re.findall(r"svd\.yaml:(\d)", said) == ["1", "2", "3", "3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize("size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"])
+@pytest.mark.parametrize(
+    "size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"]
+)
 def test_13_sizes_need_units(home: Path, size: str) -> None:
     said = refused(home, f"gpus: 1\nworkers: {{memory: {size}}}\n")
     assert "svd.yaml:2:19" in said
@@ -182,7 +198,9 @@ def test_13_sizes_need_units(home: Path, size: str) -> None:
      "workers: {threads: 0}", "workers: {threads: -1}", "start_timeout: 5", "walltime: 1:99:00", "walltime: 99999999h"],
 )  # fmt: skip
 def test_14_numbers_that_mean_nothing(home: Path, line: str) -> None:
-    assert "svd.yaml:" in refused(home, f"{line}\n" if line.startswith("gpus") else f"gpus: 1\n{line}\n")
+    assert "svd.yaml:" in refused(
+        home, f"{line}\n" if line.startswith("gpus") else f"gpus: 1\n{line}\n"
+    )
 
 
 # -- values into scripts -------------------------------------------------------------------------------------------
@@ -203,7 +221,20 @@ def test_15_no_control_characters_anywhere(home: Path, key: str, bad: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["A;x", "A-B", "1A", "", "A B", "BASH_ENV", "LD_PRELOAD", "LD_LIBRARY_PATH", "IFS", "A=B", "BASH_FUNC_x"]
+    "name",
+    [
+        "A;x",
+        "A-B",
+        "1A",
+        "",
+        "A B",
+        "BASH_ENV",
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "IFS",
+        "A=B",
+        "BASH_FUNC_x",
+    ],
 )
 def test_18_names_of_variables(home: Path, name: str) -> None:
     assert "svd.yaml" in refused(home, {"gpus": 1, "env": {name: "1"}})
@@ -211,7 +242,8 @@ def test_18_names_of_variables(home: Path, name: str) -> None:
 
 def test_17_braces_stay(home: Path) -> None:
     text = render(
-        made(home, {"gpus": 1, "run": ["echo", "{{7*7}}", "{% raw %}"], "env": {"A": "{{ 7*7 }}"}}), "svd-0000"
+        made(home, {"gpus": 1, "run": ["echo", "{{7*7}}", "{% raw %}"], "env": {"A": "{{ 7*7 }}"}}),
+        "svd-0000",
     )[0].text
     assert "'{{7*7}}' '{% raw %}'" in text and "export A='{{ 7*7 }}'" in text and "49" not in text
 
@@ -225,8 +257,12 @@ def test_20_paths_with_spaces(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     strange = home / "my #1 dir 50%"
     strange.mkdir()
     monkeypatch.setenv("HOME", str(strange))
-    text = render(made(home, {"gpus": 1, "workdir": str(strange), "run": ["ls"]}), "svd-0000")[0].text
-    assert f'#SBATCH --output="{strange}/.gpujobs/%x/logs/slurm-%j.log"'.replace("50%", "50%%") in text
+    text = render(made(home, {"gpus": 1, "workdir": str(strange), "run": ["ls"]}), "svd-0000")[
+        0
+    ].text
+    assert (
+        f'#SBATCH --output="{strange}/.gpujobs/%x/logs/slurm-%j.log"'.replace("50%", "50%%") in text
+    )
     assert f"cd '{strange}'" in text
 
 
@@ -269,7 +305,14 @@ def test_23_directives_that_override_managed_ones(home: Path, directive: str, op
 
 @pytest.mark.parametrize(
     "directive",
-    ["--constraint=a100", "--qos=high", "--comment=--partition", "--mail-type=END", "--reservation=x", "--exclude=n1"],
+    [
+        "--constraint=a100",
+        "--qos=high",
+        "--comment=--partition",
+        "--mail-type=END",
+        "--reservation=x",
+        "--exclude=n1",
+    ],
 )
 def test_23_other_directives_are_fine(home: Path, directive: str) -> None:
     assert made(home, {"gpus": 1, "directives": [directive]}).workers.lines[-1] == directive
@@ -290,7 +333,9 @@ def test_23_unbalanced_quote_in_a_directive(home: Path) -> None:
         ("gpus: 1\ngpu_type: h100\n", "gpu_type", "of no named type"),
     ],
 )
-def test_25_more_than_the_queue_allows_names_both_lines(home: Path, profile: str, limit: str, said: str) -> None:
+def test_25_more_than_the_queue_allows_names_both_lines(
+    home: Path, profile: str, limit: str, said: str
+) -> None:
     told = refused(home, profile)
     assert said in told
     assert re.search(r"svd\.yaml:\d:\d", told)
@@ -344,7 +389,9 @@ def test_site_defaults_are_checked_where_they_stand(home: Path) -> None:
 def test_request_without_gpus_needs_exclusive_nodes(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM + "request: ['--nodes={nodes}']\n")
     assert "must be `exclusive: true`" in refused(home, "gpus: 4\n")
-    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "exclusive: true") + "request: ['--nodes={nodes}']\n")
+    (home / "s.yaml").write_text(
+        SLURM.replace("max_nodes: 1", "exclusive: true") + "request: ['--nodes={nodes}']\n"
+    )
     assert made(home, "gpus: 4\n").workers.lines == ("--nodes=1",)
 
 
@@ -380,18 +427,20 @@ def test_not_yet(home: Path) -> None:
 
 def test_no_such_site(home: Path) -> None:
     with pytest.raises(InputError, match=r"there is no site `nosuch`; known: .*local"):
-        order(home, "gpus: 1\n", "nosuch")
+        make_spec(home, "gpus: 1\n", "nosuch")
     (home / "svd.yaml").write_text("site: nosuch\n")
     with pytest.raises(InputError, match=r"svd\.yaml:1:7: there is no site"):
-        from gpujobs.config.sources import load_order
+        from gpujobs.config.sources import load_spec
 
-        load_order(home / "svd.yaml")
+        load_spec(home / "svd.yaml")
 
 
-@pytest.mark.parametrize("setting", ["gpus", "=8", "gpus=8=9", "workers.memory=16", "a b=1", "gpus=[1"])
+@pytest.mark.parametrize(
+    "setting", ["gpus", "=8", "gpus=8=9", "workers.memory=16", "a b=1", "gpus=[1"]
+)
 def test_settings(home: Path, setting: str) -> None:
-    from gpujobs.config.sources import load_order
+    from gpujobs.config.sources import load_spec
 
     (home / "svd.yaml").write_text("gpus: 1\n")
     with pytest.raises(InputError, match="--set"):
-        load_order(home / "svd.yaml", site="local", settings=(setting,))
+        load_spec(home / "svd.yaml", site="local", settings=(setting,))

@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpujobs.ledger import Ledger, Record, Submission
+from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 
 from ..support.cli import ROOT, text_of
 
@@ -24,7 +24,12 @@ def run(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         own = {"HOME": str(tmp_path), "PATH": "/nosuch", "LANG": "C.UTF-8"}
         return subprocess.run(
-            [COMMAND, *arguments], env={**own, **env}, cwd=tmp_path, capture_output=True, text=True, check=False
+            [COMMAND, *arguments],
+            env={**own, **env},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     return run
@@ -33,7 +38,9 @@ def run(tmp_path: Path):  # type: ignore[no-untyped-def]
 def site(folder: Path, name: str, text: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.yaml"
-    path.write_text(f"description: {text}\nscheduler: slurm\nqueues:\n  main: {{gpus_per_node: 4, cpus_per_node: 8}}\n")
+    path.write_text(
+        f"description: {text}\nscheduler: slurm\nqueues:\n  main: {{gpus_per_node: 4, cpus_per_node: 8}}\n"
+    )
     return path
 
 
@@ -46,7 +53,7 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
         "id": cluster, "site": "here", "scheduler": "slurm", "folder": str(folder), "created": 1.0, "workers": 4, "workers_per_job": 4,
         "gpus": 4, "gpus_per_job": 4, "walltime": 600, "run": (), "encrypted": True, "submissions": (Submission("7", 0, 1),),
     }  # fmt: skip
-    ledger.add(Record(**(values | changes)))  # type: ignore[arg-type]
+    ledger.add(ClusterRecord(**(values | changes)))  # type: ignore[arg-type]
     return ledger
 
 
@@ -54,15 +61,21 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
 def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     listed = run("sites", "list").stdout
     assert re.search(r"^SITE +SCHEDULER +FILE +DESCRIPTION$", listed, re.M)
-    assert re.search(r"^example-slurm +slurm +/", listed, re.M) and re.search(r"^local +local +/", listed, re.M)
+    assert re.search(r"^example-slurm +slurm +/", listed, re.M) and re.search(
+        r"^local +local +/", listed, re.M
+    )
     config = tmp_path / ".config" / "gpujobs" / "sites"
     site(config, "local", "of the user")
     site(config, "mine", "of the user")
     first, second = tmp_path / "first", tmp_path / "second"
     site(second, "mine", "of the second folder")
     path = f"{first}:{second}"
-    found = {item["name"]: item for item in json.loads(run("sites", "list", "--json").stdout)["sites"]}
-    assert found["local"]["description"] == found["mine"]["description"] == "of the user"  # over the package's
+    found = {
+        item["name"]: item for item in json.loads(run("sites", "list", "--json").stdout)["sites"]
+    }
+    assert (
+        found["local"]["description"] == found["mine"]["description"] == "of the user"
+    )  # over the package's
     site(first, "mine", "of the first folder")
     value = json.loads(run("sites", "list", "--json", GPUJOBS_SITE_PATH=path).stdout)
     found = {item["name"]: item for item in value["sites"]}
@@ -70,7 +83,9 @@ def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: i
     assert found["mine"]["path"] == str(first / "mine.yaml")
     (first / "mine.yaml").write_text("nonsense: 1\n")
     broken = run("sites", "list", GPUJOBS_SITE_PATH=path)
-    assert broken.returncode == 0 and re.search(r"^mine +\? .*error: ", broken.stdout, re.M)  # the others are there
+    assert broken.returncode == 0 and re.search(
+        r"^mine +\? .*error: ", broken.stdout, re.M
+    )  # the others are there
 
 
 def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -91,7 +106,9 @@ def test_schema(run) -> None:  # type: ignore[no-untyped-def]
     for schema in (profile, site_schema):
         jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate({"gpus": 8, "walltime": "2h", "run": ["python", "x.py"]}, profile)
-    jsonschema.validate({"description": "x", "scheduler": "local", "queues": {"local": {}}}, site_schema)
+    jsonschema.validate(
+        {"description": "x", "scheduler": "local", "queues": {"local": {}}}, site_schema
+    )
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"gpuss": 8}, profile)
     with pytest.raises(jsonschema.ValidationError):
@@ -115,7 +132,9 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
     assert dry.stdout == run("render", str(profile), "--site", "example-slurm").stdout
     assert dry.stdout.startswith("#!") and "svd-0000" in dry.stdout
     assert not (tmp_path / ".gpujobs").exists() and not (tmp_path / ".local").exists()
-    other = run("render", str(profile), "--site", "example-slurm", "--set", "gpus=16", "--set", "name=other")
+    other = run(
+        "render", str(profile), "--site", "example-slurm", "--set", "gpus=16", "--set", "name=other"
+    )
     assert "other-0000" in other.stdout and other.stdout != dry.stdout
 
 
@@ -128,14 +147,14 @@ def test_the_clusters_id_is_in_one_place_of_a_script(run, tmp_path: Path) -> Non
 
 def test_plan_says_everything(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
-    order = {
+    spec = {
         "gpus": 8,
         "account": "p12345",
         "walltime": "2h",
         "run": ["python", "x.py"],
         "workers": {"threads": 3, "memory": "20GiB"},
     }
-    profile.write_text(text_of(order))
+    profile.write_text(text_of(spec))
     done = run("plan", str(profile), "--site", "example-slurm", "--set", "network.protocol=tcp")
     assert done.returncode == 0, done.stderr
     for line in (
@@ -146,7 +165,12 @@ def test_plan_says_everything(run, tmp_path: Path) -> None:  # type: ignore[no-u
     ):  # fmt: skip
         assert re.search(rf"^{line}", done.stdout, re.M), line
     value = json.loads(run("plan", str(profile), "--site", "example-slurm", "--json").stdout)
-    assert value["version"] == 1 and value["gpus"] == 8 and len(value["worker_names"]) == 8 and value["jobs"]
+    assert (
+        value["version"] == 1
+        and value["gpus"] == 8
+        and len(value["worker_names"]) == 8
+        and value["jobs"]
+    )
     refused = run("plan", str(profile), "--site", "example-slurm", "--set", "walltime=1000h")
     assert (refused.returncode, refused.stdout) == (2, "")
 
@@ -160,7 +184,11 @@ def test_4_no_such_cluster(run, tmp_path: Path, arguments: list[str]) -> None:  
     words = [word for word in arguments if word not in ("--", "4")]
     done = run(*words, "svd-00", *(["4"] if "4" in arguments else []))
     assert done.returncode == 4
-    assert done.stdout == "" and "there is no cluster 'svd-00'" in done.stderr and "svd-0001" in done.stderr
+    assert (
+        done.stdout == ""
+        and "there is no cluster 'svd-00'" in done.stderr
+        and "svd-0001" in done.stderr
+    )
 
 
 def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -169,7 +197,10 @@ def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: P
     for arguments in (["cancel", "svd-0001"], ["cancel", "--all"]):
         done = run(*arguments)
         assert done.returncode == 3, done.stderr
-        assert "the command scancel was not found" in done.stderr and "commands: {scancel:" in done.stderr
+        assert (
+            "the command scancel was not found" in done.stderr
+            and "commands: {scancel:" in done.stderr
+        )
     assert ledger.get("svd-0001") == before
     seen = run("status", "svd-0001", "--json")  # what is known without it
     assert seen.returncode == 0 and "squeue was not found" in seen.stderr
@@ -182,7 +213,13 @@ def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: P
 
 def test_3_one_that_cannot_be_cancelled_does_not_keep_the_others(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "a-0001")
-    submitted(tmp_path, "b-0001", scheduler="local", created=2.0, submissions=(Submission("elsewhere:1@1", 0, 1),))
+    submitted(
+        tmp_path,
+        "b-0001",
+        scheduler="local",
+        created=2.0,
+        submissions=(Submission("elsewhere:1@1", 0, 1),),
+    )
     done = run("cancel", "--all")
     assert done.returncode == 3 and "the command scancel was not found" in done.stderr
     assert "b-0001 is cancelled" in done.stderr
@@ -201,15 +238,28 @@ def test_a_record_that_cannot_be_read_is_told(run, tmp_path: Path) -> None:  # t
     ledger = submitted(tmp_path, "svd-0001")
     (ledger.folder / "half-0000.json").write_text('{"id": "ha')
     done = run("status", "--all")
-    assert done.returncode == 0 and "svd-0001" in done.stdout and "half-0000.json is no record" in done.stderr
+    assert (
+        done.returncode == 0
+        and "svd-0001" in done.stdout
+        and "half-0000.json is no record" in done.stderr
+    )
     done = run("cancel", "half-0000")
-    assert done.returncode == 1 and "jobs called half-0000" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "jobs called half-0000" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_a_folder_that_was_taken_away(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     (tmp_path / ".gpujobs" / "svd-0001").rmdir()
-    for arguments in (["status", "svd-0001"], ["logs", "svd-0001"], ["connect", "svd-0001"], ["cancel", "svd-0001"]):
+    for arguments in (
+        ["status", "svd-0001"],
+        ["logs", "svd-0001"],
+        ["connect", "svd-0001"],
+        ["cancel", "svd-0001"],
+    ):
         done = run(*arguments)
         assert "Traceback" not in done.stderr, done.stderr
 

@@ -17,11 +17,11 @@ from distributed.deploy.adaptive import Adaptive  # noqa: E402
 from distributed.deploy.cluster import Cluster  # noqa: E402
 from distributed.deploy.spec import ProcessInterface, SpecCluster  # noqa: E402
 
-from gpujobs.cluster.attached import AttachedCluster  # noqa: E402
-from gpujobs.cluster.owner import GPUJobQueueCluster  # noqa: E402
+from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
+from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
 
 OURS = {
-    "_adapts", "_address", "_begin", "_check_elastic", "_force", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load", "_refresh", "_refreshing",
+    "_adapts", "_address", "_begin", "_check_elastic", "_pool", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load", "_refresh", "_refreshing",
     "_reach_target", "_record", "_retire", "_round", "_scale", "_scheduler_spec", "_target", "_tasks", "_touch_lease", "_view", "_watch",
     "_watch_soon", "_write_down_target",
 }  # fmt: skip
@@ -53,9 +53,13 @@ def test_what_is_overridden_is_there() -> None:
 
 def test_calls_of_one_moment_share_a_task() -> None:
     text = source(SpecCluster._correct_state)
-    assert "if self._correct_state_waiting: " in text and "return self._correct_state_waiting" in text
+    assert (
+        "if self._correct_state_waiting: " in text and "return self._correct_state_waiting" in text
+    )
     assert "asyncio.ensure_future(self._correct_state_internal())" in text
-    assert "async with self._lock: self._correct_state_waiting = None" in source(SpecCluster._correct_state_internal)
+    assert "async with self._lock: self._correct_state_waiting = None" in source(
+        SpecCluster._correct_state_internal
+    )
 
 
 def test_a_scheduler_spec_is_made_and_awaited() -> None:
@@ -108,7 +112,15 @@ def test_signatures_fit_those_of_the_base() -> None:
     base = inspect.signature(dask_jobqueue.JobQueueCluster.scale).parameters
     assert list(inspect.signature(GPUJobQueueCluster.scale).parameters) == list(base)
     known = set(inspect.signature(SpecCluster.__init__).parameters)
-    assert {"scheduler", "worker", "asynchronous", "loop", "security", "silence_logs", "name"} <= known
+    assert {
+        "scheduler",
+        "worker",
+        "asynchronous",
+        "loop",
+        "security",
+        "silence_logs",
+        "name",
+    } <= known
 
 
 def test_a_worker_and_the_scheduler_can_be_extended_by_a_preload() -> None:
@@ -125,12 +137,18 @@ def test_every_private_name_is_ours_or_really_overrides_one() -> None:
         bases = [base for base in cls.__mro__ if not base.__module__.startswith("gpujobs")]
         inherited = {name for base in bases for name in vars(base)}
         # Attributes of instances are only in the text of the methods that set them.
-        inherited |= {name for base in bases[:-1] for name in re.findall(r"self\.(_\w+)", source(base))}
-        text = "".join(source(base) for base in cls.__mro__ if base.__module__.startswith("gpujobs"))
+        inherited |= {
+            name for base in bases[:-1] for name in re.findall(r"self\.(_\w+)", source(base))
+        }
+        text = "".join(
+            source(base) for base in cls.__mro__ if base.__module__.startswith("gpujobs")
+        )
         used = set(re.findall(r"\b(?:self|cluster)\.(_[a-z]\w*)", text)) | {
             n for n in vars(cls) if re.match(r"_[a-z]", n)
         }
-        assert used <= OURS | inherited, used - OURS - inherited  # in vain: a release does without it
+        assert used <= OURS | inherited, (
+            used - OURS - inherited
+        )  # in vain: a release does without it
         assert not OURS & inherited, OURS & inherited  # by accident
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gpujobs.cli import main
+from gpujobs.cli.main import main
 from gpujobs.config import profile as profile_models
 from gpujobs.config import site as site_models
 from gpujobs.config.model import Model, build
@@ -24,12 +24,16 @@ from ..support.cli import ROOT
 from .support import plan
 
 FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+)
 MODELS = {
     name: model
     for module in (profile_models, site_models)
     for name, model in inspect.getmembers(module, inspect.isclass)
-    if issubclass(model, Model) and model is not Model and name not in ("Variable", "File")  # one key each, in the text
+    if issubclass(model, Model)
+    and model is not Model
+    and name not in ("Variable", "File")  # one key each, in the text
 }
 
 
@@ -44,16 +48,26 @@ def blocks(kind: str) -> list[object]:
 
 
 @pytest.mark.parametrize(("mark", "text"), blocks("bash"))
-def test_rendered_directives(mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendered_directives(
+    mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same job on each batch scheduler is what `gpujobs render` prints for the profile at the top of the page."""
     if mark[:1] != ["rendered"]:
         pytest.skip("not a script of gpujobs")
     monkeypatch.setenv("HOME", "/home/ada")
     settings = dict(word.split("=") for word in mark[1:])
-    profile = {"name": "svd", "gpus": 4, "gpus_per_job": 2, "walltime": "2h", "run": ["python", "svd.py"]}
+    profile = {
+        "name": "svd",
+        "gpus": 4,
+        "gpus_per_job": 2,
+        "walltime": "2h",
+        "run": ["python", "svd.py"],
+    }
     made = plan(tmp_path, profile, settings.pop("site"), **settings)
     lines = render(made, "svd-0000")[0].text.splitlines()
-    assert [line for line in lines if line.startswith(f"{made.scheduler.prefix} ")] == text.splitlines()
+    assert [
+        line for line in lines if line.startswith(f"{made.scheduler.prefix} ")
+    ] == text.splitlines()
 
 
 def prose(path: Path) -> str:
@@ -62,7 +76,9 @@ def prose(path: Path) -> str:
 
 @pytest.mark.parametrize(("mark", "text"), blocks("yaml"))
 def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
-    assert mark and mark[0] in ("profile", "site"), "say what it is: <!-- profile site=NAME --> or <!-- site -->"
+    assert mark and mark[0] in ("profile", "site"), (
+        "say what it is: <!-- profile site=NAME --> or <!-- site -->"
+    )
     settings = dict(word.split("=") for word in mark[1:] if word != "part")
     if mark[0] == "profile":
         assert plan(tmp_path, text, settings.pop("site", "local"), **settings)
@@ -78,17 +94,26 @@ def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
     for key, queue in site.queues.items():
         if "part" not in mark and queue.gpus_per_node:
             wanted = {"gpus": queue.gpus_per_node, "queue": key, "walltime": "10m"}
-            assert plan(tmp_path, wanted, str(tmp_path / "site.yaml"), **settings).gpus == queue.gpus_per_node
+            assert (
+                plan(tmp_path, wanted, str(tmp_path / "site.yaml"), **settings).gpus
+                == queue.gpus_per_node
+            )
 
 
 def commands() -> list[object]:
     """Return what follows `gpujobs` in console blocks and in code within the text."""
     found = []
     for path in FILES:
-        consoles = "".join(match["text"] for match in BLOCK.finditer(path.read_text()) if match["kind"] == "console")
+        consoles = "".join(
+            match["text"]
+            for match in BLOCK.finditer(path.read_text())
+            if match["kind"] == "console"
+        )
         lines = re.findall(r"^\$ (?:eval \"\$\()?gpujobs ([^)\n]*)", consoles, re.M)
         within = re.findall(r"`gpujobs ([a-z-][^`]*)`", prose(path))
-        found += [pytest.param(words, id=f"{path.stem}: {words}") for words in sorted({*lines, *within})]
+        found += [
+            pytest.param(words, id=f"{path.stem}: {words}") for words in sorted({*lines, *within})
+        ]
     return found
 
 
@@ -97,7 +122,9 @@ def test_commands_exist(words: str) -> None:
     lexer = shlex.shlex(words, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     arguments = list(lexer)
-    arguments = arguments[: next((n for n, word in enumerate(arguments) if word[0] in "|&>;"), None)]
+    arguments = arguments[
+        : next((n for n, word in enumerate(arguments) if word[0] in "|&>;"), None)
+    ]
     command: click.Command = main
     while isinstance(command, click.Group) and arguments and arguments[0] in command.commands:
         command = command.commands[arguments.pop(0)]
@@ -117,9 +144,13 @@ def test_every_command_and_option_is_told() -> None:
     common = {"--site", "--set", "--help"}
     for name, command in main.commands.items():
         for one in command.commands.values() if isinstance(command, click.Group) else [command]:
-            words = {word for item in one.params if isinstance(item, click.Option) for word in item.opts}
+            words = {
+                word for item in one.params if isinstance(item, click.Option) for word in item.opts
+            }
             assert not [
-                word for word in words - common if f"`{word}" not in sections[name] and f" {word}" not in sections[name]
+                word
+                for word in words - common
+                if f"`{word}" not in sections[name] and f" {word}" not in sections[name]
             ]
 
 
@@ -128,20 +159,26 @@ def test_every_key_is_in_a_table(name: str) -> None:
     text = "".join(path.read_text() for path in FILES)
     tables = re.findall(rf"<!-- keys {name} -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
     assert len(tables) == 1, f"one table of {name}'s keys, with <!-- keys {name} --> above it"
-    keys = [key for row in tables[0].splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+    keys = [
+        key for row in tables[0].splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
     assert sorted(keys) == sorted(MODELS[name].model_fields)
 
 
 @pytest.mark.parametrize(("mark", "text"), blocks("python"))
 def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
-    from gpujobs.cluster.keywords import document_of
-    from gpujobs.cluster.owner import GPUJobQueueCluster
+    from gpujobs.deploy.cluster import GPUJobQueueCluster
+    from gpujobs.deploy.keywords import document_of
 
     compile(text, "document", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     own = inspect.signature(GPUJobQueueCluster.__init__).parameters
     for call in ast.walk(ast.parse(text)):
         if isinstance(call, ast.Call) and re.fullmatch(r".*GPU\w+Cluster", ast.unparse(call.func)):
-            values = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg not in own}
+            values = {
+                item.arg: ast.literal_eval(item.value)
+                for item in call.keywords
+                if item.arg not in own
+            }
             document_of({str(name): value for name, value in values.items()})
 
 
@@ -153,13 +190,17 @@ def test_links(path: Path) -> None:
         assert file.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
-            assert anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings], target
+            assert anchor in [
+                re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings
+            ], target
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_words(path: Path) -> None:
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|\"scheduler\"", "", prose(path))
-    assert not re.findall(r"(?i)(?<!batch.)(?<!dask.)\bschedulers?\b[^\n]*", text), "batch scheduler or dask scheduler?"
+    assert not re.findall(r"(?i)(?<!batch.)(?<!dask.)\bschedulers?\b[^\n]*", text), (
+        "batch scheduler or dask scheduler?"
+    )
 
 
 def test_messages_are_real() -> None:
@@ -167,7 +208,12 @@ def test_messages_are_real() -> None:
     code = "".join(path.read_text() for paths in folders for path in paths)
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # texts that go on in the next line
     rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
-    parts = [part.strip() for row in rows for text in re.findall(r"`([^`]+)`", row) for part in text.split("…")]
+    parts = [
+        part.strip()
+        for row in rows
+        for text in re.findall(r"`([^`]+)`", row)
+        for part in text.split("…")
+    ]
     assert len(parts) > 50
     assert not [part for part in parts if part not in code]
 
@@ -175,5 +221,11 @@ def test_messages_are_real() -> None:
 def test_every_module_is_on_the_map() -> None:
     text = (ROOT / "docs" / "how-it-works.md").read_text()
     package = ROOT / "gpujobs"
-    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if "__" not in path.name}
-    assert not [name for name in sorted(modules) if f"`{name}`" not in text and not name.startswith("schedulers/")]
+    modules = {
+        str(path.relative_to(package)) for path in package.rglob("*.py") if "__" not in path.name
+    }
+    assert not [
+        name
+        for name in sorted(modules)
+        if f"`{name}`" not in text and not name.startswith("schedulers/")
+    ]

@@ -17,10 +17,10 @@ HEAVY = ("dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptograp
 
 # From the ground up: a room may import from its own floor's folder and from what stands before it, nothing behind it.
 FLOORS = [
-    "version", "errors", "units", "names", "text", "injob", "jobcheck", "mpi", "schedulers", "commands", "tls", "ledger", "folder", "batch", "status",
-    "clusters", "logs", "connection", "display", "waiting", "config", "planning", "machine", "prepare", "submit", "scaling", "doctor", "cluster", "cli",
+    "version", "errors", "text", "injob", "names", "mpi", "schedulers", "config", "planning", "batch", "clusters",
+    "deploy", "doctor", "cli",
 ]  # fmt: skip
-APART = {"__init__", "__main__", "localqueue"}
+APART = {"__init__", "__main__"}
 
 
 def room(path: Path) -> str:
@@ -34,7 +34,9 @@ def imports(path: Path) -> set[str]:
     for item in ast.walk(ast.parse(path.read_text())):
         if isinstance(item, ast.ImportFrom) and item.level:
             base = path.parents[item.level - 1]
-            names = [item.module.split(".")[0]] if item.module else [alias.name for alias in item.names]
+            names = (
+                [item.module.split(".")[0]] if item.module else [alias.name for alias in item.names]
+            )
             found |= {room(base / name) for name in names}
     return found
 
@@ -43,7 +45,9 @@ def test_every_room_has_its_floor() -> None:
     assert {room(path) for path in PACKAGE.rglob("*.py")} == set(FLOORS) | APART
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_imports_go_one_way(path: Path) -> None:
     own = room(path)
     if own in APART:
@@ -55,12 +59,14 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_schedulers_do_no_input_or_output() -> None:
     for path in (PACKAGE / "schedulers").glob("*.py"):
         text = path.read_text()
-        assert not [word for word in ("subprocess", "open(", "import socket", "import os") if word in text], path
+        assert not [
+            word for word in ("subprocess", "open(", "import socket", "import os") if word in text
+        ], path
 
 
 def test_processes_are_started_in_one_module() -> None:
     users = {path.stem for path in PACKAGE.rglob("*.py") if "import subprocess" in path.read_text()}
-    assert users == {"commands", "injob"}  # injob runs inside jobs
+    assert users == {"process", "injob"}  # injob runs inside jobs
 
 
 def test_injob_needs_only_the_standard_library_and_distributed() -> None:
@@ -73,18 +79,25 @@ def test_injob_needs_only_the_standard_library_and_distributed() -> None:
             names = [str(item.module)]
         for name in names:
             top = name.split(".")[0]
-            assert top in sys.stdlib_module_names or top in ("distributed", "pynvml", "mpi4py", "dask_mpi"), name
+            assert top in sys.stdlib_module_names or top in (
+                "distributed",
+                "pynvml",
+                "mpi4py",
+                "dask_mpi",
+            ), name
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["render"], ["plan"], ["plan", "--json"], ["status"], ["sites", "list"]], ids=" ".join
+    "arguments",
+    [["--version"], ["render"], ["plan"], ["plan", "--json"], ["status"], ["sites", "list"]],
+    ids=" ".join,
 )
 def test_commands_import_no_dask(arguments: list[str], tmp_path: Path) -> None:
     profile = tmp_path / "p.yaml"
     profile.write_text("site: example-slurm\ngpus: 8\nwalltime: 2h\naccount: p12345\n")
     words = [*arguments, str(profile)] if arguments[0] in ("render", "plan") else arguments
     code = (
-        "import json, sys\nfrom gpujobs.cli import main\n"
+        "import json, sys\nfrom gpujobs.cli.main import main\n"
         f"try: main({words!r})\nexcept SystemExit as end: assert not end.code, end.code\n"
         "print('\\n' + json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
@@ -98,7 +111,9 @@ def test_commands_import_no_dask(arguments: list[str], tmp_path: Path) -> None:
     loaded = json.loads(done.stderr.strip().splitlines()[-1])
     assert not [name for name in loaded if name.split(".")[0] in HEAVY]
     if arguments == ["--version"]:
-        assert not [name for name in loaded if name.split(".")[0] in ("pydantic", "jinja2", "ruamel")]
+        assert not [
+            name for name in loaded if name.split(".")[0] in ("pydantic", "jinja2", "ruamel")
+        ]
     if arguments == ["status"]:
         assert not [name for name in loaded if name.split(".")[0] in ("pydantic", "jinja2")]
 
@@ -106,4 +121,8 @@ def test_commands_import_no_dask(arguments: list[str], tmp_path: Path) -> None:
 def test_importing_gpujobs_imports_nothing_else() -> None:
     code = "import sys; before = set(sys.modules); import gpujobs; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {name.split(".")[0] for name in ast.literal_eval(done.stdout)} <= {"gpujobs", "__future__", "typing"}
+    assert {name.split(".")[0] for name in ast.literal_eval(done.stdout)} <= {
+        "gpujobs",
+        "__future__",
+        "typing",
+    }

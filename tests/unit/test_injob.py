@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpujobs import folder, injob
+from gpujobs import injob
+from gpujobs.clusters import folder
 
 from ..support.cli import NVML
 
@@ -100,7 +101,10 @@ def test_two_workers_on_one_gpu() -> None:
         "d": worker("n1", None),
     }
     assert injob.duplicate(fine) == ""
-    assert injob.duplicate(fine | {"b-0": worker("n1", "GPU-1")}) == "workers a-0 and b-0 share GPU GPU-1 on n1"
+    assert (
+        injob.duplicate(fine | {"b-0": worker("n1", "GPU-1")})
+        == "workers a-0 and b-0 share GPU GPU-1 on n1"
+    )
 
 
 def test_commands_are_taken_apart() -> None:
@@ -169,13 +173,21 @@ def test_it_starts_without_gpujobs(tmp_path: Path) -> None:
     copy = tmp_path / "injob.py"
     copy.write_text(Path(injob.__file__).read_text())
     done = subprocess.run(
-        [sys.executable, "-S", str(copy), "--help"], capture_output=True, text=True, env={}, check=False
+        [sys.executable, "-S", str(copy), "--help"],
+        capture_output=True,
+        text=True,
+        env={},
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
-    head = injob.Head(injob.parse(["supervise", f"--folder={tmp_path}", "--job=0", "--lease=60", "--scheduler", "x"]))
+    head = injob.Head(
+        injob.parse(
+            ["supervise", f"--folder={tmp_path}", "--job=0", "--lease=60", "--scheduler", "x"]
+        )
+    )
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "beat").write_text("1.0")  # by clocks that are years apart
     lease = tmp_path / "lease"
@@ -195,9 +207,13 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]
 
 
-def test_the_walltime_does_not_follow_a_clock_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walltime_does_not_follow_a_clock_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time()
-    options = injob.parse(["supervise", f"--folder={tmp_path}", "--job=0", f"--started={now - 10}", "--walltime=100"])
+    options = injob.parse(
+        ["supervise", f"--folder={tmp_path}", "--job=0", f"--started={now - 10}", "--walltime=100"]
+    )
     job = injob.Job(options)
     monkeypatch.setattr(time, "time", lambda: now + 3600)
     assert 80 < job.time_left() <= 90
@@ -214,7 +230,9 @@ def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
     (folder / "injob.py").touch()
-    job = injob.Workers(injob.parse(["supervise", f"--folder={folder}", "--job=1", "--workers", "x"]))
+    job = injob.Workers(
+        injob.parse(["supervise", f"--folder={folder}", "--job=1", "--workers", "x"])
+    )
     (folder / "injob.py").unlink()
     folder.rmdir()
     job.look_for_end()  # a file server may be away for a moment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpujobs.cluster.jobs import Job, JobTable, Phase, counts, gpus_of
+from gpujobs.deploy.job import Job, JobTable, Phase, counts, gpus_of
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
 BOTH = frozenset({"svd-0", "svd-1"})
@@ -20,7 +20,10 @@ def test_phases_in_order() -> None:
         seen.append(made.phase)
 
     look(frozenset(), 0.0)
-    made.asked, made.status = True, JobStatus(JobState.PENDING, reason="Priority", starts="2026-01-01T10:00:00")
+    made.asked, made.status = (
+        True,
+        JobStatus(JobState.PENDING, reason="Priority", starts="2026-01-01T10:00:00"),
+    )
     look(frozenset(), 1.0)
     assert counts([made]) == "1 PENDING (Priority)"
     assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable([made.row()]))
@@ -54,7 +57,11 @@ def test_workers_that_are_there_before_the_batch_scheduler_says_so() -> None:
 
 def test_gpus_of_workers() -> None:
     gpu = {"node": "node1", "uuid": "GPU-1", "model": "A100", "memory": 2**34}
-    workers = {"svd-0": {"gpu": gpu}, "svd-1": {"gpu": None}, "cpu-0": {"gpu": {"node": "node1", "uuid": None}}}
+    workers = {
+        "svd-0": {"gpu": gpu},
+        "svd-1": {"gpu": None},
+        "cpu-0": {"gpu": {"node": "node1", "uuid": None}},
+    }
     assert gpus_of(("svd-0", "svd-1", "cpu-0", "gone"), workers) == ({"worker": "svd-0", **gpu},)
     made = job()
     made.gpus = gpus_of(made.workers, workers)

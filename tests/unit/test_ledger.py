@@ -9,23 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs import folder, tls
+from gpujobs.clusters import folder, tls
+from gpujobs.clusters.ledger import (
+    ClusterRecord,
+    Ledger,
+    Submission,
+    private_folder,
+    write_atomically,
+)
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
-from gpujobs.ledger import Ledger, Record, Submission, private_folder, write_atomically
 from gpujobs.schedulers import JobId
 
 
-def record(cluster: str = "svd-0001", **changes: object) -> Record:
+def record(cluster: str = "svd-0001", **changes: object) -> ClusterRecord:
     values = {
         "id": cluster, "site": "here", "scheduler": "slurm", "folder": f"/nosuch/{cluster}", "created": 1.0, "workers": 4,
         "workers_per_job": 2, "gpus": 4, "gpus_per_job": 2, "walltime": 600, "run": ("a", "b c"), "encrypted": True,
     }  # fmt: skip
-    return Record(**(values | changes))  # type: ignore[arg-type]
+    return ClusterRecord(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_round_trip(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "state")
-    first = record(submissions=(Submission("7", 0, 2, array=True), Submission("8", 2, 1)), notes=("x",))
+    first = record(
+        submissions=(Submission("7", 0, 2, array=True), Submission("8", 2, 1)), notes=("x",)
+    )
     ledger.add(first)
     assert ledger.get("svd-0001") == first
     assert first.jobs == {0: JobId("7", 0), 1: JobId("7", 1), 2: JobId("8")}
@@ -60,7 +68,8 @@ def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
     threads = [
-        threading.Thread(target=ledger.submitted, args=("svd-0001", Submission(str(n), n, 1))) for n in range(20)
+        threading.Thread(target=ledger.submitted, args=("svd-0001", Submission(str(n), n, 1)))
+        for n in range(20)
     ]
     for thread in threads:
         thread.start()
@@ -84,11 +93,15 @@ def test_a_broken_record_does_not_hide_the_others(tmp_path: Path, content: bytes
         ledger.get("half-0000")
 
 
-def test_a_crash_before_the_replacement_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_before_the_replacement_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
     monkeypatch.setattr(
-        Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        Path,
+        "replace",
+        lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(GpujobsError, match="No space left"):
         ledger.update("svd-0001", finished=True)
@@ -134,7 +147,7 @@ def test_cluster_folder(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in [made, *made.iterdir()])
     with pytest.raises(InputError, match="exists already"):
         folder.make(made, encrypted=True)
-    assert folder.read(made) == folder.Facts()
+    assert folder.read(made) == folder.FolderState()
 
 
 def test_end_is_said_once(tmp_path: Path) -> None:
@@ -150,7 +163,9 @@ def test_facts(tmp_path: Path) -> None:
     (made / "jobs" / "4.json").write_text('{"exit_c')
     (made / "jobs" / "5.reason").write_text("because\n")
     (made / "workers.json").write_text(json.dumps({"workers": {"a": {"address": "x"}}}))
-    (made / "scheduler.json").write_text(json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}}))
+    (made / "scheduler.json").write_text(
+        json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}})
+    )
     (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     facts = folder.read(made)
     assert facts.ended == {"exit_code": 1, "reason": "run: ended: [31mred"}
@@ -182,11 +197,13 @@ def test_write_atomically(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
+)
 def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
-    from gpujobs.config.sources import read_order
+    from gpujobs.config.sources import read_spec
 
     path = tmp_path / "order.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"order\.json"):
-        read_order(path)
+        read_spec(path)

@@ -9,7 +9,7 @@ import pytest
 
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
-from gpujobs.schedulers import JobId, JobState, JobStatus, Result
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.lsf import LSF
 
 from ..support.transcripts import recorded
@@ -18,20 +18,24 @@ from .support import plan
 SCHEDULER = LSF()
 
 
-def said(file: str, title: str) -> Result:
+def said(file: str, title: str) -> CommandResult:
     return recorded("lsf", file, title)
 
 
 # -- what a script says --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(1, "0:01"), (60, "0:01"), (61, "0:02"), (3600, "1:00"), (86399, "24:00"), (86400, "24:00")]
+    ("seconds", "text"),
+    [(1, "0:01"), (60, "0:01"), (61, "0:02"), (3600, "1:00"), (86399, "24:00"), (86400, "24:00")],
 )
 def test_walltime_is_minutes_rounded_up(seconds: int, text: str) -> None:
     assert SCHEDULER.walltime(seconds) == text
 
 
 def test_output_is_always_set_and_quoted() -> None:
-    assert SCHEDULER.output("/home/ada/.gpujobs", "x-1", False) == "/home/ada/.gpujobs/x-1/logs/lsf-%J.log"
+    assert (
+        SCHEDULER.output("/home/ada/.gpujobs", "x-1", False)
+        == "/home/ada/.gpujobs/x-1/logs/lsf-%J.log"
+    )
     assert SCHEDULER.output("/my folder", "x-1", True) == '"/my folder/x-1/logs/lsf-%J.%I.log"'
 
 
@@ -122,7 +126,10 @@ def test_directives_that_are_not_the_users(tmp_path: Path, directive: str, why: 
 
 def test_script_of_an_array(tmp_path: Path) -> None:
     text = render(
-        plan(tmp_path, {"gpus": 4, "gpus_per_job": 2, "queue": "gpua100", "walltime": "90m"}, "dtu"), "svd-0000"
+        plan(
+            tmp_path, {"gpus": 4, "gpus_per_job": 2, "queue": "gpua100", "walltime": "90m"}, "dtu"
+        ),
+        "svd-0000",
     )[0].text
     assert '#BSUB -J "svd-0000[1-2]"\n' in text and "#BSUB -W 1:30\n" in text
     assert "GPUJOBS_JOB=$((-1 + LSB_JOBINDEX))" in text  # LSF counts from 1
@@ -133,7 +140,12 @@ def test_id() -> None:
     assert SCHEDULER.parse_submit(said("submit.txt", "script on standard input").stdout) == "61"
     assert SCHEDULER.parse_submit(said("submit.txt", "array").stdout) == "63"
     assert SCHEDULER.parse_submit(said("submit.txt", "quiet or machine readable").stdout) is None
-    assert SCHEDULER.parse_submit("This job is charged to p1.\nJob <7> is submitted to queue <x>.\nThank you\n") == "7"
+    assert (
+        SCHEDULER.parse_submit(
+            "This job is charged to p1.\nJob <7> is submitted to queue <x>.\nThank you\n"
+        )
+        == "7"
+    )
     assert SCHEDULER.parse_submit("Job <") is None
 
 
@@ -155,9 +167,11 @@ def test_a_refusal_is_no_absence(title: str) -> None:
 
 @pytest.mark.parametrize("title", ["submit", "status", "cancel", "cluster"])
 def test_server_down(title: str) -> None:
-    assert SCHEDULER.unreachable(said("server-down.txt", title))  # they never return, and lsid says that LIM is down
+    assert SCHEDULER.unreachable(
+        said("server-down.txt", title)
+    )  # they never return, and lsid says that LIM is down
     stderr = said("server-down.txt", "submit").stderr
-    assert SCHEDULER.unreachable(Result(("bsub",), 255, "", stderr))
+    assert SCHEDULER.unreachable(CommandResult(("bsub",), 255, "", stderr))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +183,8 @@ def test_server_down(title: str) -> None:
     ],
 )  # fmt: skip
 def test_away_for_a_moment(words: str) -> None:
-    assert SCHEDULER.unreachable(Result(("bsub",), 255, "", words))
-    assert not SCHEDULER.unreachable(Result(("bsub",), 0, "", words))
+    assert SCHEDULER.unreachable(CommandResult(("bsub",), 255, "", words))
+    assert not SCHEDULER.unreachable(CommandResult(("bsub",), 0, "", words))
 
 
 def test_find_by_name() -> None:
@@ -182,9 +196,11 @@ def test_find_by_name() -> None:
     assert SCHEDULER.answered(said("status.txt", "wide, all states"))
     for title in ("nothing left", "unknown job id", "unknown user"):  # no job is an answer
         assert SCHEDULER.answered(said("status.txt", title)), title
-    assert SCHEDULER.answered(Result(("bjobs",), 255, "", "No job found\n"))
+    assert SCHEDULER.answered(CommandResult(("bjobs",), 255, "", "No job found\n"))
     assert not SCHEDULER.answered(said("server-down.txt", "status"))
-    assert not SCHEDULER.answered(Result(("bjobs",), 255, "", "Batch daemon internal error\n"))
+    assert not SCHEDULER.answered(
+        CommandResult(("bjobs",), 255, "", "Batch daemon internal error\n")
+    )
 
 
 def test_limit() -> None:
@@ -212,7 +228,9 @@ def test_status_of_arrays_and_jobs() -> None:
 
 
 def test_known_and_unknown_in_one_answer() -> None:
-    found = SCHEDULER.parse_status(said("status.txt", "known and unknown"), [JobId("97"), JobId("99999")])
+    found = SCHEDULER.parse_status(
+        said("status.txt", "known and unknown"), [JobId("97"), JobId("99999")]
+    )
     assert {str(job): status.state for job, status in found.items()} == {"97": JobState.RUNNING}
     for title in ("unknown job id", "nothing left", "malformed id"):
         assert SCHEDULER.parse_status(said("status.txt", title), [JobId("97")]) == {}
@@ -227,8 +245,10 @@ def test_known_and_unknown_in_one_answer() -> None:
     ],
 )  # fmt: skip
 def test_states(native: str, state: str) -> None:
-    line = f"5       ada     {native:5} normal     login       2*node1:4*node2 svd-1[3] Nov 20 10:31\n"
-    found = SCHEDULER.parse_status(Result(("bjobs",), 0, line), [JobId("5", 3)])
+    line = (
+        f"5       ada     {native:5} normal     login       2*node1:4*node2 svd-1[3] Nov 20 10:31\n"
+    )
+    found = SCHEDULER.parse_status(CommandResult(("bjobs",), 0, line), [JobId("5", 3)])
     assert found == {JobId("5", 3): JobStatus(JobState(state), native, node="node1,node2")}
 
 
@@ -244,17 +264,31 @@ def test_details_are_asked_of_what_waits_and_what_failed() -> None:
 
 def test_details() -> None:
     pending = said("status.txt", "long, pending")
-    listed = {JobId("98"): JobStatus(JobState.PENDING, "PEND"), JobId("98", 2): JobStatus(JobState.PENDING, "PEND")}
+    listed = {
+        JobId("98"): JobStatus(JobState.PENDING, "PEND"),
+        JobId("98", 2): JobStatus(JobState.PENDING, "PEND"),
+    }
     reason = "Job's requirements for reserving resource (ngpus) not satisfied: 2 hosts"
-    assert {status.reason for status in SCHEDULER.parse_detail(pending, listed).values()} == {reason}
+    assert {status.reason for status in SCHEDULER.parse_detail(pending, listed).values()} == {
+        reason
+    }
     for title in ("long, failed", "UF"):
         failed = {JobId("104"): JobStatus(JobState.FAILED, "EXIT", node="node1")}
         found = SCHEDULER.parse_detail(said("status.txt", title), failed)
-        assert found == {JobId("104"): JobStatus(JobState.FAILED, "EXIT", exit_code=3, node="node1")}
+        assert found == {
+            JobId("104"): JobStatus(JobState.FAILED, "EXIT", exit_code=3, node="node1")
+        }
     late = {JobId("108"): JobStatus(JobState.FAILED, "EXIT")}
-    found = SCHEDULER.parse_detail(said("finished.txt", "bjobs -l of the job over its run limit"), late)
+    found = SCHEDULER.parse_detail(
+        said("finished.txt", "bjobs -l of the job over its run limit"), late
+    )
     assert (found[JobId("108")].state, found[JobId("108")].exit_code) == (JobState.TIMEOUT, 140)
-    assert SCHEDULER.parse_detail(Result(("bjobs",), 255, "", "Job <98> is not found\n"), listed) == {}
+    assert (
+        SCHEDULER.parse_detail(
+            CommandResult(("bjobs",), 255, "", "Job <98> is not found\n"), listed
+        )
+        == {}
+    )
 
 
 HISTORY = {
@@ -268,7 +302,9 @@ def test_history(title: str) -> None:
     result = said("finished.txt", title)
     # The recording cut the first line of bhist off; it has the script in it, which may say anything.
     first = "\nJob <5>, Job Name <x>, User <alice>, Project <default>, Command <#!/bin/bash;exit 9;# Fri Nov 20 10:39:29: Exited with exit code 9>\n"
-    history = Result(("bhist",), 0, first + result.stdout[result.stdout.index("Submitted from host") - 21 :])
+    history = CommandResult(
+        ("bhist",), 0, first + result.stdout[result.stdout.index("Submitted from host") - 21 :]
+    )
     found = SCHEDULER.parse_accounting(history, [JobId("5")])[JobId("5")]
     assert (found.state.value, found.exit_code) == HISTORY[title]
 
@@ -283,7 +319,10 @@ def test_history_of_an_array_and_of_what_still_runs() -> None:
     first = "Job <109>, Job Name <x>, Command <y>\n"
     running = said("finished.txt", "over its run limit, traps the warning").stdout
     assert (
-        SCHEDULER.parse_accounting(Result(("bhist",), 0, first + running[running.index("Fri") :]), [JobId("109")]) == {}
+        SCHEDULER.parse_accounting(
+            CommandResult(("bhist",), 0, first + running[running.index("Fri") :]), [JobId("109")]
+        )
+        == {}
     )
     assert SCHEDULER.parse_accounting(said("finished.txt", "bhist of an unknown"), ids) == {}
 
@@ -307,9 +346,13 @@ def test_termination_reasons_of_ibm(words: str, state: str, code: int | None) ->
     event, _, term = words.partition("\n")
     text = f"\nJob <5[2]>, Job Name <x[2]>, User <ada>\n{stamp}Started 1 Task(s) on Host(s) <n1>;\n{stamp}{event}\n"
     text += f"{stamp}Completed <exit>; {term}\n" if term else ""
-    wrapped = "\n".join(line[:79] + ("\n" + " " * 21 + line[79:] if line[79:] else "") for line in text.split("\n"))
+    wrapped = "\n".join(
+        line[:79] + ("\n" + " " * 21 + line[79:] if line[79:] else "") for line in text.split("\n")
+    )
     for answer in (text, wrapped):
-        found = SCHEDULER.parse_accounting(Result(("bhist",), 0, answer), [JobId("5", 2)])[JobId("5", 2)]
+        found = SCHEDULER.parse_accounting(CommandResult(("bhist",), 0, answer), [JobId("5", 2)])[
+            JobId("5", 2)
+        ]
         assert (found.state.value, found.exit_code) == (state, code)
         assert not term or found.reason in term
 
@@ -338,4 +381,4 @@ def test_a_cancel_that_came_too_late_is_no_failure(title: str, gone: bool) -> No
 
 def test_one_denied_job_is_a_failure() -> None:
     stderr = said("cancel.txt", "finished").stderr + said("cancel.txt", "somebody else's").stderr
-    assert not SCHEDULER.already_gone(Result(("bkill",), 255, "", stderr))
+    assert not SCHEDULER.already_gone(CommandResult(("bkill",), 255, "", stderr))

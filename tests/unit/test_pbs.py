@@ -11,7 +11,7 @@ import pytest
 
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
-from gpujobs.schedulers import JobId, JobState, JobStatus, Result
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.pbs import PBS
 
 from ..support.transcripts import recorded
@@ -20,11 +20,11 @@ from .support import SITES, plan
 PBS_ = PBS()
 
 
-def qstat(file: str, title: str) -> Result:
+def qstat(file: str, title: str) -> CommandResult:
     """Return a recorded answer; where it was filtered with egrep, what is left is mended to be JSON again."""
     found = recorded("pbs", file, title)
     text = re.sub(r",(\s*[}\]])", r"\1", re.sub(r"\n\t\t\t},(?=\n\t\t\t\")", "", found.stdout))
-    return Result(found.argv, found.exit_code, text, found.stderr)
+    return CommandResult(found.argv, found.exit_code, text, found.stderr)
 
 
 def one(file: str, title: str, identity: str) -> JobStatus:
@@ -45,7 +45,8 @@ def test_id(stdout: str, number: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "number"), [("script with directives", "61"), ("array: the id has brackets", "63[]"), ("gpu type", "73")]
+    ("title", "number"),
+    [("script with directives", "61"), ("array: the id has brackets", "63[]"), ("gpu type", "73")],
 )
 def test_recorded_id(title: str, number: str) -> None:
     assert PBS_.parse_submit(recorded("pbs", "01-submit-ok.txt", title).stdout) == number
@@ -92,7 +93,13 @@ def test_other_server_is_named_everywhere() -> None:
         ("04-finished.txt", "deleted while running", "114", "CANCELLED", 143),
         ("04-finished.txt", "deleted while queued", "115", "CANCELLED", None),
         ("04-finished.txt", "output folder missing", "116", "COMPLETED", 0),
-        ("04-finished.txt", "dependency never satisfied (afterok of a failed job)", "118", "FAILED", None),
+        (
+            "04-finished.txt",
+            "dependency never satisfied (afterok of a failed job)",
+            "118",
+            "FAILED",
+            None,
+        ),
     ],
 )
 def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
@@ -116,13 +123,20 @@ def test_reasons_and_nodes() -> None:
     assert one("03-status.txt", "held, json", "97").reason == "held"
     assert one("03-status.txt", "running, json", "95").node == "node1"
     assert one("03-status.txt", "running, json", "95").reason == ""
-    assert "depended on" in one("04-finished.txt", "dependency never satisfied (afterok of a failed job)", "118").reason
+    assert (
+        "depended on"
+        in one(
+            "04-finished.txt", "dependency never satisfied (afterok of a failed job)", "118"
+        ).reason
+    )
 
 
 def status(state: str, substate: int | None = None, code: int | None = None, **more: Any) -> str:
     record = {"job_state": state, "substate": substate, "Exit_status": code, **more}
-    text = json.dumps({"Jobs": {"5.srv": {key: value for key, value in record.items() if value is not None}}})
-    found = PBS_.parse_status(Result(("qstat",), 0, text), [JobId("5")])
+    text = json.dumps(
+        {"Jobs": {"5.srv": {key: value for key, value in record.items() if value is not None}}}
+    )
+    found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("5")])
     return found[JobId("5")].state.value
 
 
@@ -153,7 +167,7 @@ def test_walltime_of_older_sites() -> None:
 def members_of(parent: dict[str, Any], **listed: dict[str, Any]) -> dict[int | None, str]:
     jobs = {"9[].srv": parent, **{f"9[{key[1:]}].srv": value for key, value in listed.items()}}
     ids = [JobId("9[]", n) for n in range(4)]
-    found = PBS_.parse_status(Result(("qstat",), 0, json.dumps({"Jobs": jobs})), ids)
+    found = PBS_.parse_status(CommandResult(("qstat",), 0, json.dumps({"Jobs": jobs})), ids)
     return {job.index: status.state.value for job, status in found.items()}
 
 
@@ -161,7 +175,11 @@ def test_members_that_have_not_started_are_not_listed() -> None:
     assert set(members_of({"job_state": "Q", "substate": 10}).values()) == {"PENDING"}
     begun = {"job_state": "B", "substate": 70, "array_indices_remaining": "2-3"}
     running = {"job_state": "R", "substate": 42}
-    assert members_of(begun, m0=running) == {0: "RUNNING", 2: "PENDING", 3: "PENDING"}  # of 1 nothing is known
+    assert members_of(begun, m0=running) == {
+        0: "RUNNING",
+        2: "PENDING",
+        3: "PENDING",
+    }  # of 1 nothing is known
     deleted = {"job_state": "F", "substate": 91, "array_indices_remaining": "1-3"}
     ended = {"job_state": "F", "substate": 92, "Exit_status": 0}
     assert members_of(deleted, m0=ended, m1={"job_state": "Q", "substate": 10}) == {
@@ -171,8 +189,14 @@ def test_members_that_have_not_started_are_not_listed() -> None:
 
 
 def test_expected_start() -> None:
-    job = {"job_state": "Q", "substate": 10, "estimated": {"start_time": "Sat Nov 21 10:00:00 2026"}}
-    found = PBS_.parse_status(Result(("qstat",), 0, json.dumps({"Jobs": {"5.srv": job}})), [JobId("5")])
+    job = {
+        "job_state": "Q",
+        "substate": 10,
+        "estimated": {"start_time": "Sat Nov 21 10:00:00 2026"},
+    }
+    found = PBS_.parse_status(
+        CommandResult(("qstat",), 0, json.dumps({"Jobs": {"5.srv": job}})), [JobId("5")]
+    )
     assert found[JobId("5")].starts == "Sat Nov 21 10:00:00 2026"
 
 
@@ -191,18 +215,30 @@ def test_expected_start() -> None:
     ],
 )
 def test_garbled_answer_says_nothing(text: str) -> None:
-    found = PBS_.parse_status(Result(("qstat",), 0, text), [JobId("5"), JobId("9[]", 1)])
+    found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("5"), JobId("9[]", 1)])
     assert {status.state for status in found.values()} <= {JobState.UNKNOWN}
 
 
 def test_answer_that_is_no_json_because_of_a_variable() -> None:
     text = recorded("pbs", "03-status.txt", "running, json").stdout.replace('"workq"', '"a\\q"')
-    assert PBS_.parse_status(Result(("qstat",), 0, text), [JobId("95")])[JobId("95")].state is JobState.RUNNING
+    assert (
+        PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("95")])[JobId("95")].state
+        is JobState.RUNNING
+    )
 
 
 # -- away, refused, gone -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "title", ["submit", "status", "status, json", "one job, json", "cancel", "unknown server", "no configuration"]
+    "title",
+    [
+        "submit",
+        "status",
+        "status, json",
+        "one job, json",
+        "cancel",
+        "unknown server",
+        "no configuration",
+    ],
 )
 def test_recorded_server_down(title: str) -> None:
     result = recorded("pbs", "07-server-down.txt", title)
@@ -227,16 +263,22 @@ def test_recorded_refusal_is_final(title: str) -> None:
 def test_answers_and_failures() -> None:
     assert PBS_.answered(recorded("pbs", "03-status.txt", "unknown job id, json"))
     assert PBS_.answered(recorded("pbs", "04-finished.txt", "not found without -x"))
-    assert PBS_.answered(Result(("qstat",), 36, "", "qstat: PBS is not configured to maintain job history 5.node1\n"))
+    assert PBS_.answered(
+        CommandResult(
+            ("qstat",), 36, "", "qstat: PBS is not configured to maintain job history 5.node1\n"
+        )
+    )
     assert not PBS_.answered(recorded("pbs", "07-server-down.txt", "one job, json"))
     assert not PBS_.answered(recorded("pbs", "03-status.txt", "malformed id"))
 
 
 def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
     rerun = "qsub: cannot submit non-rerunable Array Job\nqsub: directive error: -r n\n"
-    assert not PBS_.unreachable(Result(("qsub",), 255, "", rerun))
+    assert not PBS_.unreachable(CommandResult(("qsub",), 255, "", rerun))
     assert not PBS_.unreachable(recorded("pbs", "03-status.txt", "unknown job id, json"))
-    assert PBS_.unreachable(Result(("qstat",), None, problem="qstat did not answer within 60 s"))
+    assert PBS_.unreachable(
+        CommandResult(("qstat",), None, problem="qstat did not answer within 60 s")
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +294,7 @@ def test_recorded_cancel(file: str, title: str, gone: bool) -> None:
 
 def test_cancel_of_one_that_is_gone_and_one_that_is_not_ours() -> None:
     said = "qdel: Unknown Job Id 99999.node1\nqdel: Unauthorized Request  122.node1\n"
-    assert not PBS_.already_gone(Result(("qdel",), 159, "", said))
+    assert not PBS_.already_gone(CommandResult(("qdel",), 159, "", said))
 
 
 def test_recorded_limit() -> None:
@@ -307,7 +349,11 @@ def test_clash(line: str, taken: set[str], clash: str) -> None:
 )  # fmt: skip
 def test_what_a_user_may_not_write(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        plan(tmp_path, {"gpus": 4, "account": "ABCD0001", "walltime": "1h", "directives": [line]}, "derecho")
+        plan(
+            tmp_path,
+            {"gpus": 4, "account": "ABCD0001", "walltime": "1h", "directives": [line]},
+            "derecho",
+        )
 
 
 def test_what_a_user_may_write(tmp_path: Path) -> None:
@@ -336,13 +382,19 @@ def test_polaris_asks_for_whole_nodes_and_no_gpu(tmp_path: Path) -> None:
     assert made.workers.lines == (
         "-q debug", "-l select=1:system=polaris", "-l place=scatter", "-A p1", "-l filesystems=home:eagle",
     )  # fmt: skip
-    assert (made.workers.shape.jobs, made.workers.shape.gpus, made.workers.visible_devices) == (2, 4, "exclusive")
+    assert (made.workers.shape.jobs, made.workers.shape.gpus, made.workers.visible_devices) == (
+        2,
+        4,
+        "exclusive",
+    )
     with pytest.raises(InputError, match="whole nodes of 4"):
         plan(tmp_path, {"gpus": 2, "account": "p1", "walltime": "1h"}, "polaris")
 
 
 def test_mpi_on_derecho_is_one_job_of_several_nodes(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"gpus": 8, "account": "A1", "walltime": "1h", "layout": "mpi"}, "derecho")
+    made = plan(
+        tmp_path, {"gpus": 8, "account": "A1", "walltime": "1h", "layout": "mpi"}, "derecho"
+    )
     assert made.workers.lines[1] == "-l select=2:ncpus=64:mpiprocs=1:ompthreads=1:mem=480GB:ngpus=4"
     assert made.ranks is not None and made.ranks.command == ("mpiexec", "-n", "2", "-ppn", "1")
 
@@ -356,7 +408,10 @@ def site_text(queue: str, more: str = "") -> str:
     [
         ("{gpus_per_node: 4}", ("-q gpu", "-l select=1:ngpus=2")),
         ("{gpus_per_node: 4, cpus_per_node: 32}", ("-q gpu", "-l select=1:ncpus=16:ngpus=2")),
-        ("{gpus_per_node: 4, memory_per_node: 64GiB}", ("-q gpu", "-l select=1:ngpus=2:mem=32768mb")),
+        (
+            "{gpus_per_node: 4, memory_per_node: 64GiB}",
+            ("-q gpu", "-l select=1:ngpus=2:mem=32768mb"),
+        ),
     ],
 )
 def test_built_in_request_leaves_out_what_the_site_does_not_say(
@@ -377,10 +432,17 @@ def test_site_must_say_which_gpus_are_the_jobs(tmp_path: Path) -> None:
 def test_site_may_have_several_resource_lines(tmp_path: Path) -> None:
     site = tmp_path / "x.yaml"
     site.write_text(
-        site_text("{gpus_per_node: 4}", "visible_devices: scheduler\ndirectives: [-l place=scatter, -l wd, '-l a=1']")
+        site_text(
+            "{gpus_per_node: 4}",
+            "visible_devices: scheduler\ndirectives: [-l place=scatter, -l wd, '-l a=1']",
+        )
     )
     assert len(plan(tmp_path, {"gpus": 1, "walltime": "1h"}, str(site)).workers.lines) == 5
-    site.write_text(site_text("{gpus_per_node: 4}", "visible_devices: scheduler\ndirectives: [-l walltime=1:00:00]"))
+    site.write_text(
+        site_text(
+            "{gpus_per_node: 4}", "visible_devices: scheduler\ndirectives: [-l walltime=1:00:00]"
+        )
+    )
     with pytest.raises(InputError, match="-l walltime is written by gpujobs"):
         plan(tmp_path, {"gpus": 1, "walltime": "1h"}, str(site))
 
@@ -389,11 +451,14 @@ def test_site_may_have_several_resource_lines(tmp_path: Path) -> None:
 def test_only_arrays_may_be_started_again(tmp_path: Path) -> None:
     """qsub refuses an array with `-r n`, and sites may have that as the default."""
     array, lone = (
-        render(plan(tmp_path, {"gpus": n, "gpus_per_job": 1, **GADI}, "gadi"), "svd-0000")[0].text for n in (2, 1)
+        render(plan(tmp_path, {"gpus": n, "gpus_per_job": 1, **GADI}, "gadi"), "svd-0000")[0].text
+        for n in (2, 1)
     )
     assert "#PBS -r y\n" in array and "#PBS -J 0-1\n" in array
     assert "#PBS -r n\n" in lone and "#PBS -J" not in lone
-    assert 'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAY_INDEX]"' in array and 'id="${PBS_JOBID%%.*}"' in lone
+    assert (
+        'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAY_INDEX]"' in array and 'id="${PBS_JOBID%%.*}"' in lone
+    )
     assert "\r" not in array + lone
 
 
@@ -405,8 +470,14 @@ def test_directives_stand_before_the_first_command(tmp_path: Path) -> None:
 
 
 def test_output_path_with_a_space_is_quoted() -> None:
-    assert PBS_.output("/home/ada lovelace/.gpujobs", "x-1", False) == '"/home/ada lovelace/.gpujobs/x-1/logs/pbs.log"'
-    assert PBS_.output("/home/ada/.gpujobs", "x-1", True) == "/home/ada/.gpujobs/x-1/logs/pbs-^array_index^.log"
+    assert (
+        PBS_.output("/home/ada lovelace/.gpujobs", "x-1", False)
+        == '"/home/ada lovelace/.gpujobs/x-1/logs/pbs.log"'
+    )
+    assert (
+        PBS_.output("/home/ada/.gpujobs", "x-1", True)
+        == "/home/ada/.gpujobs/x-1/logs/pbs-^array_index^.log"
+    )
 
 
 def test_sites_of_this_folder_are_there() -> None:
@@ -415,6 +486,6 @@ def test_sites_of_this_folder_are_there() -> None:
 
 def test_one_class_serves_both() -> None:
     import gpujobs
-    from gpujobs.cluster import CLASSES
+    from gpujobs.deploy import CLASSES
 
     assert CLASSES["pbs"] is CLASSES["torque"] is gpujobs.GPUPBSCluster

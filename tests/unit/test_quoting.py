@@ -60,7 +60,9 @@ def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str,
     script.write_text(text)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0", **more}
     done = subprocess.run(
-        ["env", "-i", *[f"{k}={v}" for k, v in env.items()], "bash", script], capture_output=True, check=False
+        ["env", "-i", *[f"{k}={v}" for k, v in env.items()], "bash", script],
+        capture_output=True,
+        check=False,
     )
     log = (folder / "logs" / "job-0.log").read_text()
     assert done.returncode == 0, (done, log)
@@ -69,15 +71,25 @@ def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str,
     return arguments, environ
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(run=st.lists(texts, min_size=1, max_size=4), env=st.dictionaries(names, texts, max_size=3))
-def test_text_arrives_byte_for_byte(run: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_arrives_byte_for_byte(
+    run: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         monkeypatch.setenv("HOME", str(home))
         made = plan(
             home,
-            {"gpus": 0, "run": run, "env": env, "workdir": folder, "environment": {"python": sys.executable}},
+            {
+                "gpus": 0,
+                "run": run,
+                "env": env,
+                "workdir": folder,
+                "environment": {"python": sys.executable},
+            },
             "local",
         )
         arguments, environ = run_script(render(made, "svd-0000")[0].text, home)
@@ -85,14 +97,18 @@ def test_text_arrives_byte_for_byte(run: list[str], env: dict[str, str], monkeyp
         assert {name: environ[name] for name in env} == env
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     before=texts,
     bad=st.characters(categories=LINE_BREAKERS),
     after=texts,
     where=st.sampled_from(["run", "env", "workdir", "python"]),
 )
-def test_control_characters_are_refused(before: str, bad: str, after: str, where: str, tmp_path: Path) -> None:
+def test_control_characters_are_refused(
+    before: str, bad: str, after: str, where: str, tmp_path: Path
+) -> None:
     text = before + bad + after
     assert control_character(text)
     profile = {
@@ -109,7 +125,14 @@ def test_what_counts_as_a_control_character(text: str) -> None:
 
 @pytest.mark.parametrize(
     "setup",
-    ["export A=1", "set -e; false || true", "f() { echo hi; }\nf", "cat <<'X'\ntext\nX", "# only a comment", "set -u"],
+    [
+        "export A=1",
+        "set -e; false || true",
+        "f() { echo hi; }\nf",
+        "cat <<'X'\ntext\nX",
+        "# only a comment",
+        "set -u",
+    ],
 )
 def test_setup_is_verbatim(setup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -124,23 +147,36 @@ def test_setup_is_verbatim(setup: str, tmp_path: Path, monkeypatch: pytest.Monke
     run_script(text, tmp_path)
 
 
-def test_a_setup_cannot_change_what_the_script_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setup_cannot_change_what_the_script_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    setup = "host=x folder=x number=x cluster=x python=x job=x; cd /; set -euo pipefail; trap - EXIT"
+    setup = (
+        "host=x folder=x number=x cluster=x python=x job=x; cd /; set -euo pipefail; trap - EXIT"
+    )
     profile = {
         "gpus": 0,
         "run": ["true"],
         "environment": {"setup": setup, "python": sys.executable},
         "workdir": str(tmp_path),
     }
-    arguments, environ = run_script(render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path)
+    arguments, environ = run_script(
+        render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path
+    )
     assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.py")
     assert environ["GPUJOBS_JOB"] == "0"
 
 
-def test_a_tmpdir_that_is_not_on_this_node_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tmpdir_that_is_not_on_this_node_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    profile = {"gpus": 0, "run": ["true"], "environment": {"python": sys.executable}, "workdir": str(tmp_path)}
+    profile = {
+        "gpus": 0,
+        "run": ["true"],
+        "environment": {"python": sys.executable},
+        "workdir": str(tmp_path),
+    }
     text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
     assert "TMPDIR" not in run_script(text, tmp_path, TMPDIR="/nosuch/login")[1]
     assert run_script(text, tmp_path, TMPDIR=str(tmp_path))[1]["TMPDIR"] == str(tmp_path)

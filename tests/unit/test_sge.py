@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpujobs.batch import Batch
+from gpujobs.batch.client import SchedulerClient
 from gpujobs.errors import InputError
-from gpujobs.schedulers import JobId, JobState, JobStatus, Result
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.base import NOT_LISTED
 from gpujobs.schedulers.sge import GridEngine
 
@@ -19,8 +19,8 @@ SGE = GridEngine()
 TRANSCRIPTS = Path(__file__).parents[1] / "data" / "transcripts" / "sge"
 
 
-def said(name: str, exit_code: int = 0, stderr: str = "") -> Result:
-    return Result(("qstat",), exit_code, (TRANSCRIPTS / name).read_text(), stderr)
+def said(name: str, exit_code: int = 0, stderr: str = "") -> CommandResult:
+    return CommandResult(("qstat",), exit_code, (TRANSCRIPTS / name).read_text(), stderr)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,11 @@ def test_id(stdout: str, number: str | None) -> None:
 
 
 def test_status_of_arrays_and_jobs() -> None:
-    ids = [JobId(str(n)) for n in range(43, 50)] + [JobId("48", n) for n in range(1, 10)] + [JobId("99")]
+    ids = (
+        [JobId(str(n)) for n in range(43, 50)]
+        + [JobId("48", n) for n in range(1, 10)]
+        + [JobId("99")]
+    )
     found = SGE.parse_status(said("qstat-mixed.xml"), ids)
     assert {str(job): status.state.value for job, status in found.items()} == {
         "43": "RUNNING", "44": "PENDING", "45": "PENDING", "46": "PENDING", "47": "FAILED", "49": "SUSPENDED",
@@ -42,7 +46,9 @@ def test_status_of_arrays_and_jobs() -> None:
     }  # fmt: skip
     assert (found[JobId("48", 2)].node, found[JobId("43")].node) == ("node2", "node1")
     assert found[JobId("45")].reason == "held, or waiting for another job"
-    assert [str(job) for job, status in found.items() if status.stuck] == ["47"]  # Eqw stays until it is cancelled
+    assert [str(job) for job, status in found.items() if status.stuck] == [
+        "47"
+    ]  # Eqw stays until it is cancelled
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_states(letters: str, state: str) -> None:
         f"<job_info><job_list><JB_job_number>5</JB_job_number><state>{letters}</state><tasks>2-3:1</tasks></job_list>"
         "</job_info>"
     )
-    found = SGE.parse_status(Result(("qstat",), 0, text), [JobId("5", 3)])
+    found = SGE.parse_status(CommandResult(("qstat",), 0, text), [JobId("5", 3)])
     assert found[JobId("5", 3)].state.value == state
     assert found[JobId("5", 3)].native == letters
 
@@ -68,10 +74,23 @@ def test_states(letters: str, state: str) -> None:
 def test_why_jobs_wait_and_errors() -> None:
     pending, failed = JobState.PENDING, JobState.FAILED
     listed = {JobId("7", n): JobStatus(pending, "qw", "waiting") for n in range(2, 6)}
-    listed |= {JobId("5", 1): JobStatus(failed, "Eqw", stuck=True), JobId("6"): JobStatus(failed, "Eqw", stuck=True)}
-    listed |= {JobId("4"): JobStatus(pending, "hqw", "held"), JobId("2", 1): JobStatus(JobState.RUNNING, "r")}
-    assert SGE.detail_command(listed) == ["qstat", "-j", "5,6,7"]  # one question, and only about what is not clear
-    found = {str(job): status.reason for job, status in SGE.parse_detail(said("qstat-j.txt"), listed).items()}
+    listed |= {
+        JobId("5", 1): JobStatus(failed, "Eqw", stuck=True),
+        JobId("6"): JobStatus(failed, "Eqw", stuck=True),
+    }
+    listed |= {
+        JobId("4"): JobStatus(pending, "hqw", "held"),
+        JobId("2", 1): JobStatus(JobState.RUNNING, "r"),
+    }
+    assert SGE.detail_command(listed) == [
+        "qstat",
+        "-j",
+        "5,6,7",
+    ]  # one question, and only about what is not clear
+    found = {
+        str(job): status.reason
+        for job, status in SGE.parse_detail(said("qstat-j.txt"), listed).items()
+    }
     assert found == {
         **{f"7[{n}]": '(-l slots=1) cannot run in queue "node1" because it offers only hc:slots=0.000000' for n in range(2, 6)},
         "5[1]": 'can\'t open output file "/nosuch/f": No such file or directory',
@@ -79,7 +98,7 @@ def test_why_jobs_wait_and_errors() -> None:
     }  # fmt: skip
     assert SGE.detail_command({JobId("2", 1): listed[JobId("2", 1)]}) is None
     turned_off = "===\njob_number: 7\nscheduling info:   (Collecting of scheduler job information is turned off)\n"
-    assert SGE.parse_detail(Result(("qstat",), 0, turned_off), listed) == {}
+    assert SGE.parse_detail(CommandResult(("qstat",), 0, turned_off), listed) == {}
 
 
 def test_accounting() -> None:
@@ -93,8 +112,10 @@ def test_accounting() -> None:
     assert found[JobId("53")].reason == "qmaster enforced h_rt, h_cpu, or h_vmem limit"
     assert found[JobId("52")].reason == "ended by a signal (Segmentation fault)"
     assert found[JobId("51")].node == "node2"
-    unknown = Result(("qacct",), 1, "", "error: job id 59 not found\n")
-    assert SGE.parse_accounting(unknown, [JobId("59")]) == {}  # it never appears for a job deleted while pending
+    unknown = CommandResult(("qacct",), 1, "", "error: job id 59 not found\n")
+    assert (
+        SGE.parse_accounting(unknown, [JobId("59")]) == {}
+    )  # it never appears for a job deleted while pending
     assert SGE.accounting_commands([JobId("57", 1), JobId("57", 2), JobId("6")]) == [
         ["qacct", "-j", "6"],
         ["qacct", "-j", "57"],
@@ -116,18 +137,30 @@ def test_accounting() -> None:
         ("", "", "", "", "FAILED"),
     ],
 )  # fmt: skip
-def test_how_jobs_end(failed: str, exit_status: str, category: str, lasted: str, state: str) -> None:
+def test_how_jobs_end(
+    failed: str, exit_status: str, category: str, lasted: str, state: str
+) -> None:
     block = (
         f"====\njobnumber 5\ntaskid undefined\nfailed {failed}\nexit_status {exit_status}\nru_wallclock {lasted}\n"
         f"category {category}\n"
     )
-    assert SGE.parse_accounting(Result(("qacct",), 0, block), [JobId("5")])[JobId("5")].state.value == state
+    assert (
+        SGE.parse_accounting(CommandResult(("qacct",), 0, block), [JobId("5")])[
+            JobId("5")
+        ].state.value
+        == state
+    )
 
 
 def test_last_of_several_records_counts() -> None:
     text = "====\njobnumber 5\ntaskid 1\nfailed {}\nexit_status 0\n"
     both = text.format("25  : rescheduling") + text.format("0")
-    assert SGE.parse_accounting(Result(("qacct",), 0, both), [JobId("5", 1)])[JobId("5", 1)].state is JobState.COMPLETED
+    assert (
+        SGE.parse_accounting(CommandResult(("qacct",), 0, both), [JobId("5", 1)])[
+            JobId("5", 1)
+        ].state
+        is JobState.COMPLETED
+    )
 
 
 DOWN = (
@@ -139,43 +172,48 @@ DOWN = (
 @pytest.mark.parametrize(
     ("result", "away"),
     [
-        (Result(("qsub",), 1, "", DOWN), True),
-        (Result(("qstat",), 1, "", DOWN), True),
-        (Result(("qdel",), 1, 'unable to send message to qmaster using port 6444 on host "n": got send error\n'), True),
+        (CommandResult(("qsub",), 1, "", DOWN), True),
+        (CommandResult(("qstat",), 1, "", DOWN), True),
+        (CommandResult(("qdel",), 1, 'unable to send message to qmaster using port 6444 on host "n": got send error\n'), True),
         (said("qstat-down.xml"), True),  # exit code 0
-        (Result(("qstat",), None, problem="qstat did not answer within 60 s"), True),
-        (Result(("qsub",), 1, "", "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error)."), True),
-        (Result(("qsub",), 1, "", 'Unable to run job: Job was rejected because job requests unknown queue "nosuch.q"\nExiting.\n'), False),
-        (Result(("qsub",), 1, "", "Unable to run job: error: no suitable queues\nExiting.\n"), False),
-        (Result(("qsub",), 1, "", 'Unable to run job: denied: host "login2" is no submit host\n'), False),
-        (Result(("qstat",), 1, "", "error: commlib error: access denied (client IP resolved to host name \"x\")\n"), False),
+        (CommandResult(("qstat",), None, problem="qstat did not answer within 60 s"), True),
+        (CommandResult(("qsub",), 1, "", "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error)."), True),
+        (CommandResult(("qsub",), 1, "", 'Unable to run job: Job was rejected because job requests unknown queue "nosuch.q"\nExiting.\n'), False),
+        (CommandResult(("qsub",), 1, "", "Unable to run job: error: no suitable queues\nExiting.\n"), False),
+        (CommandResult(("qsub",), 1, "", 'Unable to run job: denied: host "login2" is no submit host\n'), False),
+        (CommandResult(("qstat",), 1, "", "error: commlib error: access denied (client IP resolved to host name \"x\")\n"), False),
         (said("qstat-empty.xml"), False),
     ],
 )  # fmt: skip
-def test_away_is_told_from_refused(result: Result, away: bool) -> None:
+def test_away_is_told_from_refused(result: CommandResult, away: bool) -> None:
     assert SGE.unreachable(result) is away
 
 
-class Answers(Batch):
+class Answers(SchedulerClient):
     """A `Batch` whose commands give fixed answers."""
 
-    def __init__(self, answers: dict[str, Result]) -> None:
+    def __init__(self, answers: dict[str, CommandResult]) -> None:
         super().__init__(SGE, patience=0.0)
         self.answers = answers
 
-    def _run(self, argv: Any, **_: Any) -> Result:
+    def _run(self, argv: Any, **_: Any) -> CommandResult:
         return self.answers[argv[0]]
 
 
 def test_what_is_not_listed_is_not_finished() -> None:
-    gone = Result(("qacct",), 1, "", "error: job id 59 not found\n")
+    gone = CommandResult(("qacct",), 1, "", "error: job id 59 not found\n")
     assert Answers({"qstat": said("qstat-empty.xml"), "qacct": gone}).status([JobId("59")], []) == {
         JobId("59"): NOT_LISTED
     }
-    lost = Answers({"qstat": said("qstat-empty.xml"), "qacct": said("qacct.txt")}).status([JobId("57", 3)], [])
+    lost = Answers({"qstat": said("qstat-empty.xml"), "qacct": said("qacct.txt")}).status(
+        [JobId("57", 3)], []
+    )
     assert lost[JobId("57", 3)].exit_code == 7
     # An answer that is cut short, or a complaint, says nothing of the jobs.
-    for failure in (Result(("qstat",), 0, "<job_info><queue_info>"), Result(("qstat",), 1, "", "error: no such thing")):
+    for failure in (
+        CommandResult(("qstat",), 0, "<job_info><queue_info>"),
+        CommandResult(("qstat",), 1, "", "error: no such thing"),
+    ):
         status = Answers({"qstat": failure, "qacct": gone}).status([JobId("59")], [])[JobId("59")]
         assert status.state is JobState.UNKNOWN and status != NOT_LISTED
 
@@ -203,7 +241,7 @@ def test_cancel_is_one_call() -> None:
     ],
 )  # fmt: skip
 def test_already_gone(stdout: str, gone: bool) -> None:
-    assert SGE.already_gone(Result(("qdel",), 1, stdout)) is gone
+    assert SGE.already_gone(CommandResult(("qdel",), 1, stdout)) is gone
 
 
 @pytest.mark.parametrize(
@@ -254,12 +292,13 @@ def test_site_must_say_which_gpus(tmp_path: Path) -> None:
 
 
 def test_limit_and_estimate() -> None:
-    assert SGE.parse_limit("max_aj_instances             2000\nmax_aj_tasks                 75000\n") == 75000
+    assert (
+        SGE.parse_limit("max_aj_instances             2000\nmax_aj_tasks                 75000\n")
+        == 75000
+    )
     assert SGE.parse_limit("max_aj_tasks                 0\n") is None
     assert SGE.parse_limit("") is None
-    fits = Result(("qsub",), 0, "verification: found suitable queue(s)\n")
+    fits = CommandResult(("qsub",), 0, "verification: found suitable queue(s)\n")
     assert "can run it" in SGE.parse_estimate(fits)
-    offers = (
-        'Unable to run job: Job 25 (-l gpu=200) cannot run at host "node1" because it offers only hc:gpu=4.000000\n'
-    )
-    assert "offers only hc:gpu=4" in SGE.parse_estimate(Result(("qsub",), 1, "", offers))
+    offers = 'Unable to run job: Job 25 (-l gpu=200) cannot run at host "node1" because it offers only hc:gpu=4.000000\n'
+    assert "offers only hc:gpu=4" in SGE.parse_estimate(CommandResult(("qsub",), 1, "", offers))

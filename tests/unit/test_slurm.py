@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.base import members, ranges
 from gpujobs.schedulers.slurm import Slurm
 
@@ -13,7 +13,13 @@ SLURM = Slurm()
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(59, "00:00:59"), (3600, "01:00:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (172861, "2-00:01:01")],
+    [
+        (59, "00:00:59"),
+        (3600, "01:00:00"),
+        (86399, "23:59:59"),
+        (86400, "1-00:00:00"),
+        (172861, "2-00:01:01"),
+    ],
 )
 def test_walltime(seconds: int, text: str) -> None:
     assert SLURM.walltime(seconds) == text
@@ -48,7 +54,7 @@ not a line
 
 def test_status_of_arrays_and_jobs() -> None:
     ids = [JobId("9", n) for n in range(10)] + [JobId("10"), JobId("99")]
-    found = SLURM.parse_status(Result(("squeue",), 0, LISTED), ids)
+    found = SLURM.parse_status(CommandResult(("squeue",), 0, LISTED), ids)
     assert {job.index: status.state.value for job, status in found.items() if job.submission == "9"} == {
         0: "RUNNING", 1: "COMPLETED", 2: "NODE_FAIL", 3: "UNKNOWN", 4: "PENDING", 5: "PENDING", 6: "PENDING", 8: "PENDING",
     }  # fmt: skip
@@ -71,7 +77,12 @@ def test_status_of_arrays_and_jobs() -> None:
 )  # fmt: skip
 def test_states(native: str, state: str) -> None:
     line = f"5|N/A|{native}|n1|N/A|None|x-1\n"
-    assert SLURM.parse_status(Result(("squeue",), 0, line), [JobId("5")])[JobId("5")].state.value == state
+    assert (
+        SLURM.parse_status(CommandResult(("squeue",), 0, line), [JobId("5")])[
+            JobId("5")
+        ].state.value
+        == state
+    )
 
 
 ACCOUNTED = """\
@@ -87,7 +98,7 @@ ACCOUNTED = """\
 
 def test_accounting() -> None:
     ids = [JobId("20", n) for n in range(4)] + [JobId(str(n)) for n in range(21, 26)]
-    found = SLURM.parse_accounting(Result(("sacct",), 0, ACCOUNTED), ids)
+    found = SLURM.parse_accounting(CommandResult(("sacct",), 0, ACCOUNTED), ids)
     assert found[JobId("20", 0)].state is JobState.COMPLETED
     assert found[JobId("20", 1)].state is JobState.CANCELLED
     assert found[JobId("20", 3)].state is JobState.CANCELLED
@@ -96,16 +107,22 @@ def test_accounting() -> None:
     assert found[JobId("23")].state is JobState.OUT_OF_MEMORY
     assert found[JobId("24")].exit_code == 137
     assert JobId("25") not in found
-    disabled = Result(("sacct",), 1, "", "Slurm accounting storage is disabled\n")
+    disabled = CommandResult(("sacct",), 1, "", "Slurm accounting storage is disabled\n")
     assert SLURM.parse_accounting(disabled, ids) == {}
 
 
 @pytest.mark.parametrize(
     ("stderr", "away"),
     [
-        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", True),
+        (
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+            True,
+        ),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
-        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", True),
+        (
+            "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+            True,
+        ),
         ("slurm_load_jobs error: Connection refused", True),
         ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying", True),
         (
@@ -118,7 +135,7 @@ def test_accounting() -> None:
     ],
 )
 def test_away_is_told_from_refused(stderr: str, away: bool) -> None:
-    assert SLURM.unreachable(Result(("sbatch",), 1, "", stderr)) is away
+    assert SLURM.unreachable(CommandResult(("sbatch",), 1, "", stderr)) is away
 
 
 def test_cancel_is_one_call() -> None:
@@ -142,9 +159,9 @@ def test_limit() -> None:
 
 def test_estimate() -> None:
     starts = "sbatch: Job 16 to start at 2026-11-20T12:44:53 using 1 processors on nodes node1 in partition main\n"
-    assert SLURM.parse_estimate(Result(("sbatch",), 0, "", starts)) == "2026-11-20T12:44:53"
+    assert SLURM.parse_estimate(CommandResult(("sbatch",), 0, "", starts)) == "2026-11-20T12:44:53"
     impossible = "allocation failure: Requested node configuration is not available\n"
-    assert SLURM.parse_estimate(Result(("sbatch",), 1, "", impossible)) == impossible.strip()
+    assert SLURM.parse_estimate(CommandResult(("sbatch",), 1, "", impossible)) == impossible.strip()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from gpujobs.errors import InputError
 from gpujobs.injob import visible_devices
 from gpujobs.planning.render import render
-from gpujobs.schedulers import JobId, JobState, Result
+from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.torque import Torque
 
 from ..support.transcripts import recorded
@@ -20,7 +20,11 @@ TORQUE = Torque()
 
 @pytest.mark.parametrize(
     ("title", "number"),
-    [("script with directives", "0"), ("array: the id has brackets", "1[]"), ("gpus with a mode", "11")],
+    [
+        ("script with directives", "0"),
+        ("array: the id has brackets", "1[]"),
+        ("gpus with a mode", "11"),
+    ],
 )
 def test_recorded_id(title: str, number: str) -> None:
     assert TORQUE.parse_submit(recorded("torque", "01-submit-ok.txt", title).stdout) == number
@@ -63,7 +67,9 @@ def test_more_may_be_listed_than_was_asked_for() -> None:
 
 def test_reason_and_node() -> None:
     job = JobId("21")
-    found = TORQUE.parse_status(recorded("torque", "03-status.txt", "running, one attribute a line"), [job])[job]
+    found = TORQUE.parse_status(
+        recorded("torque", "03-status.txt", "running, one attribute a line"), [job]
+    )[job]
     assert (found.node, found.reason) == ("node1", "")
     job = JobId("25")
     found = TORQUE.parse_status(recorded("torque", "03-status.txt", "pending, states"), [job])[job]
@@ -83,12 +89,17 @@ def test_mapping(state: str, code: int | None, expected: str) -> None:
     text = f"Job Id: 5.srv\n    Job_Name = x\n    job_state = {state}\n" + (
         f"    exit_status = {code}\n" if code is not None else ""
     )
-    assert TORQUE.parse_status(Result(("qstat",), 0, text), [JobId("5")])[JobId("5")].state.value == expected
+    assert (
+        TORQUE.parse_status(CommandResult(("qstat",), 0, text), [JobId("5")])[
+            JobId("5")
+        ].state.value
+        == expected
+    )
 
 
 def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
     text = "Job Id: 5.srv\n    Variable_List = A=1,\n\tjob_state = C\n    job_state = R\n\nJob Id: rubbish\n    job_state = C\n"
-    found = TORQUE.parse_status(Result(("qstat",), 0, text), [JobId("5")])
+    found = TORQUE.parse_status(CommandResult(("qstat",), 0, text), [JobId("5")])
     assert {job: status.state for job, status in found.items()} == {JobId("5"): JobState.RUNNING}
 
 
@@ -112,7 +123,9 @@ def test_recorded_refusal_is_final(title: str) -> None:
     assert not TORQUE.unreachable(recorded("torque", "02-submit-rejected.txt", title))
 
 
-@pytest.mark.parametrize(("title", "gone"), [("finished", True), ("unknown", True), ("malformed", False)])
+@pytest.mark.parametrize(
+    ("title", "gone"), [("finished", True), ("unknown", True), ("malformed", False)]
+)
 def test_recorded_cancel(title: str, gone: bool) -> None:
     assert TORQUE.already_gone(recorded("torque", "05-cancel.txt", title)) is gone
 
@@ -153,10 +166,13 @@ def test_nodes_ppn_gpus(tmp_path: Path, site: str) -> None:
 
 def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
-        SITE + 'request: ["-q {queue}", "-l nodes={nodes}:ppn=2:gpus={gpus_per_node}:exclusive_process"]\n'
+        SITE
+        + 'request: ["-q {queue}", "-l nodes={nodes}:ppn=2:gpus={gpus_per_node}:exclusive_process"]\n'
         "visible_devices: {file: PBS_GPUFILE}\n"
     )
-    made = plan(tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, str(tmp_path / "own.yaml"))
+    made = plan(
+        tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, str(tmp_path / "own.yaml")
+    )
     assert made.workers.lines == ("-q batch", "-l nodes=2:ppn=2:gpus=2:exclusive_process")
     assert made.workers.visible_devices == "file:PBS_GPUFILE"
 
@@ -174,16 +190,25 @@ def test_what_a_user_may_not_write(tmp_path: Path, site: str, line: str, said: s
 
 
 def test_script(tmp_path: Path, site: str) -> None:
-    text = render(plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "90m"}, site), "svd-0000")[0].text
-    assert "#PBS -t 0-1\n" in text and "#PBS -l walltime=01:30:00\n" in text and "#PBS -r n\n" in text
+    text = render(
+        plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "90m"}, site), "svd-0000"
+    )[0].text
+    assert (
+        "#PBS -t 0-1\n" in text and "#PBS -l walltime=01:30:00\n" in text and "#PBS -r n\n" in text
+    )
     assert 'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAYID]"' in text
     assert "/logs/torque.log\n" in text
 
 
 def test_gpu_file_lists_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (
-        recorded("torque", "06-environment.txt", "parallel job").stdout.partition("== gpufile\n")[2].splitlines()[:4]
+        recorded("torque", "06-environment.txt", "parallel job")
+        .stdout.partition("== gpufile\n")[2]
+        .splitlines()[:4]
     )
     (tmp_path / "gpus").write_text("\n".join(lines))
     monkeypatch.setenv("SLURMD_NODENAME", "node2.example.org")
-    assert visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(tmp_path / "gpus")}) == ["1", "0"]
+    assert visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(tmp_path / "gpus")}) == [
+        "1",
+        "0",
+    ]

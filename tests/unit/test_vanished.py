@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs import clusters
-from gpujobs.cluster.jobs import Job
-from gpujobs.ledger import Ledger, Record, Submission
+from gpujobs.clusters import monitor as clusters
+from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
+from gpujobs.clusters.report import CANCELLED, GRACE, ClusterReport
+from gpujobs.deploy.job import Job
 from gpujobs.schedulers import JobId, JobState, JobStatus
 from gpujobs.schedulers.base import NOT_LISTED
-from gpujobs.status import CANCELLED, GRACE, ClusterView
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not answer")
 STUCK = JobStatus(JobState.FAILED, "Eqw", "can't chdir", stuck=True)
@@ -22,16 +22,24 @@ class Clock:
     """A cluster of one job in a ledger, and what `look` says of it at some later time."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ledger, self.monkeypatch, self.start = Ledger(folder / "state"), monkeypatch, time.time()
+        self.ledger, self.monkeypatch, self.start = (
+            Ledger(folder / "state"),
+            monkeypatch,
+            time.time(),
+        )
         self.folder = folder / "svd-0000"
         (self.folder / "jobs").mkdir(parents=True)
-        record = Record("svd-0000", "here", "sge", str(self.folder), self.start, 1, 1, 1, 1, 3600, (), True)
+        record = ClusterRecord(
+            "svd-0000", "here", "sge", str(self.folder), self.start, 1, 1, 1, 1, 3600, (), True
+        )
         self.ledger.add(record)
         self.ledger.submitted("svd-0000", Submission("7", 0, 1))
 
-    def look(self, after: float, status: JobStatus) -> ClusterView:
+    def look(self, after: float, status: JobStatus) -> ClusterReport:
         self.monkeypatch.setattr(time, "time", lambda: self.start + after)
-        self.monkeypatch.setattr(clusters, "ask", lambda records, tell: {JobId("7"): status} if records else {})
+        self.monkeypatch.setattr(
+            clusters, "ask", lambda records, tell: {JobId("7"): status} if records else {}
+        )
         return next(clusters.look([self.ledger.get("svd-0000")], self.ledger, print))
 
     @property
@@ -44,7 +52,7 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(tmp_path, monkeypatch)
 
 
-def states(view: ClusterView) -> tuple[str, str]:
+def states(view: ClusterReport) -> tuple[str, str]:
     return view.state.value, view.jobs[0].state.value
 
 
@@ -55,7 +63,9 @@ def test_deleted_while_it_waited(clock: Clock) -> None:
     assert not clock.finished
     assert states(clock.look(6 + GRACE, NOT_LISTED)) == ("CANCELLED", "CANCELLED")
     assert clock.finished
-    assert "before it started" in clock.look(9 + GRACE, NOT_LISTED).reason  # nobody is asked any more
+    assert (
+        "before it started" in clock.look(9 + GRACE, NOT_LISTED).reason
+    )  # nobody is asked any more
 
 
 def test_gone_after_it_had_started(clock: Clock) -> None:
@@ -65,7 +75,9 @@ def test_gone_after_it_had_started(clock: Clock) -> None:
 
 
 def test_its_own_record_needs_no_patience(clock: Clock) -> None:
-    (clock.folder / "jobs" / "0.json").write_text('{"exit_code": 0, "host": "n1", "started": 1, "ended": 2}')
+    (clock.folder / "jobs" / "0.json").write_text(
+        '{"exit_code": 0, "host": "n1", "started": 1, "ended": 2}'
+    )
     assert states(clock.look(0, NOT_LISTED))[1] == "COMPLETED"
 
 

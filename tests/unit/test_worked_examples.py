@@ -32,8 +32,12 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("site", "profile", "jobs", "lines"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)])
-def test_resource_lines(tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("site", "profile", "jobs", "lines"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
+)
+def test_resource_lines(
+    tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
+) -> None:
     if not any(f"scheduler: {name}" in (SITES / f"{site}.yaml").read_text() for name in SCHEDULERS):
         pytest.skip("its batch scheduler is not supported yet")
     made = plan(tmp_path, profile, site)
@@ -53,7 +57,9 @@ def test_whole_nodes(tmp_path: Path) -> None:
     ("gpus", "per_job", "jobs"),
     [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 1, 5), (6, 3, 2), (8, 4, 2), (12, 4, 3)],
 )
-def test_gpus_per_job_is_the_largest_divisor(tmp_path: Path, gpus: int, per_job: int, jobs: int) -> None:
+def test_gpus_per_job_is_the_largest_divisor(
+    tmp_path: Path, gpus: int, per_job: int, jobs: int
+) -> None:
     made = plan(tmp_path, {"gpus": gpus, "account": "project_1"}, "mahti")
     assert (made.workers.shape.gpus, made.workers.shape.jobs) == (per_job, jobs)
     assert made.n_workers == gpus == len(set(made.worker_names("svd-0000")))
@@ -62,7 +68,9 @@ def test_gpus_per_job_is_the_largest_divisor(tmp_path: Path, gpus: int, per_job:
 def test_three_lines(tmp_path: Path) -> None:
     made = plan(
         tmp_path,
-        'gpus: 8\nwaltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'.replace("waltime", "walltime"),
+        'gpus: 8\nwaltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'.replace(
+            "waltime", "walltime"
+        ),
         "mahti",
         account="project_1",
     )

@@ -107,7 +107,9 @@ class Server:
 
     # -- requests --------------------------------------------------------------------------------------------
     def _answer(self, connection: socket.socket) -> None:
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, uid, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         connection.settimeout(10)
         try:
             request = json.loads(connection.makefile().readline())
@@ -118,7 +120,11 @@ class Server:
         if fault == "down":
             connection.close()
             return
-        answer = {} if fault in ("refuse", "busy") else getattr(self, f"_op_{request['op']}")(request, uid, fault)
+        answer = (
+            {}
+            if fault in ("refuse", "busy")
+            else getattr(self, f"_op_{request['op']}")(request, uid, fault)
+        )
         if fault == "timeout":
             self.silent.append(connection)
             return
@@ -157,23 +163,29 @@ class Server:
     def _op_jobs(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
         hidden = {"script"}
         jobs = [] if fault == "forget" else self.jobs
-        return {"jobs": [{key: value for key, value in job.items() if key not in hidden} for job in jobs]}
+        return {
+            "jobs": [
+                {key: value for key, value in job.items() if key not in hidden} for job in jobs
+            ]
+        }
 
     def _op_delete(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
         """Delete [id, index] (index None: all members); say of each: unknown, denied, done, or deleted."""
         results = []
         for number, index in request["targets"]:
-            jobs = [job for job in self.jobs if job["id"] == number and index in (None, job["index"])]
-            living = [job for job in jobs if job["state"] != "done"]
+            jobs = [
+                job for job in self.jobs if job["id"] == number and index in (None, job["index"])
+            ]
+            active = [job for job in jobs if job["state"] != "done"]
             if not jobs or fault == "forget":
                 results.append("unknown")
             elif uid not in (0, jobs[0]["uid"]):
                 results.append("denied")
-            elif not living:
+            elif not active:
                 results.append("done")
             else:
                 results.append("deleted")
-                for job in living:
+                for job in active:
                     self._end(job, "delete", pwd.getpwuid(uid).pw_name)
         return {"results": results}
 
@@ -211,7 +223,10 @@ class Server:
                 continue
             _signal(pid, "KILL")
             job.update(
-                state="done", ended=now, exit_code=code if code >= 0 else None, signal=-code if code < 0 else None
+                state="done",
+                ended=now,
+                exit_code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
             )
             self.plans.pop(pid, None)
             del self.processes[pid]
@@ -248,18 +263,30 @@ class Server:
         """Return slots and GPUs on as many different nodes as needed, or why there are none now."""
         found, config = {}, self.config
         for node in config["nodes"]:
-            used = [job["nodes"][node] for job in self.jobs if job["state"] == "running" and node in job["nodes"]]
+            used = [
+                job["nodes"][node]
+                for job in self.jobs
+                if job["state"] == "running" and node in job["nodes"]
+            ]
             alone = any(
-                job["needs"].get("exclusive") for job in self.jobs if job["state"] == "running" and node in job["nodes"]
+                job["needs"].get("exclusive")
+                for job in self.jobs
+                if job["state"] == "running" and node in job["nodes"]
             )
-            slots = sorted(set(range(config["slots"])) - {n for place in used for n in place["slots"]})
+            slots = sorted(
+                set(range(config["slots"])) - {n for place in used for n in place["slots"]}
+            )
             gpus = sorted(set(range(config["gpus"])) - {n for place in used for n in place["gpus"]})
             fits = len(slots) >= needs["slots"] and len(gpus) >= needs["gpus"]
             if fits and not alone and not (needs.get("exclusive") and used):
                 found[node] = {"slots": slots[: needs["slots"]], "gpus": gpus[: needs["gpus"]]}
             if len(found) == needs["nodes"]:
                 return found
-        if needs["gpus"] > config["gpus"] or needs["slots"] > config["slots"] or needs["nodes"] > len(config["nodes"]):
+        if (
+            needs["gpus"] > config["gpus"]
+            or needs["slots"] > config["slots"]
+            or needs["nodes"] > len(config["nodes"])
+        ):
             return "never"
         return "busy"
 

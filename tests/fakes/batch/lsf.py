@@ -71,8 +71,12 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
 # -- bsub --------------------------------------------------------------------------------------------------------
 def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     script = sys.stdin.read()
-    given = options_of([word for line in script.splitlines() for word in directive(line)]) | options_of(arguments)
-    if not [line for line in script.splitlines() if line.strip() and not line.strip().startswith("#")]:
+    given = options_of(
+        [word for line in script.splitlines() for word in directive(line)]
+    ) | options_of(arguments)
+    if not [
+        line for line in script.splitlines() if line.strip() and not line.strip().startswith("#")
+    ]:
         raise Refused("No command is specified")
     queue = given.get("-q") or next(iter(config["queues"]))
     if queue not in config["queues"]:
@@ -98,7 +102,9 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     if answer["fault"] == "garble":
         print("Job <")
     elif "BSUB_QUIET" not in os.environ:
-        print(f"Job <{answer['id']}> is submitted to {'' if '-q' in given else 'default '}queue <{queue}>.")
+        print(
+            f"Job <{answer['id']}> is submitted to {'' if '-q' in given else 'default '}queue <{queue}>."
+        )
     return 0
 
 
@@ -123,7 +129,10 @@ def options_of(words: list[str]) -> dict[str, str]:
         elif word in FLAGS:
             found[word] = ""
         elif word.startswith("-"):
-            print(f"bsub: illegal option -- {word[1:]}\nUsage: bsub [-h] [-V] [-x] [-H]", file=sys.stderr)
+            print(
+                f"bsub: illegal option -- {word[1:]}\nUsage: bsub [-h] [-V] [-x] [-H]",
+                file=sys.stderr,
+            )
             raise SystemExit(255)
     return found
 
@@ -148,9 +157,14 @@ def needs_of(given: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
     rest = re.sub(r"(select|span|rusage|order|same)\[[^\[\]]*\]", "", text).strip()
     sections = dict(re.findall(r"(\w+)\[([^\]]*)\]", text)) | ({"select": rest} if rest else {})
     used = re.findall(
-        r"[A-Za-z_]\w*", re.sub(r"=\d+[KMGT]B", "", sections.get("rusage", "") + " " + sections.get("select", ""))
+        r"[A-Za-z_]\w*",
+        re.sub(r"=\d+[KMGT]B", "", sections.get("rusage", "") + " " + sections.get("select", "")),
     )
-    if set(used) - RESOURCES or re.search(r"[\[\]]", rest) or re.search(r"=$|=(?![\d=])", sections.get("rusage", "")):
+    if (
+        set(used) - RESOURCES
+        or re.search(r"[\[\]]", rest)
+        or re.search(r"=$|=(?![\d=])", sections.get("rusage", ""))
+    ):
         raise Refused("Bad resource requirement syntax")
     span = re.fullmatch(r"(hosts=1)|ptile=([1-9]\d*)", sections.get("span", "hosts=1"))
     if not span:
@@ -171,7 +185,10 @@ def needs_of(given: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
 
 # -- bjobs, bhist ------------------------------------------------------------------------------------------------
 def bjobs(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
-    flags, ids = {word for word in arguments if word.startswith("-")}, [w for w in arguments if not w.startswith("-")]
+    flags, ids = (
+        {word for word in arguments if word.startswith("-")},
+        [w for w in arguments if not w.startswith("-")],
+    )
     if flags - {"-a", "-w", "-UF"} or not flags & {"-w", "-UF"}:
         print("Usage: bjobs [-h] [-V] [-w |-l |-UF] [-a]", file=sys.stderr)
         return 255
@@ -186,7 +203,11 @@ def bjobs(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     ]
     shown, missing = chosen(known, ids)
     if not ids:
-        shown = [job for job in known if job["uid"] == os.getuid() and ("-a" in flags or job["state"] != "done")]
+        shown = [
+            job
+            for job in known
+            if job["uid"] == os.getuid() and ("-a" in flags or job["state"] != "done")
+        ]
         if not shown:
             print(f"No {'' if '-a' in flags else 'unfinished '}job found", file=sys.stderr)
             return config.get("no_jobs", 254)
@@ -273,7 +294,10 @@ def clock(seconds: float) -> str:
 
 
 def head(job: dict[str, Any], status: str) -> str:
-    project, command = job["extra"]["project"], "#!/bin/bash;#BSUB -J;exit 3; Exited with exit code 9"
+    project, command = (
+        job["extra"]["project"],
+        "#!/bin/bash;#BSUB -J;exit 3; Exited with exit code 9",
+    )
     return f"Job <{shown_id(job)}>, Job Name <{shown_name(job)}>, User <{job['user']}>, Project <{project}>,{status} Command <{command}>"
 
 
@@ -282,7 +306,11 @@ def end_text(job: dict[str, Any]) -> str:
         return "Exited"
     if job["exit_code"] == 0:
         return "Done successfully. The CPU time used is 0.0 seconds"
-    how = f"with exit code {job['exit_code']}" if job["signal"] is None else f"by signal {job['signal']}"
+    how = (
+        f"with exit code {job['exit_code']}"
+        if job["signal"] is None
+        else f"by signal {job['signal']}"
+    )
     return f"Exited {how}. The CPU time used is 0.0 seconds"
 
 
@@ -298,7 +326,11 @@ def submitted_text(job: dict[str, Any], queue: str) -> str:
 
 
 def long_text(job: dict[str, Any]) -> str:
-    lines = ["", head(job, f" Status <{stat(job)}>, Queue <{job['queue']}>,"), submitted_text(job, "")]
+    lines = [
+        "",
+        head(job, f" Status <{stat(job)}>, Queue <{job['queue']}>,"),
+        submitted_text(job, ""),
+    ]
     if job["nodes"]:
         hosts = " ".join(f"<{node}>" for node in job["nodes"])
         lines.append(
@@ -313,7 +345,10 @@ def long_text(job: dict[str, Any]) -> str:
             "never": "Job's requirements for resource reservation not satisfied",
         }
         held = "The job was suspended by the user while pending"
-        lines += [" PENDING REASONS:", f" {held if job['state'] == 'held' else reason[job['comment']]}: 1 host;"]
+        lines += [
+            " PENDING REASONS:",
+            f" {held if job['state'] == 'held' else reason[job['comment']]}: 1 host;",
+        ]
     return "\n".join(lines) + "\n" + LOAD
 
 
@@ -353,7 +388,9 @@ def wrapped(line: str) -> str:
 # -- bkill -------------------------------------------------------------------------------------------------------
 def bkill(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     wanted = [target for word in arguments for target in targets(word)]
-    arrays = {job["id"] for job in asked(folder, "look", "jobs")["jobs"] if job["index"] is not None}
+    arrays = {
+        job["id"] for job in asked(folder, "look", "jobs")["jobs"] if job["index"] is not None
+    }
     answer = asked(folder, "delete", "delete", targets=wanted)
     if answer["fault"] == "refuse":
         answer["results"] = ["denied"] * len(wanted)
@@ -366,7 +403,9 @@ def bkill(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     for (number, index), result in zip(wanted, answer["results"], strict=True):
         name = str(number) if index is None else f"{number}[{index}]"
         # A whole array is told to go later, which is no success to it.
-        message = failed.get(result) or ("Operation is in progress" if index is None and number in arrays else "")
+        message = failed.get(result) or (
+            "Operation is in progress" if index is None and number in arrays else ""
+        )
         print(
             f"Job <{name}>: {message}" if message else f"Job <{name}> is being terminated",
             file=sys.stderr if message else sys.stdout,
@@ -384,7 +423,11 @@ def asked(folder: Path, kind: str, op: str, **request: Any) -> dict[str, Any]:
         except engine.Away:
             if time.monotonic() - said > 8:
                 said = time.monotonic()
-                print("batch system daemon not responding ... still trying", file=sys.stderr, flush=True)
+                print(
+                    "batch system daemon not responding ... still trying",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(0.5)
 
 

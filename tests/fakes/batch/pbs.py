@@ -62,7 +62,9 @@ class Qsub:
         self._check_values()
         if "\r\n" in script:
             words = (
-                "qsub:  script is written in DOS/Windows text format" if self.torque else "qsub: script contains cr, lf"
+                "qsub:  script is written in DOS/Windows text format"
+                if self.torque
+                else "qsub: script contains cr, lf"
             )
             raise Refused(words, 1)
         needs, walltime = self._needs(), self._walltime()
@@ -119,7 +121,8 @@ class Qsub:
             if self.torque:
                 raise Refused(f"[a single - is not a valid option]\n\n{USAGE}", 2) from None
             raise Refused(
-                f"qsub: invalid option -- '{error.opt[0]}'\nqsub: directive error: {text.strip()} ", 1
+                f"qsub: invalid option -- '{error.opt[0]}'\nqsub: directive error: {text.strip()} ",
+                1,
             ) from None
         if rest:
             raise Refused(f"qsub: directive error: {text.strip()} ", 1)
@@ -127,7 +130,10 @@ class Qsub:
             self._take(name, value)
         both = self.options
         if not self.torque and "J" in both and both.get("r") == "n":
-            raise Refused(f"qsub: cannot submit non-rerunable Array Job\nqsub: directive error: {text.strip()} ", 255)
+            raise Refused(
+                f"qsub: cannot submit non-rerunable Array Job\nqsub: directive error: {text.strip()} ",
+                255,
+            )
 
     def _take(self, name: str, value: str) -> None:
         if name != "-l":
@@ -141,7 +147,10 @@ class Qsub:
         options = self.options
         if re.search(r"[\s/]", options.get("N", "")):
             raise Refused(
-                f"[qsub: illegal -N value]\n\n{USAGE}" if self.torque else f"qsub: illegal -N value\n{USAGE}", 2
+                f"[qsub: illegal -N value]\n\n{USAGE}"
+                if self.torque
+                else f"qsub: illegal -N value\n{USAGE}",
+                2,
             )
         if len(options.get("N", "")) > 230:
             raise Refused("qsub: Job name is too long ", 2)
@@ -174,7 +183,9 @@ class Qsub:
         if walltime and walltime > queues[name].get("max_walltime", walltime):
             if self.torque:
                 raise self._no(
-                    "Job exceeds queue resource limits", 188, "MSG=cannot satisfy queue max walltime requirement"
+                    "Job exceeds queue resource limits",
+                    188,
+                    "MSG=cannot satisfy queue max walltime requirement",
                 )
             raise self._no("Job violates queue and/or server resource limits", 188)
         return str(name)
@@ -201,7 +212,15 @@ class Qsub:
             if name not in CHUNK | own | {"walltime", "select", "place", "nodes"}:
                 raise self._no(f"Unknown resource Resource_List.{name}", 187)
         place = top.get("place", "free")
-        if not set(place.split(":")) <= {"free", "pack", "scatter", "vscatter", "excl", "exclhost", "shared"}:
+        if not set(place.split(":")) <= {
+            "free",
+            "pack",
+            "scatter",
+            "vscatter",
+            "excl",
+            "exclhost",
+            "shared",
+        }:
             raise self._no("Illegal attribute or resource value Resource_List.place", 166)
         if "select" in top and "nodes" in top:
             raise Refused("qsub: Cannot be used with select or place: nodes", 6)
@@ -225,7 +244,9 @@ class Qsub:
                 raise self._no("Illegal attribute or resource value", 166)
             if name in ("mem", "vmem") and not re.fullmatch(r"\d+([kmgt]?[bw])?", value, re.I):
                 raise self._no(f"Illegal attribute or resource value {where}.{name}", 166)
-        self.resources.setdefault("select", f"{count}:" + ":".join(f"{k}={v}" for k, v in chunk.items()))
+        self.resources.setdefault(
+            "select", f"{count}:" + ":".join(f"{k}={v}" for k, v in chunk.items())
+        )
         return {
             "nodes": int(count), "slots": int(chunk.get("ncpus", 1)), "gpus": int(chunk.get("ngpus", 0)),
             "exclusive": "excl" in place, "mpiprocs": int(chunk.get("mpiprocs", 1)),
@@ -234,7 +255,19 @@ class Qsub:
 
     def _torque_needs(self) -> dict[str, Any]:
         own = set(self.config.get("resources", ()))
-        known = {"walltime", "nodes", "mem", "vmem", "pmem", "pvmem", "procs", "ncpus", "select", "cput", "file"}
+        known = {
+            "walltime",
+            "nodes",
+            "mem",
+            "vmem",
+            "pmem",
+            "pvmem",
+            "procs",
+            "ncpus",
+            "select",
+            "cput",
+            "file",
+        }
         for name in self.resources:
             if name not in known | own:
                 raise self._no("Unknown resource type ", 187, f"Resource_List.{name}")
@@ -262,7 +295,9 @@ def output_of(job: dict[str, Any], torque: bool) -> str:
     if not path:
         path = f"{job['cwd']}/{job['name']}.o{job['id']}"
     if job["index"] is not None:
-        path = f"{path}-{job['index']}" if torque else path.replace("^array_index^", str(job["index"]))
+        path = (
+            f"{path}-{job['index']}" if torque else path.replace("^array_index^", str(job["index"]))
+        )
     return f"{path}/{text_of_id(job)}.OU" if Path(path).is_dir() else path
 
 
@@ -294,8 +329,15 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     }  # fmt: skip
 
 
-def _environment(job: dict[str, Any], folder: Path, config: dict[str, Any], temporary: Path) -> dict[str, str]:
-    torque, identity, extra, needs = bool(config.get("torque")), text_of_id(job), job["extra"], job["needs"]
+def _environment(
+    job: dict[str, Any], folder: Path, config: dict[str, Any], temporary: Path
+) -> dict[str, str]:
+    torque, identity, extra, needs = (
+        bool(config.get("torque")),
+        text_of_id(job),
+        job["extra"],
+        job["needs"],
+    )
     node, place = next(iter(job["nodes"].items()))
     env = {
         "HOME": extra["home"], "LOGNAME": job["user"], "USER": job["user"], "SHELL": "/bin/bash",
@@ -309,18 +351,33 @@ def _environment(job: dict[str, Any], folder: Path, config: dict[str, Any], temp
     }  # fmt: skip
     gpus = list(reversed(place["gpus"]))  # in no order, as measured
     if torque:
-        env |= {"PBS_VERSION": "TORQUE-master", "PBS_GPUFILE": str(folder / "spool" / f"{identity}gpu")}
-        env |= {"PBS_NP": str(needs["nodes"] * needs["slots"]), "PBS_NUM_NODES": str(needs["nodes"])}
+        env |= {
+            "PBS_VERSION": "TORQUE-master",
+            "PBS_GPUFILE": str(folder / "spool" / f"{identity}gpu"),
+        }
+        env |= {
+            "PBS_NP": str(needs["nodes"] * needs["slots"]),
+            "PBS_NUM_NODES": str(needs["nodes"]),
+        }
         env |= {"PBS_NUM_PPN": str(needs["slots"]), "PBS_O_SERVER": SERVER, "PBS_VNODENUM": "0"}
         if gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
         if job["index"] is not None:
-            env |= {"PBS_ARRAYID": str(job["index"]), "PBS_JOBNAME": f"{job['name']}-{job['index']}"}
+            env |= {
+                "PBS_ARRAYID": str(job["index"]),
+                "PBS_JOBNAME": f"{job['name']}-{job['index']}",
+            }
         return env
-    env |= {"ENVIRONMENT": "BATCH", "NCPUS": str(needs["slots"]), "OMP_NUM_THREADS": str(needs["threads"])}
+    env |= {
+        "ENVIRONMENT": "BATCH",
+        "NCPUS": str(needs["slots"]),
+        "OMP_NUM_THREADS": str(needs["threads"]),
+    }
     env |= {"PBS_JOBDIR": extra["home"], "PBS_O_SYSTEM": "Linux", "TMPDIR": str(temporary)}
     if config.get("hook") and gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{node}-0000-0000-0000-{gpu:012d}" for gpu in gpus)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(
+            f"GPU-{node}-0000-0000-0000-{gpu:012d}" for gpu in gpus
+        )
     if job["index"] is not None:
         env |= {"PBS_ARRAY_INDEX": str(job["index"]), "PBS_ARRAY_ID": f"{job['id']}[].{SERVER}"}
     return env
@@ -332,7 +389,11 @@ def _nodefile(job: dict[str, Any], torque: bool) -> str:
 
 
 def _gpufile(job: dict[str, Any]) -> str:
-    return "".join(f"{node}-gpu{gpu}\n" for node, place in job["nodes"].items() for gpu in reversed(place["gpus"]))
+    return "".join(
+        f"{node}-gpu{gpu}\n"
+        for node, place in job["nodes"].items()
+        for gpu in reversed(place["gpus"])
+    )
 
 
 # -- qstat -------------------------------------------------------------------------------------------------------
@@ -344,7 +405,9 @@ class Table:
         answer = engine.ask(folder, kind, "jobs")
         self.fault = answer["fault"]
         oldest = time.time() - config.get("history", 3600)
-        self.jobs = [job for job in answer.get("jobs", []) if job["state"] != "done" or job["ended"] > oldest]
+        self.jobs = [
+            job for job in answer.get("jobs", []) if job["state"] != "done" or job["ended"] > oldest
+        ]
 
     def listed(self, members: bool) -> list[dict[str, Any]]:
         """Return jobs and parents of arrays, each as {"id": text, "of": jobs}; with ``members`` also those."""
@@ -370,7 +433,13 @@ class Table:
             return "Q" if not begun else "R" if self.torque else "B"
         job = row["of"][0]
         if job["state"] == "done":
-            return "C" if self.torque else "X" if job["index"] is not None and not job["started"] else "F"
+            return (
+                "C"
+                if self.torque
+                else "X"
+                if job["index"] is not None and not job["started"]
+                else "F"
+            )
         return {"waiting": "Q", "held": "H", "running": "R"}[job["state"]]
 
 
@@ -393,7 +462,9 @@ def _comment(job: dict[str, Any], torque: bool) -> str:
         if job["end"] == "timeout" and job["state"] == "done":
             return f"{words} and exceeded resource walltime"
         return (
-            words if job["state"] != "done" else f"{words} and {'failed' if _exit_status(job, torque) else 'finished'}"
+            words
+            if job["state"] != "done"
+            else f"{words} and {'failed' if _exit_status(job, torque) else 'finished'}"
         )
     if job["comment"] == "never" and not torque:
         return "Can Never Run: Insufficient amount of resource: ngpus"
@@ -407,7 +478,9 @@ def _comment(job: dict[str, Any], torque: bool) -> str:
 
 
 def _vnodes(job: dict[str, Any]) -> str:
-    needs = f"ncpus={job['needs']['slots']}" + (f":ngpus={job['needs']['gpus']}" if job["needs"]["gpus"] else "")
+    needs = f"ncpus={job['needs']['slots']}" + (
+        f":ngpus={job['needs']['gpus']}" if job["needs"]["gpus"] else ""
+    )
     return "+".join(f"({node}:{needs})" for node in job["nodes"])
 
 
@@ -428,13 +501,25 @@ def _substate(job: dict[str, Any]) -> int:
 def attributes(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     """Return what PBS says of a job in JSON."""
     job, parent, state = row["of"][0], row["parent"], table.state(row)
-    extra, started = job["extra"], next((one["started"] for one in row["of"] if one["started"]), None)
-    living = state not in "FX"
+    extra, started = (
+        job["extra"],
+        next((one["started"] for one in row["of"] if one["started"]), None),
+    )
+    active = state not in "FX"
     found: dict[str, Any] = {"Job_Name": job["name"], "Job_Owner": f"{job['user']}@{SERVER}"}
     if started and not parent:
         seconds = int((job["ended"] or time.time()) - started)
-        used = {"cpupercent": 0, "cput": "00:00:00", "mem": "0kb", "ncpus": job["needs"]["slots"], "vmem": "0kb"}
-        found["resources_used"] = {**used, "walltime": time.strftime("%H:%M:%S", time.gmtime(seconds))}
+        used = {
+            "cpupercent": 0,
+            "cput": "00:00:00",
+            "mem": "0kb",
+            "ncpus": job["needs"]["slots"],
+            "vmem": "0kb",
+        }
+        found["resources_used"] = {
+            **used,
+            "walltime": time.strftime("%H:%M:%S", time.gmtime(seconds)),
+        }
     found |= {
         "job_state": state,
         "queue": job["queue"],
@@ -444,9 +529,18 @@ def attributes(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     }
     found["Error_Path"] = f"{SERVER}:{job['cwd']}/{job['name']}.e{job['id']}"
     if started and not parent:
-        found |= {"exec_host": "+".join(f"{node}/0" for node in job["nodes"]), "exec_vnode": _vnodes(job)}
-    found |= {"Hold_Types": "u" if state == "H" else "n", "Join_Path": extra["options"].get("j", "n")}
-    found |= {"Keep_Files": extra["options"].get("k", "n"), "Mail_Points": extra["options"].get("m", "a")}
+        found |= {
+            "exec_host": "+".join(f"{node}/0" for node in job["nodes"]),
+            "exec_vnode": _vnodes(job),
+        }
+    found |= {
+        "Hold_Types": "u" if state == "H" else "n",
+        "Join_Path": extra["options"].get("j", "n"),
+    }
+    found |= {
+        "Keep_Files": extra["options"].get("k", "n"),
+        "Mail_Points": extra["options"].get("m", "a"),
+    }
     found |= {
         "mtime": _date(job["ended"] or started or job["submitted"]),
         "Output_Path": f"{SERVER}:{output_of(job, False)}",
@@ -464,13 +558,15 @@ def attributes(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     if started:
         found["stime"] = _date(started)
-        if not living:
+        if not active:
             found["obittime"] = _date(job["ended"])
         if not parent:
             found |= {"session_id": job["pid"], "jobdir": extra["home"]}
     substates = {_substate(one) for one in row["of"]}
     found["substate"] = (
-        _substate(job) if not parent else {"Q": 10, "B": 70}.get(state, max(substates - {91}, default=91))
+        _substate(job)
+        if not parent
+        else {"Q": 10, "B": 70}.get(state, max(substates - {91}, default=91))
     )
     found["Variable_List"] = {
         "PBS_O_HOME": extra["home"], "PBS_O_LOGNAME": job["user"], "PBS_O_PATH": extra["path"], "PBS_O_SHELL": "/bin/bash",
@@ -488,8 +584,8 @@ def attributes(table: Table, row: dict[str, Any]) -> dict[str, Any]:
         found["etime"] = _date(job["submitted"])
     if started and not parent:
         found["run_count"] = 1
-    code = 0 if parent and not living else _exit_status(job, False)
-    if code is not None and not living and started:
+    code = 0 if parent and not active else _exit_status(job, False)
+    if code is not None and not active and started:
         found |= {"Stageout_status": 1, "Exit_status": code}
     if parent or job["index"] is None:
         found["Submit_arguments"] = extra["arguments"]
@@ -536,7 +632,9 @@ def one_a_line(table: Table, row: dict[str, Any]) -> str:
         found["exec_host"] = "+".join(
             f"{node}/{slot}" for node, place in job["nodes"].items() for slot in place["slots"]
         )
-        if gpus := "+".join(f"{node}-gpu/{gpu}" for node, place in job["nodes"].items() for gpu in place["gpus"]):
+        if gpus := "+".join(
+            f"{node}-gpu/{gpu}" for node, place in job["nodes"].items() for gpu in place["gpus"]
+        ):
             found["exec_gpus"] = gpus
     found |= {
         "Hold_Types": "u" if state == "H" else "n",
@@ -550,7 +648,11 @@ def one_a_line(table: Table, row: dict[str, Any]) -> str:
         "Rerunable": "False",
     }
     found |= {f"Resource_List.{key}": value for key, value in extra["resources"].items()}
-    variables = {"PBS_O_QUEUE": job["queue"], "PBS_O_HOME": extra["home"], "PBS_O_WORKDIR": job["cwd"]}
+    variables = {
+        "PBS_O_QUEUE": job["queue"],
+        "PBS_O_HOME": extra["home"],
+        "PBS_O_WORKDIR": job["cwd"],
+    }
     found["Variable_List"] = ",".join(f"{key}={value}" for key, value in variables.items())
     if (comment := _comment(job, True)) and not parent:
         found["comment"] = comment
@@ -561,13 +663,17 @@ def one_a_line(table: Table, row: dict[str, Any]) -> str:
         found["job_array_request"] = f"{row['of'][0]['index']}-{row['of'][-1]['index']}"
     elif job["index"] is not None:
         found["job_array_id"] = job["index"]
-    return "\n".join([f"Job Id: {row['id']}", *(f"    {key} = {value}" for key, value in found.items()), "", ""])
+    return "\n".join(
+        [f"Job Id: {row['id']}", *(f"    {key} = {value}" for key, value in found.items()), "", ""]
+    )
 
 
 def qstat(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     torque = bool(config.get("torque"))
     try:
-        given, names = getopt.gnu_getopt(arguments, "f1xtaQBu:" if torque else "fxtaQBwF:u:", ["version"])
+        given, names = getopt.gnu_getopt(
+            arguments, "f1xtaQBu:" if torque else "fxtaQBwF:u:", ["version"]
+        )
     except getopt.GetoptError as error:
         print(f"qstat: invalid option -- '{error.opt}'\nusage: ", file=sys.stderr)
         return 2
@@ -667,7 +773,9 @@ def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         if not found:
             print(f"qdel: illegally formed job identifier: {name}", file=sys.stderr)
             return 1
-        targets.append((name, [int(found[1]), int(found[2]) if found[2] else None], found[2] is not None))
+        targets.append(
+            (name, [int(found[1]), int(found[2]) if found[2] else None], found[2] is not None)
+        )
     known = {job["id"]: job for job in Table(folder, config, "test").jobs}
     for name, target, as_array in targets:
         array = known.get(target[0], {}).get("index") is not None
@@ -680,9 +788,15 @@ def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
             results = answer["results"]
         identity = name if "." in name else f"{name}.{SERVER}"
         words, ends = {
-            "unknown": (f"nonexistent job id: {name}" if torque else f"Unknown Job Id {identity}", 153),
+            "unknown": (
+                f"nonexistent job id: {name}" if torque else f"Unknown Job Id {identity}",
+                153,
+            ),
             "done": (
-                (f"Request invalid for state of job MSG=invalid state for job - COMPLETE {identity}", 170)
+                (
+                    f"Request invalid for state of job MSG=invalid state for job - COMPLETE {identity}",
+                    170,
+                )
                 if torque
                 else (f"Job has finished {identity}", 35)
             ),
@@ -709,7 +823,10 @@ def qselect(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
 
 def pbsnodes(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     running = [job for job in Table(folder, config).jobs if job["state"] == "running"]
-    jobs = {node: [text_of_id(job) for job in running if node in job["nodes"]] for node in config["nodes"]}
+    jobs = {
+        node: [text_of_id(job) for job in running if node in job["nodes"]]
+        for node in config["nodes"]
+    }
     if config.get("torque"):
         nodes = "".join(
             f"<Node><name>{node}</name><state>free</state><np>{config['slots']}</np><jobs>{','.join(jobs[node])}</jobs>"
@@ -720,9 +837,19 @@ def pbsnodes(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         return 0
     resources = {"ncpus": config["slots"], "ngpus": config["gpus"]}
     found = {
-        node: {"Mom": node, "state": "free", "jobs": jobs[node], "resources_available": resources} for node in jobs
+        node: {"Mom": node, "state": "free", "jobs": jobs[node], "resources_available": resources}
+        for node in jobs
     }
-    print(_json({"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER, "nodes": found}))
+    print(
+        _json(
+            {
+                "timestamp": int(time.time()),
+                "pbs_version": "23.06.06",
+                "pbs_server": SERVER,
+                "nodes": found,
+            }
+        )
+    )
     return 0
 
 
@@ -731,15 +858,23 @@ def _away(command: str, torque: bool) -> int:
         print(f"\nUnable to communicate with {SERVER}(192.0.2.11)", file=sys.stderr)
         print(f"Cannot connect to specified server host '{SERVER}'.", file=sys.stderr)
         if command == "pbsnodes":
-            print(f"{command}: cannot connect to server {SERVER}, error=111 (Connection refused)", file=sys.stderr)
+            print(
+                f"{command}: cannot connect to server {SERVER}, error=111 (Connection refused)",
+                file=sys.stderr,
+            )
             return 1
-        print(f"{command}: cannot connect to server {SERVER} (errno=111) Connection refused", file=sys.stderr)
+        print(
+            f"{command}: cannot connect to server {SERVER} (errno=111) Connection refused",
+            file=sys.stderr,
+        )
         return 111
     if command == "qdel":
         print(f"Connection refused\nCouldn't connect to cluster: {SERVER}", file=sys.stderr)
         return 162
     number = ", error=15010" if command == "pbsnodes" else " (errno=15010)"
-    print(f"Connection refused\n{command}: cannot connect to server {SERVER}{number}", file=sys.stderr)
+    print(
+        f"Connection refused\n{command}: cannot connect to server {SERVER}{number}", file=sys.stderr
+    )
     return {"qsub": 162, "pbsnodes": 1}.get(command, 255)
 
 
@@ -753,7 +888,10 @@ def main(argv: list[str]) -> int:
     except engine.Away:
         return _away(command, bool(config.get("torque")))
     except engine.Busy:
-        print(f"{command}: cannot connect to server {SERVER} (errno=15031) Server is too busy", file=sys.stderr)
+        print(
+            f"{command}: cannot connect to server {SERVER} (errno=15031) Server is too busy",
+            file=sys.stderr,
+        )
         return 15031 % 256
     except Refused as refused:
         print(refused.words, file=sys.stderr)

@@ -1,0 +1,49 @@
+"""The cluster classes. Importing this imports dask, distributed and dask_jobqueue."""
+
+from __future__ import annotations
+
+from .cluster import GPUJobQueueCluster
+
+__all__ = [
+    "CLASSES", "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
+    "GPUSLURMCluster",
+]  # fmt: skip
+
+
+class GPUSLURMCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with Slurm."""
+
+    batch_schedulers = ("slurm",)
+
+
+class GPUPBSCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with OpenPBS, PBS Professional or Torque."""
+
+    batch_schedulers = ("pbs", "torque")
+
+
+class GPULSFCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with LSF."""
+
+    batch_schedulers = ("lsf",)
+
+
+class GPUSGECluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on a site with Grid Engine."""
+
+    batch_schedulers = ("sge",)
+
+
+class GPULocalCluster(GPUJobQueueCluster):
+    """A `GPUJobQueueCluster` on this machine, without a batch scheduler."""
+
+    batch_schedulers = ("local",)
+    default_site = "local"
+
+
+CLASSES: dict[str, type[GPUJobQueueCluster]] = {
+    name: cls
+    for cls in (GPUSLURMCluster, GPUPBSCluster, GPULSFCluster, GPUSGECluster, GPULocalCluster)
+    for name in cls.batch_schedulers
+}
+"""Which class a site's batch scheduler picks."""

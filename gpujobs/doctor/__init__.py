@@ -1,0 +1,1 @@
+"""`gpujobs doctor`."""
