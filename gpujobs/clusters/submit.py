@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..config.sources import ClusterSpec, write_spec
-from ..errors import GpujobsError, InputError, Problem, UnavailableError
+from ..errors import GpujobsError, UnavailableError
 from ..planning.plan import Plan
 from ..planning.render import Script, cluster_folder
 from . import folder as folders
@@ -22,11 +22,6 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger, tell: Tell) -> Cluster
     record = new_record(plan, cluster)
     batch = batch_of(record, tell)
     scripts = scripts_of(spec, plan, cluster, _array_limit(plan, batch))
-    queued = sum(script.count for script in scripts)
-    if plan.site.max_queued_jobs and queued > plan.site.max_queued_jobs:
-        message = f"{queued} jobs; the site allows {plan.site.max_queued_jobs} of one user"
-        related = spec.site_position("max_queued_jobs")
-        raise InputError(Problem(message, spec.position("gpus"), related=related))
     folders.make(record.path, encrypted=plan.transport.certificate)
     try:
         with disk_errors(record.path):
@@ -78,7 +73,7 @@ def new_record(plan: Plan, cluster: str, owner: str = "cluster") -> ClusterRecor
         created=time.time(),
         workers=plan.n_workers,
         workers_per_job=plan.workers.shape.workers,
-        ranks=plan.ranks.working if plan.ranks else 0,
+        ranks=plan.working_ranks,
         gpus=plan.gpus,
         gpus_per_job=plan.workers.shape.gpus,
         walltime=plan.workers.walltime,
@@ -87,7 +82,7 @@ def new_record(plan: Plan, cluster: str, owner: str = "cluster") -> ClusterRecor
         poll=plan.site.poll,
         cluster=plan.site.cluster,
         commands=dict(plan.site.commands),
-        layout=plan.profile.layout,
+        layout=plan.layout.name,
         owner=owner,
         notes=plan.notes,
     )

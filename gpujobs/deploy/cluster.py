@@ -158,11 +158,11 @@ class GPUJobQueueCluster(ElasticCluster):
         if scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {scheduler!r} is neither 'local' nor 'job'")
         plan, reason = without_unusable_ucxx(make_cluster_plan(spec, elastic=True))
-        if not plan.transport.schemes:
+        if not plan.transport.protocols:
             raise InputError(reason, hint="network={'protocol': 'auto'}")
         if scheduler == "local":  # here is where the choice is made
             plan = replace(
-                plan, transport=replace(plan.transport, schemes=plan.transport.schemes[:1])
+                plan, transport=replace(plan.transport, protocols=plan.transport.protocols[:1])
             )
         self._pool = force = JobPool(spec, plan, Ledger())
         self.id, self.workers_per_job = force.id, force.workers_per_job
@@ -173,7 +173,7 @@ class GPUJobQueueCluster(ElasticCluster):
         try:
             self._touch_lease()
             if scheduler == "local":
-                chosen = {"scheme": plan.transport.schemes[0], "reason": reason}
+                chosen = {"scheme": plan.transport.protocols[0], "reason": reason}
                 write_atomically(self.folder / "transport.json", json.dumps(chosen))
             force.ledger.add(force.record)
             shape, threads = plan.workers.shape, plan.profile.workers.threads
@@ -209,7 +209,7 @@ class GPUJobQueueCluster(ElasticCluster):
     def _scheduler_spec(self, options: dict[str, Any], security: Any) -> dict[str, Any]:
         plan = self._pool.plan
         own: dict[str, Any] = {
-            "protocol": f"{plan.transport.schemes[0]}://",
+            "protocol": f"{plan.transport.protocols[0]}://",
             "security": security,
             "dashboard_address": ":8787",
             "scheduler_file": str(self.folder / "scheduler.json"),

@@ -70,7 +70,7 @@ class ElasticCluster(JobQueueCluster):  # type: ignore[misc]
     scale_up = scale
 
     def _check_elastic(self) -> None:
-        if self._pool.plan.ranks:
+        if not self._pool.plan.layout.elastic:
             hint = "make another cluster, with n_workers=…"
             raise InputError(
                 f"{self.id} is one MPI allocation, which has its size for good", hint=hint

@@ -14,12 +14,12 @@ from ..planning.plan import Plan
 def without_unusable_ucxx(plan: Plan) -> tuple[Plan, str]:
     """Return ``plan`` without ucxx where it does not work in this process, and why it does not."""
     transport, reason = plan.transport, ""
-    if "ucxx" in transport.schemes:
+    if "ucxx" in transport.protocols:
         interface = ["--interface", transport.interface] if transport.interface else []
         result = commands.run([sys.executable, injob.__file__, "try-ucxx", *interface])
         if result.exit_code != 0:
             said = [line.strip() for line in result.message.splitlines() if line.strip()]
             reason = f"ucxx does not work on {socket.gethostname()}: {said[-1][:300]}"
-            others = tuple(scheme for scheme in transport.schemes if scheme != "ucxx")
-            transport = replace(transport, schemes=others)
+            others = tuple(name for name in transport.protocols if name != "ucxx")
+            transport = replace(transport, protocols=others)
     return replace(plan, transport=transport), reason
