@@ -60,15 +60,15 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=8 --visible-devices=exclusive --ranks=2 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
     --schemes=tls --interface=bond0 \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload="$GPUJOBS_FOLDER/injob.py" \
-    --workers mpiexec -n 2 -ppn 1 --cpu-bind none "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank \
+        --preload=gpujobs_injob.preload \
+    --workers mpiexec -n 2 -ppn 1 --cpu-bind none "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
         --folder="$GPUJOBS_FOLDER" --size=2 --gpus=4 --on-node=1 --visible-devices=exclusive \
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \

@@ -55,16 +55,16 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=16 --visible-devices=scheduler --ranks=4 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
     --schemes=ucxx,tls \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
-        --ntasks-per-node=1 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank \
+        --ntasks-per-node=1 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
         --folder="$GPUJOBS_FOLDER" --size=4 --gpus=4 --on-node=1 --visible-devices=scheduler \
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=125440MiB \

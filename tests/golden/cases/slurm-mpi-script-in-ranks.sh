@@ -55,7 +55,7 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=8 --visible-devices=scheduler --ranks=8 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
@@ -63,9 +63,9 @@ python=/opt/env/bin/python
     --run-on=ranks \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
-        --ntasks-per-node=6 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank \
+        --ntasks-per-node=6 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
         --folder="$GPUJOBS_FOLDER" --size=12 --gpus=1 --on-node=4 --visible-devices=scheduler \
         --script --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \

@@ -55,17 +55,17 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=125440MiB --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
