@@ -48,7 +48,8 @@ gpujobs_fail() {
     echo "gpujobs: $1"
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
     # The first job to say why ends the cluster.
-    (set -C; printf '{"exit_code": 70, "reason": "%s", "job": %d}\n' "$1" "$GPUJOBS_JOB" > ended) 2> /dev/null
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+        "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
     [ ! -s job-ids ] || xargs bash -c gpujobs_qdel_waiting < job-ids
 }
 # A submission whose reply was lost may have been sent twice: one job of each number does the work.
