@@ -28,7 +28,7 @@ GPUJOBS_STARTED=$(date +%s)
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
-gpujobs_leave() {   # whatever ends this job, its record says how
+gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
@@ -42,11 +42,11 @@ gpujobs_leave() {   # whatever ends this job, its record says how
 gpujobs_fail() {
     echo "gpujobs: $1"
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
-    # The first job to say why ends the cluster.
+    # The first job that writes a reason ends the cluster.
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-# A submission whose reply was lost may have been sent twice: one job of each number does the work.
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID%%[[]*}[][$PBS_ARRAY_INDEX]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
@@ -56,7 +56,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
 export PYTHONUNBUFFERED=1
