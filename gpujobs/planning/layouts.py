@@ -16,7 +16,7 @@ from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
 
-PRELOAD = '--preload="$GPUJOBS_FOLDER/injob.py"'
+PRELOAD = "--preload=gpujobs_injob.preload"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 
 
@@ -203,7 +203,7 @@ class MpiLayout(Layout):
         ranks = self.ranks(jobs.shape)
         words = [
             *(shlex.quote(word) for word in self.launcher(jobs.shape)),
-            '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank',
+            '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
             f"--gpus={ranks.gpus}",
