@@ -144,7 +144,7 @@ class DirectiveWriter:
         asked = self.spec.profile.account
         account = self.queue.account or self.site.account
         if account is None and (
-            "account" in self.site.model_fields_set or self.scheduler.on_this_machine
+            "account" in self.site.given or self.scheduler.on_this_machine
         ):
             if asked:
                 self.diagnostics.note(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import injob
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import InputError, Problem
 from ..names import HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
@@ -154,7 +154,7 @@ class _Planner:
         )  # one allocation has its size for good
         # Of an elastic cluster nobody may have said how many GPUs: then jobs are as small as they can be.
         self.smallest = (
-            self.elastic and not {"gpus", "gpus_per_job"} & spec.profile.model_fields_set
+            self.elastic and not {"gpus", "gpus_per_job"} & spec.profile.given
         )
         self.diagnostics = Diagnostics(spec)
 
@@ -290,14 +290,14 @@ class _Planner:
         if self.machine is None:
             return queue
         gpus = len(self.machine.gpus)
-        found = {
-            "gpus_per_node": gpus
-            if queue.gpus_per_node is None
-            else min(gpus, queue.gpus_per_node),
-            "cpus_per_node": queue.cpus_per_node or self.machine.cpus,
-            "memory_per_node": queue.memory_per_node or self.machine.memory,
-        }
-        return queue.model_copy(update=found)
+        if queue.gpus_per_node is not None:
+            gpus = min(gpus, queue.gpus_per_node)
+        return replace(
+            queue,
+            gpus_per_node=gpus,
+            cpus_per_node=queue.cpus_per_node or self.machine.cpus,
+            memory_per_node=queue.memory_per_node or self.machine.memory,
+        )
 
     def _jobs(self, group: str, key: str, shape: JobShape, walltime: int | None) -> JobGroup:
         writer = DirectiveWriter(self.diagnostics, self.scheduler, key, shape)

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..config.sources import data_folder
+from ..config.sitefiles import data_folder
 from ..errors import InputError, Position, Problem
 from ..names import HEAD
 from ..text import control_character

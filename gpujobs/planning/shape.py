@@ -195,7 +195,7 @@ def _check_limits(profile: Profile, queue: Queue, *, jobs: int, nodes: int, gpus
 def _check_workers(profile: Profile, *, workers: int, cpus: int | None, memory: int | None) -> None:
     """``workers``, ``cpus`` and ``memory`` are those of one node."""
     threads, wanted = profile.workers.threads, profile.workers.memory
-    if cpus and threads * workers > cpus and "threads" in profile.workers.model_fields_set:
+    if cpus and threads * workers > cpus and "threads" in profile.workers.given:
         message = f"{workers} workers of {threads} threads; the job has {cpus} CPUs on a node"
         raise QueueMismatch(
             "workers.threads", message, hint=f"workers.threads: {max(1, cpus // workers)}"
