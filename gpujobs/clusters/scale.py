@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..config import sources
+from ..config.spec import read_spec, settings_document, with_settings
 from ..errors import InputError
 from ..names import HEAD
 from ..planning.commandlines import JobRoles
@@ -54,13 +54,13 @@ def scale(record: ClusterRecord, workers: int, ledger: Ledger, tell: Tell) -> Cl
 
 
 def _more(record: ClusterRecord, jobs: int, ledger: Ledger, tell: Tell) -> ClusterRecord:
-    spec = sources.read_spec(record.path / "order.json")
-    settings = sources.settings_document(
+    spec = read_spec(record.path / "order.json")
+    settings = settings_document(
         (f"gpus={jobs * record.gpus_per_job}", f"gpus_per_job={record.gpus_per_job}")
     )
     if not record.gpus_per_job:
-        settings = sources.settings_document((f"workers.count={jobs}",))
-    spec = sources.with_settings(spec, settings)
+        settings = settings_document((f"workers.count={jobs}",))
+    spec = with_settings(spec, settings)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
     batch = batch_of(record, tell)
     first = max(submission.first + submission.count for submission in record.submissions)

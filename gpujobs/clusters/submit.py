@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
-from ..config.sources import ClusterSpec, write_spec
+from ..config.spec import ClusterSpec, write_spec
 from ..errors import GpujobsError, UnavailableError
 from ..planning.plan import Plan
 from ..planning.render import Script, cluster_folder

@@ -21,7 +21,7 @@ from ..clusters import connect as connection
 from ..clusters import folder as folders
 from ..clusters.ledger import Ledger, write_atomically
 from ..clusters.prepare import make_cluster_plan
-from ..config import sources
+from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
 from .elastic import ElasticCluster
 from .head import HeadJob
@@ -127,7 +127,7 @@ class GPUJobQueueCluster(ElasticCluster):
 
         The site picks the class. The profile's `run:` is not run.
         """
-        spec = sources.load_spec(Path(path), site=site)
+        spec = load_spec(Path(path), site=site)
         self = cls.__new__(class_for(spec.site.site.scheduler, cls))
         self._begin(
             spec,
@@ -152,7 +152,7 @@ class GPUJobQueueCluster(ElasticCluster):
         return AttachedCluster(name, **options)
 
     def _begin(
-        self, spec: sources.ClusterSpec, n_workers: int | None, log_directory: str | None, scheduler: str,
+        self, spec: ClusterSpec, n_workers: int | None, log_directory: str | None, scheduler: str,
         scheduler_options: dict[str, Any] | None, asynchronous: bool, loop: Any, silence_logs: Any, quiet: bool,
     ) -> None:  # fmt: skip
         if scheduler not in ("local", "job"):

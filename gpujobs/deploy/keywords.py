@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import sources
+from ..config.document import Document, Loc
 from ..config.fields import count, positive, sequence, size
-from ..config.model import build
+from ..config.model import build, key_names, keys_of, suggest
 from ..config.profile import Profile, Workers
 from ..config.site import Site
-from ..config.yamlfile import Document, Loc
+from ..config.sitefiles import NoSiteHereError, SiteFile
+from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 
 # dask-jobqueue's names for keys of the profile.
@@ -71,12 +72,12 @@ def spec_of(
     site: str | None,
     n_workers: int,
     batch_schedulers: tuple[str, ...] = (),
-) -> sources.ClusterSpec:
+) -> ClusterSpec:
     """Return the order that keywords ask for; its GPUs are whole jobs that together have ``n_workers`` or more."""
     if not isinstance(n_workers, int) or isinstance(n_workers, bool) or n_workers < 0:
         raise InputError(f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)")
     document = document_of(keywords)
-    value = dict(document.value)
+    value: dict[str, Any] = dict(document.value)
     if value.get("gpus") == 0:
         value["workers"] = {**value.get("workers", {}), "count": n_workers or 1}
     elif n_workers or "gpus_per_job" in value:
@@ -88,11 +89,11 @@ def spec_of(
         )
     document = Document(value, document.positions, document.keys, document.source)
     try:
-        spec = sources.make_spec(document, site=site)
-    except sources.NoSiteHereError:
+        spec = make_spec(document, site=site)
+    except NoSiteHereError:
         if not batch_schedulers or "queue" not in keywords:
             raise
-        spec = sources.make_spec(document, site=_site_of(keywords, document, batch_schedulers[0]))
+        spec = make_spec(document, site=_site_of(keywords, document, batch_schedulers[0]))
     found = spec.site.site.scheduler
     if batch_schedulers and found not in batch_schedulers:
         hint = "use GPUJobQueueCluster, which takes any site"
@@ -104,7 +105,7 @@ def spec_of(
 
 def _site_of(
     keywords: Mapping[str, Any], document: Document, batch_scheduler: str
-) -> sources.SiteFile:
+) -> SiteFile:
     """Return a site as far as keywords tell, for those who come from dask-jobqueue: a queue with jobs of one shape."""
     queue: dict[str, Any] = {
         "cpus_per_node": keywords.get("cores"),
@@ -119,12 +120,12 @@ def _site_of(
         "queues": {str(keywords["queue"]): queue},
     }
     described = Document(site, source="keywords (no site file)")
-    return sources.SiteFile("none", Path.cwd() / "none.yaml", build(Site, described), described)
+    return SiteFile("none", Path.cwd() / "none.yaml", build(Site, described), described)
 
 
 def document_of(keywords: Mapping[str, Any], source: str = "keyword") -> Document:
     """Return what ``keywords`` ask for as a document, each value at a position that names its keyword."""
-    known = [*(name for name in Profile.model_fields if name not in REFUSED), *SAME, *OWN]
+    known = [*(name for name in keys_of(Profile) if name not in REFUSED), *SAME, *OWN]
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     positions: dict[Loc, Position] = {}
@@ -168,9 +169,7 @@ def document_of(keywords: Mapping[str, Any], source: str = "keyword") -> Documen
 
 
 def _suggestion(name: str, known: list[str]) -> str:
-    from ..config.model import keys, suggest
-
-    return suggest(name, known, [*known, *(f"workers.{key}" for key in keys(Workers))])
+    return suggest(name, known, [*known, *(f"workers.{key}" for key in key_names(Workers))])
 
 
 def _own(name: str, value: Any) -> list[tuple[Loc, Any]]:
@@ -186,7 +185,7 @@ def _own(name: str, value: Any) -> list[tuple[Loc, Any]]:
             return [(("network", "protocol"), encrypted[0]), (("network", "encryption"), True)]
         return [(("network", "protocol"), scheme)]
     options = _extra_args(value) if name == "worker_extra_args" else dict(value)
-    fields = Workers.model_fields
+    fields = keys_of(Workers)
     own = [
         (("workers", key), item)
         for key, item in options.items()

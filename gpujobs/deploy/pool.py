@@ -16,7 +16,7 @@ from ..clusters import folder as folders
 from ..clusters import monitor as clusters
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.submit import new_record, send
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
 from ..planning.commandlines import JobRoles, warning
 from ..planning.plan import JobGroup, Plan
