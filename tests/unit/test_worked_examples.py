@@ -1,4 +1,4 @@
-"""The worked sites and profiles of the documentation render to what its table says."""
+"""Profiles on real sites: queue, directives and numbers of jobs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpujobs.errors import InputError
-from gpujobs.schedulers import SCHEDULERS
 
-from .support import SITES, plan
+from .support import plan
 
 CASES = [
     ("mahti", {"gpus": 8, "account": "project_2001234"}, 2, [
@@ -38,8 +37,6 @@ CASES = [
 def test_resource_lines(
     tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
 ) -> None:
-    if not any(f"scheduler: {name}" in (SITES / f"{site}.yaml").read_text() for name in SCHEDULERS):
-        pytest.skip("its batch scheduler is not supported yet")
     made = plan(tmp_path, profile, site)
     assert list(made.workers.lines) == lines
     assert made.workers.shape.jobs == jobs
@@ -47,8 +44,6 @@ def test_resource_lines(
 
 
 def test_whole_nodes(tmp_path: Path) -> None:
-    if "pbs" not in SCHEDULERS:
-        pytest.skip("its batch scheduler is not supported yet")
     with pytest.raises(InputError, match=r"whole nodes of 4 GPUs[\s\S]*hint: gpus: 4 or 8"):
         plan(tmp_path, {"gpus": 6, "account": "ABCD0001", "walltime": "1h"}, "derecho")
 
@@ -65,15 +60,9 @@ def test_gpus_per_job_is_the_largest_divisor(
     assert made.n_workers == gpus == len(set(made.worker_names("svd-0000")))
 
 
-def test_three_lines(tmp_path: Path) -> None:
-    made = plan(
-        tmp_path,
-        'gpus: 8\nwaltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'.replace(
-            "waltime", "walltime"
-        ),
-        "mahti",
-        account="project_1",
-    )
+def test_a_profile_of_three_lines(tmp_path: Path) -> None:
+    text = 'gpus: 8\nwalltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'
+    made = plan(tmp_path, text, "mahti", account="project_1")
     assert made.profile.run == ("python", "svd.py", "--size", "10000")
     assert made.worker_names("svd-0000")[:5] == [
         "svd-0000-0-0",
