@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ..batch.client import PATIENCE, SchedulerClient
+from ..batch.client import RETRY_TIMEOUT, SchedulerClient
 from ..errors import GpujobsError, UnavailableError
 from ..schedulers import JobId, JobState, JobStatus, get_scheduler
 from ..schedulers.base import NOT_LISTED
@@ -20,9 +20,10 @@ SILENCE = 60.0
 Tell = Callable[[str], None]
 
 
-def batch_of(record: ClusterRecord, tell: Tell) -> SchedulerClient:
-    """Return the batch scheduler that has the jobs of ``record``."""
-    return SchedulerClient(get_scheduler(record.scheduler)(record.cluster), record.commands, tell)
+def batch_of(record: ClusterRecord, timeout: float = RETRY_TIMEOUT) -> SchedulerClient:
+    """Return the client of the batch scheduler that has the jobs of ``record``."""
+    scheduler = get_scheduler(record.scheduler)(record.cluster)
+    return SchedulerClient(scheduler, record.commands, timeout=timeout)
 
 
 def accepted(
@@ -70,8 +71,7 @@ def ask(records: list[ClusterRecord], tell: Tell, patience: float = 15.0) -> dic
     """Ask the batch scheduler once for all jobs of ``records``, which it all has."""
     if not records:
         return {}
-    batch = batch_of(records[0], tell)
-    batch.patience = patience
+    batch = batch_of(records[0], patience)
     jobs = {job for record in records for job in record.jobs.values()}
     jobs |= {job for record in records for job in folders.read(record.path).claims.values()}
     return batch.status(sorted(jobs, key=str), [record.id for record in records])
@@ -123,8 +123,7 @@ def _adopted(record: ClusterRecord, ledger: Ledger, tell: Tell) -> ClusterRecord
     """Finish a submission that was cut short between asking the batch scheduler and writing down its answer."""
     if record.intent is None or time.time() - record.created < 120:
         return record
-    batch = batch_of(record, tell)
-    batch.patience = 5.0
+    batch = batch_of(record, 5.0)
     try:
         found = batch.find(record.id) - {submission.id for submission in record.submissions}
     except GpujobsError:
@@ -187,13 +186,12 @@ def orphaned(record: ClusterRecord) -> bool:
 
 
 # -- cancel ----------------------------------------------------------------------------------------------------
-def cancel(record: ClusterRecord, tell: Tell, patience: float = PATIENCE) -> None:
+def cancel(record: ClusterRecord, tell: Tell, patience: float = RETRY_TIMEOUT) -> None:
     """End a cluster: its jobs are told through the folder, and the batch scheduler is asked to end them."""
     if record.path.is_dir():
         folders.end(record.path, 143, CANCELLED)
     if not record.finished and record.submissions:
         claimed = {job.submission for job in folders.read(record.path).claims.values()}
         submissions = {submission.id for submission in record.submissions} | claimed
-        batch = batch_of(record, tell)
-        batch.patience = patience
+        batch = batch_of(record, patience)
         batch.cancel({submission: () for submission in sorted(submissions)})

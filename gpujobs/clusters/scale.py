@@ -62,7 +62,7 @@ def _more(record: ClusterRecord, jobs: int, ledger: Ledger, tell: Tell) -> Clust
         settings = sources.settings_document((f"workers.count={jobs}",))
     spec = sources.with_settings(spec, settings)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    batch = batch_of(record, tell)
+    batch = batch_of(record)
     first = max(submission.first + submission.count for submission in record.submissions)
     own_head = any(submission.group == HEAD for submission in record.submissions)
     roles = JobRoles(scheduler=not own_head, workers=True, run=not own_head)
@@ -98,6 +98,6 @@ def _fewer(
         else:
             folders.ask_to_leave(record.path, job.number)
     record = ledger.update(record.id, removed=(*record.removed, *(job.number for job in chosen)))
-    batch_of(record, tell).cancel(targets)
+    batch_of(record).cancel(targets)
     tell(f"{plural(len(chosen), 'job')} fewer")
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
@@ -20,7 +21,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger, tell: Tell) -> Cluster
     """Submit the whole cluster. On failure nothing of it is left: no job, no folder, no record."""
     cluster = ledger.new_id(plan.name)
     record = new_record(plan, cluster)
-    batch = batch_of(record, tell)
+    batch = batch_of(record)
     scripts = scripts_of(spec, plan, cluster, _array_limit(plan, batch))
     queued = sum(script.count for script in scripts)
     if plan.site.max_queued_jobs and queued > plan.site.max_queued_jobs:
@@ -100,7 +101,7 @@ def _array_limit(plan: Plan, batch: SchedulerClient) -> int | None:
 
 
 def _cancel_what_was_sent(record: ClusterRecord, batch: SchedulerClient, tell: Tell) -> None:
-    batch.patience = 10.0
+    batch = replace(batch, timeout=10.0)
     try:
         batch.cancel(
             {
@@ -117,5 +118,5 @@ def _cancel_what_was_sent(record: ClusterRecord, batch: SchedulerClient, tell: T
 def estimate(spec: ClusterSpec, plan: Plan, tell: Tell) -> str | None:
     """Return when the first job would start, as the batch scheduler says; None where it cannot say."""
     cluster = f"{plan.name}-0000"
-    batch = batch_of(new_record(plan, cluster), tell)
+    batch = batch_of(new_record(plan, cluster))
     return batch.estimate(scripts_of(spec, plan, cluster)[0].text, Path.cwd())

@@ -343,8 +343,11 @@ class GPUJobQueueCluster(ElasticCluster):
 
 
 def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJobQueueCluster]:
-    """Return the class for a site's batch scheduler, if it is one of ``base``; else ``base`` itself."""
-    from . import CLASSES
-
-    found = CLASSES.get(batch_scheduler, GPUJobQueueCluster)
-    return found if issubclass(found, base) else base
+    """Return the subclass of ``base`` for a site's batch scheduler, or ``base`` if there is none."""
+    if batch_scheduler in base.batch_schedulers:
+        return base
+    for subclass in base.__subclasses__():
+        found = class_for(batch_scheduler, subclass)
+        if batch_scheduler in found.batch_schedulers:
+            return found
+    return base

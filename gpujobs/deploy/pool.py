@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import injob
@@ -52,8 +53,7 @@ class JobPool:
         """Two workers have one GPU."""
         self._next = 0
         self._stopping = threading.Event()
-        self._batch = clusters.batch_of(self.record, logger.info)
-        self._batch.stopping = self._stopping.is_set
+        self._batch = replace(clusters.batch_of(self.record), stopping=self._stopping.is_set)
         self._poll_interval, self.next_poll = float(plan.site.poll), 0.0
 
     def counting(self) -> list[Job]:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from .. import injob
-from ..batch import process as commands
+from ..batch.process import run
 from ..planning.plan import Plan
 
 
@@ -16,7 +16,7 @@ def without_unusable_ucxx(plan: Plan) -> tuple[Plan, str]:
     transport, reason = plan.transport, ""
     if "ucxx" in transport.schemes:
         interface = ["--interface", transport.interface] if transport.interface else []
-        result = commands.run([sys.executable, injob.__file__, "try-ucxx", *interface])
+        result = run([sys.executable, injob.__file__, "try-ucxx", *interface])
         if result.exit_code != 0:
             said = [line.strip() for line in result.message.splitlines() if line.strip()]
             reason = f"ucxx does not work on {socket.gethostname()}: {said[-1][:300]}"
