@@ -12,7 +12,7 @@ from ..config.sources import ClusterSpec
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.limits import check_job_limits
+from ..planning.limits import exceeded, job_limits
 from ..planning.plan import make_plan
 from ..planning.render import render_jobs
 from ..schedulers import JobId
@@ -64,6 +64,13 @@ def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> di
         if job.index is not None and job.submission in kept:
             indexes.append(job.index)
     return targets
+
+
+def check_job_limits(plan: Plan, jobs: int) -> None:
+    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
+    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    if limit is not None:
+        raise InputError(limit.message(jobs))
 
 
 def scale(record: ClusterRecord, workers: int, ledger: Ledger) -> ClusterRecord:

@@ -22,7 +22,7 @@ from ..clusters.report import JobReport
 from ..config import sources
 from ..config.sources import ClusterSpec
 from ..errors import GpujobsError, InputError
-from ..injob.preload import worker_registry
+from ..injob.preload import WorkerRegistry
 from .adaptive import Adaptable
 from .attached import AttachedCluster
 from .control import DaskControl
@@ -212,7 +212,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         if self._pool.jobs:  # the head's job
             self._scaler.watch_soon()
         else:
-            registry = worker_registry(self.scheduler, str(self.folder))
+            registry = WorkerRegistry(self.scheduler, str(self.folder))
             self.scheduler.add_plugin(registry, name="gpujobs")
         self._lease.keep()
 
@@ -297,8 +297,11 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
 
 
 def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJobQueueCluster]:
-    """Return the subclass of ``base`` for a batch scheduler; ``base`` itself if there is none."""
-    for cls in GPUJobQueueCluster.__subclasses__():
-        if batch_scheduler in cls.batch_schedulers and issubclass(cls, base):
-            return cls
+    """Return the subclass of ``base`` for a batch scheduler, or ``base`` if there is none."""
+    if batch_scheduler in base.batch_schedulers:
+        return base
+    for subclass in base.__subclasses__():
+        found = class_for(batch_scheduler, subclass)
+        if batch_scheduler in found.batch_schedulers:
+            return found
     return base

@@ -20,14 +20,13 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import cancel_targets, jobs_to_release
+from ..clusters.scale import cancel_targets, check_job_limits, jobs_to_release
 from ..clusters.submit import new_record, send
 from ..config.sources import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..planning.commandlines import warning
-from ..planning.limits import check_job_limits
 from ..planning.plan import Plan
 from ..planning.render import Script
 from .job import PoolJob
