@@ -27,7 +27,7 @@ from .adaptive import Adaptable
 from .attached import AttachedCluster
 from .control import DaskControl
 from .display import JobsDisplay
-from .head import job_scheduler, local_scheduler
+from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
 from .keywords import spec_of
 from .lease import Lease
@@ -222,6 +222,8 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
             return
         self._scaler.stop()
         self._lease.stop()
+        if isinstance(self.scheduler, HeadJob):
+            await self._dask.close_scheduler()
         ending = asyncio.ensure_future(asyncio.to_thread(self._pool.end_all))
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
