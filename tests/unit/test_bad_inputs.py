@@ -346,7 +346,7 @@ def test_25_more_than_the_queue_allows_names_both_lines(
 def test_25_more_jobs_than_allowed(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 2"))
     told = refused(home, "gpus: 12\n")
-    assert "3 jobs; it allows 2" in told and "s.yaml:5" in told
+    assert "3 jobs; the queue allows 2 of one user" in told and "s.yaml:5" in told
 
 
 # -- sites ---------------------------------------------------------------------------------------------------------
