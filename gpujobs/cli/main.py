@@ -15,13 +15,10 @@ import click
 from ..errors import GpujobsError, InputError
 from ..version import __version__
 
-# pydantic would look through all installed packages for plugins: a tenth of our start-up.
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-
 if TYPE_CHECKING:
     from ..clusters.ledger import Ledger
     from ..clusters.report import ClusterReport
-    from ..config.sources import ClusterSpec
+    from ..config.spec import ClusterSpec
 
 F = Callable[..., Any]
 
@@ -85,7 +82,7 @@ def _cluster_argument(command: F) -> F:
 
 
 def _complete_sites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ..config.sources import site_paths
+    from ..config.sitefiles import site_paths
 
     return [name for name in site_paths() if name.startswith(incomplete)]
 
@@ -320,11 +317,11 @@ def connect(cluster: str, as_env: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(site: str | None, run: bool, settings: tuple[str, ...], as_json: bool) -> None:
     """Check that a site does what its file says: commands, folders, versions, GPUs, network."""
-    from ..config import sources
+    from ..config.spec import make_spec, settings_document
     from ..doctor import checks as checks
 
-    document = sources.settings_document(settings)
-    diagnostics = list(checks.here(sources.make_spec(document, site=site).site))
+    document = settings_document(settings)
+    diagnostics = list(checks.here(make_spec(document, site=site).site))
     if run and not any(finding.state == checks.FAILED for finding in diagnostics):
         diagnostics += checks.in_a_job(site, settings, _ledger(), _tell)
     click.echo(
@@ -343,13 +340,13 @@ def sites() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def sites_list(as_json: bool) -> None:
     """List the sites and where their files are."""
-    from ..config import sources
+    from ..config.sitefiles import load_site, site_paths
     from ..text import table
 
     found: list[tuple[str, str, str, str]] = []
-    for name, path in sources.site_paths().items():
+    for name, path in site_paths().items():
         try:
-            site = sources.load_site(str(path)).site
+            site = load_site(str(path)).site
             found.append((name, site.scheduler, str(path), site.description))
         except InputError as error:
             found.append((name, "?", str(path), f"error: {str(error).splitlines()[0]}"))
@@ -369,9 +366,9 @@ def sites_list(as_json: bool) -> None:
 @click.argument("site", shell_complete=_complete_sites)
 def sites_show(site: str) -> None:
     """Print a site's file, and whether it is right."""
-    from ..config import sources
+    from ..config.sitefiles import load_site
 
-    loaded = sources.load_site(site)
+    loaded = load_site(site)
     click.echo(loaded.path.read_text(), nl=False)
     _tell(f"{loaded.path}: site {loaded.name} is right")
 
@@ -380,12 +377,12 @@ def sites_show(site: str) -> None:
 @click.argument("what", type=click.Choice(["profile", "site"]))
 def schema(what: str) -> None:
     """Print the JSON Schema of profiles or of site files, for editors."""
+    from ..config.model import json_schema
     from ..config.profile import Profile
     from ..config.site import Site
 
     model = Profile if what == "profile" else Site
-    value = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
-    click.echo(json.dumps(value, indent=1))
+    click.echo(json.dumps(json_schema(model), indent=1))
 
 
 @main.command()
@@ -410,9 +407,9 @@ def _ledger() -> Ledger:
 
 
 def _make_spec(profile: Path, site: str | None, settings: tuple[str, ...]) -> ClusterSpec:
-    from ..config import sources
+    from ..config.spec import load_spec
 
-    return sources.load_spec(profile, site=site, settings=settings)
+    return load_spec(profile, site=site, settings=settings)
 
 
 def _print_scripts(spec: ClusterSpec, number: int | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
-from ..config.sources import ClusterSpec, write_spec
+from ..config.spec import ClusterSpec, write_spec
 from ..errors import GpujobsError, UnavailableError
 from ..injob.folder import EndKind
 from ..planning.plan import Plan

@@ -19,8 +19,7 @@ from ..clusters.folderstate import Transport
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import JobReport
-from ..config import sources
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
 from ..injob.preload import WorkerRegistry
 from .adaptive import Adaptable
@@ -122,7 +121,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         The site selects the class. The profile's `run:` is not run. ``options`` are those of the
         class that are not keys of a profile.
         """
-        spec = sources.load_spec(Path(path), site=site)
+        spec = load_spec(Path(path), site=site)
         self = cls.__new__(class_for(spec.site.site.scheduler, cls))
         self._open(spec, ClusterOptions.of(options), None)
         return self

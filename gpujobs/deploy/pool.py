@@ -22,7 +22,7 @@ from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
 from ..clusters.scale import cancel_targets, check_job_limits, jobs_to_release
 from ..clusters.submit import new_record, send
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message

@@ -19,7 +19,8 @@ from ..clusters import monitor as clusters
 from ..clusters.ledger import ClusterRecord, Ledger, private_folder
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.submit import submit
-from ..config import sources
+from ..config.sitefiles import SiteFile
+from ..config.spec import make_spec, settings_document
 from ..errors import GpujobsError, RefusedError
 from ..planning.directory import expand_directory
 from ..schedulers import get_scheduler
@@ -58,7 +59,7 @@ def as_json(diagnostics: list[Finding]) -> dict[str, Any]:
 
 
 # -- on this side of the batch scheduler ----------------------------------------------------------------------
-def here(site_file: sources.SiteFile) -> Iterator[Finding]:
+def here(site_file: SiteFile) -> Iterator[Finding]:
     """Look at what can be seen without a job."""
     site = site_file.site
     yield Finding("site", OK, f"{site_file.name} ({site.scheduler}): {site_file.path}")
@@ -137,7 +138,7 @@ def in_a_job(
     site: str | None, settings: tuple[str, ...], ledger: Ledger, tell: Callable[[str], None]
 ) -> list[Finding]:
     """Submit a small cluster, run `jobcheck` in it, and say what that saw."""
-    site_file = sources.make_spec(sources.settings_document(()), site=site).site
+    site_file = make_spec(settings_document(()), site=site).site
     folder = Path(expand_directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
     private_folder(folder)
     check = folder / "jobcheck.py"
@@ -187,14 +188,14 @@ def _submit(
         own = (wanted, "gpus=0") if wanted.startswith("workers") else (wanted,)
         words = ("name=doctor", "walltime=10m", f"run={json.dumps(run)}", *own, *settings)
         try:
-            spec = sources.make_spec(sources.settings_document(words), site=site)
+            spec = make_spec(settings_document(words), site=site)
             plan = make_cluster_plan(spec)
             words = (
                 *words,
                 f"start_workers={plan.n_workers}",
                 f"env.GPUJOBS_DOCTOR_WORKERS={plan.n_workers}",
             )
-            spec = sources.make_spec(sources.settings_document(words), site=site)
+            spec = make_spec(settings_document(words), site=site)
             record = submit(spec, make_cluster_plan(spec), ledger, tell)
         except RefusedError:
             raise

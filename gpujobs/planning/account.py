@@ -33,7 +33,7 @@ def _account_of_site(
     site = diagnostics.spec.site.site
     if account := site.queues[queue_key].account or site.account:
         return account
-    if "account" in site.model_fields_set or scheduler.on_this_machine:
+    if "account" in site.given or scheduler.on_this_machine:
         return None
     return Account(directive=scheduler.account_directive)
 

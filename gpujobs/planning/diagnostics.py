@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 
 

@@ -122,7 +122,7 @@ class QueueFit:
     def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""
         workers = self.profile.workers
-        if cpus and workers.threads * number > cpus and "threads" in workers.model_fields_set:
+        if cpus and workers.threads * number > cpus and "threads" in workers.given:
             message = f"{number} workers of {workers.threads} threads; "
             message += f"the job has {cpus} CPUs on a node"
             hint = f"workers.threads: {max(1, cpus // number)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config.site import Queue
 
@@ -32,4 +32,4 @@ class Machine:
             "cpus_per_node": queue.cpus_per_node or self.cpus,
             "memory_per_node": queue.memory_per_node or self.memory,
         }
-        return queue.model_copy(update=resources)
+        return replace(queue, **resources)

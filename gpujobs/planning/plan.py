@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..config.profile import Profile
 from ..config.site import Site
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import InputError
 from ..names import HEAD
 from ..schedulers import Scheduler, get_scheduler
@@ -162,7 +162,7 @@ class _Planner:
         self.layout.check(self.diagnostics)
 
     def _chooser(self, head_key: str | None) -> QueueChooser:
-        asked = {"gpus", "gpus_per_job"} & self.profile.model_fields_set
+        asked = {"gpus", "gpus_per_job"} & self.profile.given
         return QueueChooser(
             self.diagnostics,
             self.layout,

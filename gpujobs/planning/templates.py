@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..config.sources import data_folder
+from ..config.sitefiles import data_folder
 from ..errors import InputError, Position, Problem
 from ..text import control_character
 from .bash import Bash

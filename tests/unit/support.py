@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpujobs.config.sources import ClusterSpec, load_spec
+from gpujobs.config.spec import ClusterSpec, load_spec
 from gpujobs.planning.plan import Machine, Plan, make_plan
 
 from ..support.cli import text_of

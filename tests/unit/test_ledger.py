@@ -234,7 +234,7 @@ def test_write_atomically(tmp_path: Path) -> None:
     "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
 )
 def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
-    from gpujobs.config.sources import read_spec
+    from gpujobs.config.spec import read_spec
 
     path = tmp_path / "order.json"
     path.write_bytes(content)
