@@ -13,7 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
+from jinja2 import (
+    FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError,
+)  # fmt: skip
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sources import data_folder
@@ -113,6 +115,10 @@ def directory(text: str) -> str:
 def _template(name: str, site_folder: Path | None) -> Any:
     try:
         return _environment(site_folder).get_template(f"{name}.sh.j2")
+    except TemplateNotFound:
+        folder = site_folder or "SITE_FOLDER"
+        hint = f"write {folder}/templates/{name}.sh.j2"
+        raise InputError(f"there is no template {name}.sh.j2", hint=hint) from None
     except TemplateSyntaxError as error:
         raise InputError(
             Problem(str(error.message), Position(error.filename or name, error.lineno, 1))
