@@ -237,13 +237,14 @@ def test_every_module_is_on_the_map() -> None:
     """Each room with several modules has a list of them, a line each; batch schedulers share one."""
     text = (ROOT / "docs" / "how-it-works.md").read_text()
     text = text[text.index("\n## Modules\n") :]
-    listed = dict(re.findall(r"^### (\w+)\n\n\|.*\n\|.*\n((?:\|.*\n)+)", text, re.M))
+    section = r"^### (\w+)\n\n(?:\w.*\n\n)?\|.*\n\|.*\n((?:\|.*\n)+)"
+    listed = dict(re.findall(section, text, re.M))
     package = ROOT / "gpujobs"
     assert sorted(listed) == sorted(name[:-1] for name in rooms(package) if name[-1] == "/")
     templates = {path.name.removesuffix(".sh.j2") for path in (ROOT / "templates").iterdir()}
     for room, table in listed.items():
         modules = {path.name for path in (package / room).glob("*.py") if "__" not in path.name}
-        if room == "schedulers":  # the table of batch schedulers is in README.md
+        if room == "schedulers":  # those are in the table of README.md
             modules -= {f"{name}.py" for name in templates}
         rows = re.findall(r"^\| `([^`]+)` \|", table, re.M)
         assert sorted(rows) == sorted(modules), room
