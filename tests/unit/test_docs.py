@@ -234,7 +234,7 @@ def test_every_module_is_on_the_map() -> None:
     """Each room with several modules has a list of them, a line each; batch schedulers share one."""
     text = (ROOT / "docs" / "how-it-works.md").read_text()
     text = text[text.index("\n## Modules\n") :]
-    section = r"^### (\w+)\n\n(?:\w.*\n\n)?\|.*\n\|.*\n((?:\|.*\n)+)"
+    section = r"^### `(\w+)/`\n\n(?:\w.*\n\n)?\|.*\n\|.*\n((?:\|.*\n)+)"
     listed = dict(re.findall(section, text, re.M))
     package = ROOT / "gpujobs"
     assert sorted(listed) == sorted(name[:-1] for name in rooms(package) if name[-1] == "/")
