@@ -10,10 +10,7 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..config.spec import ClusterSpec, write_spec
 from ..errors import GpujobsError, UnavailableError
-<<<<<<< HEAD
 from ..injob.folder import EndKind
-=======
->>>>>>> planning
 from ..planning.plan import Plan
 from ..planning.render import Script, cluster_folder
 from . import folder as folders

@@ -27,18 +27,9 @@ class Machine:
         gpus = len(self.gpus)
         if queue.gpus_per_node is not None:
             gpus = min(gpus, queue.gpus_per_node)
-<<<<<<< HEAD
-        resources = {
-            "gpus_per_node": gpus,
-            "cpus_per_node": queue.cpus_per_node or self.cpus,
-            "memory_per_node": queue.memory_per_node or self.memory,
-        }
-        return replace(queue, **resources)
-=======
         return replace(
             queue,
             gpus_per_node=gpus,
             cpus_per_node=queue.cpus_per_node or self.cpus,
             memory_per_node=queue.memory_per_node or self.memory,
         )
->>>>>>> planning
