@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import (
-    FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError,
-)  # fmt: skip
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateNotFound,
+    TemplateSyntaxError,
+)
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sources import data_folder
