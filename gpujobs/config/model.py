@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import TypeVar, cast, overload
 
 from ..errors import InputError, Position, Problem
+from ..text import walltime_text
 from .document import Document
-from .kinds import Errors, Kind, Place, Schema
+from .kinds import DURATION, Errors, Kind, Place, Schema
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Model")
@@ -63,7 +64,16 @@ class Key:
         schema = {**schema, "description": self.description}
         if self.required:
             return schema
-        return {**schema, "default": _json_default(self.default)}
+        return {**schema, "default": self._json_default()}
+
+    def _json_default(self) -> object:
+        if isinstance(self.default, Model):
+            return {}
+        if isinstance(self.default, tuple):
+            return list(self.default)
+        if self.kind is DURATION and isinstance(self.default, int):
+            return walltime_text(self.default)
+        return self.default
 
 
 @overload
@@ -218,11 +228,3 @@ def _object_schema(model: type[Model], definitions: dict[str, Schema]) -> Schema
     if names := [name for name, key in keys.items() if key.required]:
         schema["required"] = names
     return schema
-
-
-def _json_default(value: object) -> object:
-    if isinstance(value, Model):
-        return {}
-    if isinstance(value, tuple):
-        return list(value)
-    return value

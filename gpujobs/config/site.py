@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ..errors import InputError
+from ..schedulers import get_scheduler, scheduler_names
 from . import fields, placeholders
 from .kinds import (
     ANYTHING,
@@ -106,6 +108,23 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         """Return the JSON Schema."""
         words = {"enum": ["scheduler", "exclusive"]}
         return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
+
+
+class _SchedulerName(Kind[str]):
+    """The name of a batch scheduler that is registered or can be found."""
+
+    def read(self, value: object, place: Place) -> str:
+        """Return the name."""
+        name = WORD.read(value, place)
+        try:
+            get_scheduler(name)
+        except InputError as error:
+            raise place.error(error) from None
+        return name
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema, which lists the batch schedulers that are known now."""
+        return {"type": "string", "enum": scheduler_names()}
 
 
 def _one_key(name: str) -> Schema:
@@ -221,9 +240,7 @@ class Site(Model):
         "regular expressions; a full match of the host name selects the site",
         default=(),
     )
-    scheduler: str = required(
-        choice("slurm", "pbs", "torque", "lsf", "sge", "local"), "the batch scheduler"
-    )
+    scheduler: str = required(_SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(
         Table(WORD, Section(Queue), empty="needs at least one queue"),

@@ -92,7 +92,7 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
     }
     value = {
         "site": site,
-        "document": spec.document.value,
+        "document": _resolved(spec).value,
         "name": spec.name,
         "workdir": str(spec.workdir),
         "python": spec.python,
@@ -130,6 +130,17 @@ def settings_document(settings: tuple[str, ...]) -> Document:
 def default_name(text: str) -> str:
     """Return ``text`` as a name: letters, digits and dashes."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:40] or "dask"
+
+
+def _resolved(spec: ClusterSpec) -> Document:
+    """Return the profile's document for JSON, which does not keep what was written in quotes.
+
+    Only the worker's own options depend on that (see `core_value`).
+    """
+    if not spec.profile.workers.options:
+        return spec.document
+    options = {"workers": {"options": spec.profile.workers.options}}
+    return Document(options).over(spec.document)
 
 
 def _setting_document(setting: str) -> Document:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..batch import process as commands
 from ..batch.client import SchedulerClient
+from ..batch.process import is_available
 from ..clusters import monitor as clusters
 from ..clusters.ledger import ClusterRecord, Ledger, private_folder
 from ..clusters.prepare import make_cluster_plan
@@ -64,7 +64,7 @@ def here(site_file: SiteFile) -> Iterator[Finding]:
     site = site_file.site
     yield Finding("site", OK, f"{site_file.name} ({site.scheduler}): {site_file.path}")
     scheduler = get_scheduler(site.scheduler)(site.cluster)
-    yield from _commands(SchedulerClient(scheduler, site.commands, patience=10.0))
+    yield from _commands(SchedulerClient(scheduler, site.commands, timeout=10.0))
     yield _directory(site.directory)
     yield _interface(site.network.interface)
     found = jobcheck.versions()
@@ -84,7 +84,7 @@ def _commands(batch: SchedulerClient) -> Iterator[Finding]:
             batch.scheduler.cancel_command(["1"]),
         )
     }
-    missing = [word for word in sorted(wanted) if not commands.found(batch.paths.get(word, word))]
+    missing = [word for word in sorted(wanted) if not is_available(batch.commands.get(word, word))]
     if missing:
         do = f"is this a login node? Else name their paths in the site file: commands: {{{missing[0]}: /path}}"
         yield Finding("commands", FAILED, f"not found: {', '.join(missing)}", do)

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, TemplateSyntaxError
+from jinja2 import (
+    FileSystemLoader,
+    StrictUndefined,
+    Template,
+    TemplateError,
+    TemplateNotFound,
+    TemplateSyntaxError,
+)
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sitefiles import data_folder
@@ -27,6 +34,10 @@ def load_template(name: str, site_folder: Path | None) -> Template:
     """Return the template of the batch scheduler ``name``: the site's own, else the package's."""
     try:
         return _environment(site_folder).get_template(f"{name}{SUFFIX}")
+    except TemplateNotFound:
+        folder = site_folder or "SITE_FOLDER"
+        hint = f"write {folder}/templates/{name}{SUFFIX}"
+        raise InputError(f"there is no template {name}{SUFFIX}", hint=hint) from None
     except TemplateSyntaxError as error:
         position = Position(error.filename or name, error.lineno, 1)
         raise InputError(Problem(str(error.message), position)) from None

@@ -317,7 +317,7 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
     ).running() as running:
         _write(running.folder, "pbs")
         monkeypatch.setenv("PATH", running.env()["PATH"])
-        batch = SchedulerClient(PBS(), patience=6.0)
+        batch = SchedulerClient(PBS(), timeout=6.0)
         number = PBS().parse_submit(running.command("qsub", "arr.pbs").stdout)
         assert number
         jobs = [JobId(number, n) for n in range(8)]
@@ -438,4 +438,4 @@ def test_each_worker_has_its_own_gpu(
     cluster = done.stdout.strip()
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["workers"]
     assert len({(node, devices.split(",")[0]) for devices, node, _ in found.values()}) == 8
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8
