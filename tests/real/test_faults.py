@@ -58,7 +58,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     )
     code = (
         "import sys; from gpujobs.schedulers import local; local._COMMAND[0] = sys.argv.pop(1)\n"
-        "from gpujobs.cli import main; main()"
+        "from gpujobs.cli.main import main; main()"
     )
     done = local.python_run(code, str(wrapper), "submit", str(profile))
     assert done.returncode == 1 and done.stdout == "", done.stderr
