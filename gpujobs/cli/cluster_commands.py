@@ -26,7 +26,10 @@ IDLE_REFRESH = 5.0
 @options.json_option
 @click.option("--watch", is_flag=True, help="Refresh every few seconds.")
 def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch: bool) -> None:
-    """Show the state of clusters: the named ones in full, or a table of the active ones."""
+    """Show the state of clusters.
+
+    The named ones in full; without an ID a table of the active ones.
+    """
     from ..clusters.monitor import ClusterMonitor
 
     ledger = options.open_ledger()
@@ -81,7 +84,7 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
     help='Print lines for a shell: eval "$(gpujobs connect ID --env)".',
 )
 def connect(cluster_id: str, as_environment: bool) -> None:
-    """Print how to connect to a running cluster from Python."""
+    """Show how to connect from Python."""
     from ..clusters import connect
 
     record = options.open_ledger().get(cluster_id)
@@ -95,7 +98,10 @@ def connect(cluster_id: str, as_environment: bool) -> None:
 @options.cluster_argument
 @click.argument("workers", type=click.IntRange(0))
 def scale(cluster_id: str, workers: int) -> None:
-    """Change a running cluster to WORKERS workers in total, by whole jobs."""
+    """Change the number of workers of a cluster.
+
+    WORKERS is the new total; whole jobs are added or removed.
+    """
     from ..clusters import scale
 
     ledger = options.open_ledger()

@@ -60,7 +60,10 @@ def main() -> None:
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script that completes gpujobs in SHELL; append it to the start-up file of SHELL."""
+    """Print the completion script for SHELL.
+
+    Append it to the start-up file of SHELL, for example ~/.bashrc.
+    """
     from click import shell_completion
 
     if completion_class := shell_completion.get_completion_class(shell):

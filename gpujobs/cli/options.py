@@ -38,6 +38,7 @@ def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: st
 profile_argument = click.argument("profile", type=click.Path(path_type=Path))
 site_option = click.option(
     "--site",
+    metavar="SITE",
     shell_complete=complete_sites,
     help="Name of a site, or path of a site file; overrides the profile.",
 )

@@ -67,7 +67,10 @@ def render(spec: ClusterSpec, number: int | None) -> None:
     help="Query the batch scheduler for the start of the first job.",
 )
 def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
-    """Print the jobs of PROFILE and check the site's limits; submit nothing."""
+    """Print the jobs of PROFILE and check limits.
+
+    Submits nothing. An error names the line of the profile and the limit of the site.
+    """
     from ..clusters import prepare
     from . import plan_text
 

@@ -15,7 +15,10 @@ from . import messages, options
 
 @click.command()
 @click.option(
-    "--site", shell_complete=options.complete_sites, help="Name of a site, or path of a site file."
+    "--site",
+    metavar="SITE",
+    shell_complete=options.complete_sites,
+    help="Name of a site, or path of a site file.",
 )
 @click.option(
     "--run", "with_job", is_flag=True, help="Also submit a small job and check inside it."
@@ -23,8 +26,9 @@ from . import messages, options
 @options.settings_option
 @options.json_option
 def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json: bool) -> None:
-    """Check that a site works as its file says: commands, folders, versions, GPUs, network.
+    """Check that a site works as its file says.
 
+    Checks commands, folders, versions and network; with --run also GPUs and driver in a job.
     --set changes the profile of the job of --run, for example account=p1.
     """
     from ..config import sources
@@ -76,7 +80,10 @@ def show_site(site: str) -> None:
 @click.command()
 @click.argument("kind", type=click.Choice(["profile", "site"]))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of profiles or of site files, for editors."""
+    """Print the JSON Schema of profiles or sites.
+
+    Editors complete and check YAML files with it.
+    """
     from ..config import profile, site
 
     models = {"profile": profile.Profile, "site": site.Site}

@@ -97,7 +97,7 @@ def test_a_cycle_is_found() -> None:
     assert sorted(set(cycle)) == ["a.py", "b.py", "c.py"]
 
 
-@pytest.mark.parametrize("path", (PACKAGE / "cli").glob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_need_no_alias(path: Path) -> None:
     imports = [
         alias
