@@ -5,7 +5,7 @@ from __future__ import annotations
 from .cluster import GPUJobQueueCluster
 
 __all__ = [
-    "CLASSES", "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
+    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
     "GPUSLURMCluster",
 ]  # fmt: skip
 
@@ -39,11 +39,3 @@ class GPULocalCluster(GPUJobQueueCluster):
 
     batch_schedulers = ("local",)
     default_site = "local"
-
-
-CLASSES: dict[str, type[GPUJobQueueCluster]] = {
-    name: cls
-    for cls in (GPUSLURMCluster, GPUPBSCluster, GPULSFCluster, GPUSGECluster, GPULocalCluster)
-    for name in cls.batch_schedulers
-}
-"""Which class a site's batch scheduler picks."""
