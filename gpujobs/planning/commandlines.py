@@ -84,7 +84,7 @@ def _scheduler_words(plan: Plan) -> list[str]:
         "--dashboard-address=:0",
         *_listen(plan),
         '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
-        '--preload="$GPUJOBS_FOLDER/injob.py"',
+        "--preload=gpujobs_injob.preload",
     ]
 
 
@@ -106,7 +106,7 @@ def _worker_words(plan: Plan, jobs: JobGroup) -> list[str]:
         "--no-dashboard",
         *_listen(plan),
         '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"',
-        '--preload="$GPUJOBS_FOLDER/injob.py"',
+        "--preload=gpujobs_injob.preload",
     ]
     return words
 
@@ -118,7 +118,7 @@ def _rank_words(plan: Plan, jobs: JobGroup) -> list[str]:
     cuda = workers.worker_class == "cuda"
     words = [
         *(shlex.quote(word) for word in ranks.command),
-        '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.py" rank',
+        '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank',
     ]
     on_node = ranks.working // jobs.shape.nodes
     words += [

@@ -51,11 +51,11 @@ STUB = "import json, os, sys\nopen(os.environ['GPUJOBS_FOLDER'] + '/got.json', '
 
 
 def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str, str]]:
-    """Run a rendered script in a bare bash, with a stand-in for injob.py; return its arguments and environment."""
+    """Run a rendered script in a bare bash, with a stand-in for injob.pyz; return its arguments and environment."""
     folder = home / ".gpujobs" / "svd-0000"
     for name in ("jobs", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "injob.py").write_text(STUB)
+    (folder / "injob.pyz").write_text(STUB)
     script = home / "script.sh"
     script.write_text(text)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0", **more}
@@ -163,7 +163,7 @@ def test_a_setup_cannot_change_what_the_script_needs(
     arguments, environ = run_script(
         render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path
     )
-    assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.py")
+    assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.pyz")
     assert environ["GPUJOBS_JOB"] == "0"
 
 
