@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -140,8 +141,8 @@ def _cancel_all(records: Sequence[ClusterRecord]) -> None:
             continue
         outcome = "had ended already" if record.finished else "is cancelled"
         messages.progress.write(f"{record.id} {outcome}")
-    for error in errors[:-1]:
-        messages.progress.write(f"error: {error}")
+    for earlier in errors[:-1]:
+        messages.progress.write(f"error: {earlier}")
     if errors:
         raise errors[-1]
 
@@ -156,18 +157,29 @@ def _choose(ledger: Ledger, cluster_ids: tuple[str, ...], everything: bool) -> l
 def _print_status(
     reports: Sequence[ClusterReport], *, named: bool, as_json: bool, clear: bool
 ) -> None:
-    from ..clusters import monitor
     from . import display
 
     if as_json:
-        click.echo(display.status_json(reports))
+        click.echo(display.status_json([_with_logs(report) for report in reports]))
         return
     if clear and sys.stdout.isatty():
         click.clear()
     if named:
         for report in reports:
-            click.echo(display.status_text(monitor.with_logs(report)))
+            click.echo(display.status_text(_with_logs(report)))
     elif reports:
         click.echo(display.status_table(reports))
     else:
         messages.progress.write("no active clusters; `gpujobs status --all` lists ended ones")
+
+
+def _with_logs(report: ClusterReport) -> ClusterReport:
+    """Return the report with the last lines of the logs of failed jobs."""
+    from ..clusters.monitor import with_log
+    from ..schedulers import JobState
+
+    failed = (JobState.FAILED, JobState.OUT_OF_MEMORY)
+    jobs = tuple(
+        with_log(report.record, job) if job.state in failed else job for job in report.jobs
+    )
+    return replace(report, jobs=jobs)

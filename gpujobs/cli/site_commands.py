@@ -86,12 +86,9 @@ def schema(kind: str) -> None:
     """
     from ..config import profile, site
 
-    models = {"profile": profile.Profile, "site": site.Site}
-    document = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **models[kind].model_json_schema(),
-    }
-    click.echo(json.dumps(document, indent=1))
+    model = profile.Profile if kind == "profile" else site.Site
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    click.echo(json.dumps({**dialect, **model.model_json_schema()}, indent=1))
 
 
 def _site_row(name: str, path: Path) -> tuple[str, str, str, str]:

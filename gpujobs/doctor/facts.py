@@ -98,8 +98,8 @@ def _check_gpus(report: ClusterReport) -> Check:
     requested = report.record.gpus
     if not requested:
         return warning("GPUs", "none requested: CPU workers")
-    gpus = [worker.gpu for worker in report.folder.workers.values() if worker.gpu]
-    found = len({gpu.uuid for gpu in gpus if gpu.uuid})
+    gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    found = len({gpu.uuid for gpu in gpus})
     if found != requested:
         remedy = "see `request` and `visible_devices` of the site file"
         return failed("GPUs", f"{requested} requested, {found} found", remedy)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..batch import process
 from ..batch.client import SchedulerClient
-from ..clusters.ledger import private_folder
+from ..clusters.files import private_folder
 from ..config.sources import SiteFile
 from ..errors import GpujobsError
 from ..planning.render import directory

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..clusters import cancel, submit
-from ..clusters.ledger import ClusterRecord, Ledger, private_folder
+from ..clusters.files import private_folder
+from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import ClusterReport
