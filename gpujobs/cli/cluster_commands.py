@@ -178,8 +178,8 @@ def _with_logs(report: ClusterReport) -> ClusterReport:
     from ..clusters.monitor import with_log
     from ..schedulers import JobState
 
-    failed = (JobState.FAILED, JobState.OUT_OF_MEMORY)
-    jobs = tuple(
-        with_log(report.record, job) if job.state in failed else job for job in report.jobs
-    )
-    return replace(report, jobs=jobs)
+    jobs = list(report.jobs)
+    for index, job in enumerate(jobs):
+        if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
+            jobs[index] = with_log(report.record, job)
+    return replace(report, jobs=tuple(jobs))

@@ -59,9 +59,12 @@ def job_counts(report: ClusterReport) -> str:
 
 def progress_text(report: ClusterReport) -> str:
     """Return ``6/8 workers, 2 pending (Resources)``."""
-    text = f"{report.connected}/{report.record.workers} workers"
-    detail = report.state.value if report.finished else report.reason
-    return f"{text}, {detail}" if detail else text
+    parts = [f"{report.connected}/{report.record.workers} workers"]
+    if report.finished:
+        parts.append(report.state)
+    elif report.reason:
+        parts.append(report.reason)
+    return ", ".join(parts)
 
 
 def age(report: ClusterReport) -> str:
@@ -84,9 +87,8 @@ def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
 
 def _facts(report: ClusterReport) -> Iterator[str]:
     record = report.record
-    title = f"{record.id} on {record.site}: {report.state}"
-    reason = summary(report)
-    yield f"{title}: {reason}" if reason else title
+    title = (f"{record.id} on {record.site}", report.state.value, summary(report))
+    yield ": ".join(part for part in title if part)
     yield f"  workers  {report.connected} of {record.workers} connected{_missing_workers(report)}"
     if report.exit_code is not None:
         yield f"  exit     {report.exit_code}"
@@ -126,7 +128,9 @@ def _job_table(report: ClusterReport) -> str:
 
 def _remark(job: JobReport) -> str:
     """Return all that the columns of the table do not hold."""
-    parts = ["head"] if job.head else []
+    parts: list[str] = []
+    if job.head:
+        parts.append("head")
     if job.reason:
         parts.append(job.reason)
     if job.exit_code:
@@ -140,9 +144,11 @@ def _remark(job: JobReport) -> str:
 
 def _gpu_table(report: ClusterReport) -> str:
     """Return the GPUs of the connected workers; "" if there are none."""
-    gpus = [] if report.finished else [gpu for job in report.jobs for gpu in job.gpus]
+    gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    if report.finished or not gpus:
+        return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
-    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), rows) if rows else ""
+    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), rows)
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:

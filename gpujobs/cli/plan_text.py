@@ -91,15 +91,16 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
 
 def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
     shape = jobs.shape
-    parts = [plural(shape.nodes, "node")]
-    parts.append(plural(shape.gpus, "GPU") if shape.gpus else "no GPU")
-    if shape.cpus:
-        parts.append(f"{shape.cpus} CPUs")
-    if shape.memory:
-        parts.append(size_text(shape.memory))
-    parts.append(walltime_text(jobs.walltime) if jobs.walltime else "no walltime")
+    parts = [
+        plural(shape.nodes, "node"),
+        plural(shape.gpus, "GPU") if shape.gpus else "no GPU",
+        f"{shape.cpus} CPUs" if shape.cpus else "",
+        size_text(shape.memory) if shape.memory else "",
+        walltime_text(jobs.walltime) if jobs.walltime else "no walltime",
+    ]
     name = "head" if jobs.group == HEAD else "jobs"
-    return name, f"{shape.jobs} x ({', '.join(parts)}) in queue {jobs.queue}"
+    listed = ", ".join(part for part in parts if part)
+    return name, f"{shape.jobs} x ({listed}) in queue {jobs.queue}"
 
 
 def _gpus_text(plan: Plan) -> str:
@@ -116,8 +117,11 @@ def _names_text(names: list[str]) -> str:
 
 def _worker_text(plan: Plan) -> str:
     workers, memory = plan.profile.workers, plan.workers.shape.worker_memory
-    kind = _WORKER_CLASSES[workers.worker_class] if plan.gpus else "CPU worker"
-    limit = f"memory limit {size_text(memory)}" if memory else "no memory limit of its own"
+    kind, limit = "CPU worker", "no memory limit of its own"
+    if plan.gpus:
+        kind = _WORKER_CLASSES[workers.worker_class]
+    if memory:
+        limit = f"memory limit {size_text(memory)}"
     return f"{kind}, {plural(workers.threads, 'thread')}, {limit}"
 
 

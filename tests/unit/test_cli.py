@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from gpujobs.cli import messages
 from gpujobs.cli.plan_text import submitted_json
 from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 from gpujobs.clusters.prepare import make_cluster_plan
@@ -270,6 +274,48 @@ def test_a_folder_that_was_removed(run, tmp_path: Path) -> None:  # type: ignore
 def test_examples_are_valid(run) -> None:  # type: ignore[no-untyped-def]
     for path in (ROOT / "examples").glob("*.yaml"):
         assert run("render", str(path), "--site", "local").returncode == 0
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    messages.install_handler()
+    messages.install_handler()  # the second call changes nothing
+    yield
+    for installed in [
+        item for item in messages.logger.handlers if type(item) is messages.MessageHandler
+    ]:
+        messages.logger.removeHandler(installed)
+
+
+def test_messages_are_above_the_line_of_progress(
+    handler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = messages.Progress()
+    progress.show("1/2 workers", "00:01")
+    logging.getLogger("gpujobs").warning("Slurm is %s", "away")
+    progress.show("x" * 200, "00:02")
+    clear = "\r\x1b[K"
+    shown = terminal.getvalue()
+    assert shown == f"{clear}1/2 workers, 00:01{clear}Slurm is away\n{clear}{'x' * 79}"
+
+
+def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = messages.Progress()
+    for clock in ("00:01", "00:02"):
+        progress.show("1/2 workers", clock)
+    progress.show("2/2 workers", "00:03")
+    logging.getLogger("gpujobs").info("all are there")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "1/2 workers, 00:01\n2/2 workers, 00:03\nall are there\n"
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
