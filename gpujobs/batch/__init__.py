@@ -1,1 +1,1 @@
-"""Runs the commands of batch schedulers: the only processes on this side of a job."""
+"""Runs the batch scheduler's commands."""

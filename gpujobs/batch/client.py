@@ -1,185 +1,252 @@
-"""Talk with one site's batch scheduler: its commands are run here, and what fails for a moment is tried again."""
+"""The client of one site's batch scheduler: runs its commands, and retries if it is unreachable."""
 
 from __future__ import annotations
 
 import getpass
+import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
-from ..schedulers import CommandResult, JobId, JobState, JobStatus, Scheduler
-from ..schedulers.base import NOT_LISTED
-from . import process as commands
+from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
+from . import process
 
-PATIENCE = 90.0
-"""Seconds for which a batch scheduler that is away is waited for."""
+logger = logging.getLogger("gpujobs")
+
+RETRY_TIMEOUT = 90.0
+"""Seconds for which a command is retried while the batch scheduler is unreachable."""
+SHORTEST_COMMAND_TIMEOUT = 5.0
+FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
+"""Seconds between two attempts: doubled each time."""
+CONFIRM_DELAY = 3.0
+"""Seconds after which the batch scheduler is asked again whether it has a submission."""
+MOST_GARBLED_REPLIES = 3
+"""Replies of a successful submit command without a job id."""
 
 
-@dataclass
+def never() -> bool:
+    """Return False: the default of `SchedulerClient.stopping`."""
+    return False
+
+
+@dataclass(frozen=True)
 class SchedulerClient:
-    """A batch scheduler and how this site calls its commands."""
+    """A batch scheduler, and how this site calls its commands.
+
+    Methods raise UnavailableError if the batch scheduler is unreachable for ``timeout`` seconds,
+    its command cannot be run, or ``stopping`` returns True while they wait.
+    """
 
     scheduler: Scheduler
-    paths: Mapping[str, str] = field(default_factory=dict)
-    """The site's ``commands``: other paths of sbatch, squeue, …"""
-    tell: Callable[[str], None] = lambda text: None
-    """Called with a line for the user when something takes longer."""
-    patience: float = PATIENCE
-    stopping: Callable[[], bool] = lambda: False
-    """Tells that nobody waits for an answer any more."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """The site's `commands`: other paths of sbatch, squeue, …"""
+    _: KW_ONLY
+    timeout: float = RETRY_TIMEOUT
+    """Seconds for which a command is retried."""
+    stopping: Callable[[], bool] = never
+    """Return whether to give up waiting."""
 
-    # -- submit -----------------------------------------------------------------------------------------------
+    # -- submit ------------------------------------------------------------------------------------
     def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
-        """Submit ``script`` exactly once; return the submission's id.
+        """Submit ``script`` exactly once, from the folder ``cwd``; return the submission's id.
 
-        ``name`` is the job's name, unique to the cluster, and ``known`` are the submissions of that name made before:
-        after a lost reply a submission of that name that is not among them is ours, and is adopted.
+        ``name`` is the job's name, unique to the cluster, and ``known`` are the earlier submissions
+        of that name: if a reply is lost, a submission of that name that is not one of them is ours.
+        RefusedError if the batch scheduler refuses it.
         """
-        deadline = time.monotonic() + self.patience
-        for attempt in range(1000):
-            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
-            if result.exit_code == 0 and (submission := self.scheduler.parse_submit(result.stdout)):
-                return submission
-            self._check_command(result)
-            if result.exit_code not in (0, None) and not self.scheduler.unreachable(result):
-                raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
-            # The reply was lost or garbled, and the job may have been accepted all the same.
-            self.tell(
-                f"{self.scheduler.name} did not answer ({_first_line(result)}); looking whether it took the job"
-            )
-            if found := self._adopt(name, known, deadline, attempt):
-                return found
-            if time.monotonic() > deadline or (result.exit_code == 0 and attempt >= 2):
-                raise UnavailableError(f"{self.scheduler.name} gave no job id: {result.message}")
-        raise AssertionError("unreachable")
-
-    def _adopt(
-        self, name: str, known: Collection[str], deadline: float, attempt: int
-    ) -> str | None:
-        """Wait until the batch scheduler answers again; return the submission that it took, None if it took none.
-
-        It may answer this question before it has worked off what came earlier, so that "none" counts when said twice.
-        """
-        wait, none_before = min(8.0, 1.0 * 2**attempt), False
+        deadline = time.monotonic() + self.timeout
+        garbled_replies = 0
+        delays = _delays()
         while True:
-            self._sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries, nothing secret
-            result = self._run(self.scheduler.find_command(name, getpass.getuser()))
-            if self.scheduler.answered(result) and not self.scheduler.unreachable(result):
-                found = self.scheduler.parse_find(result.stdout, name) - set(known)
-                if found or none_before:
-                    return min(found, default=None)
-                none_before, wait = True, 3.0
-                continue
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{self.scheduler.name} has not answered for {self.patience:.0f} s: {_first_line(result)}",
-                    hint="nothing is lost: if it took the job after all, the job ends by itself; try again later",
-                )
-            wait = min(8.0, wait * 2)
+            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
+            if submission := self._submission_in(result):
+                return submission
+            # The reply was lost or garbled: the job may have been accepted all the same.
+            logger.warning(
+                "%s did not respond (%s); checking whether it accepted the job",
+                self.scheduler.name,
+                result.first_line,
+            )
+            if submission := self._recover_submission(name, known, deadline, next(delays)):
+                return submission
+            garbled_replies += result.exit_code == 0
+            if time.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
+                message = f"{self.scheduler.name} returned no job id: {result.message}"
+                raise UnavailableError(message)
 
     def find(self, name: str) -> set[str]:
-        """Return the submissions called ``name``."""
-        result = self._ask(self.scheduler.find_command(name, getpass.getuser()))
+        """Return the ids of the submissions called ``name``."""
+        result = self._query(self.scheduler.find_command(name, getpass.getuser()))
         return self.scheduler.parse_find(result.stdout, name)
 
     def array_limit(self) -> int | None:
-        """Return how many jobs an array may have, where the batch scheduler says so."""
+        """Return the most jobs of an array, None if the batch scheduler does not report it."""
         argv = self.scheduler.limit_command()
-        return self.scheduler.parse_limit(self._run(argv).stdout) if argv else None
+        if not argv:
+            return None
+        return self.scheduler.parse_limit(self._run(argv).stdout)
 
     def estimate(self, script: str, cwd: Path) -> str | None:
-        """Return when ``script`` would start, as the batch scheduler says; None where it cannot say."""
+        """Return the expected start of ``script``, None if the batch scheduler has no estimates."""
         argv = self.scheduler.estimate_command()
-        return (
-            self.scheduler.parse_estimate(self._run(argv, stdin=script, cwd=cwd)) if argv else None
-        )
+        if not argv:
+            return None
+        return self.scheduler.parse_estimate(self._run(argv, stdin=script, cwd=cwd))
 
-    # -- watch ------------------------------------------------------------------------------------------------
+    # -- query -------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
-        """Return the status of all ``ids``: one call, one for details, one to accounting for those not listed."""
+        """Return the status of all ``ids``, jobs of the clusters ``names``.
+
+        One command for all, one for details, and accounting for those that are not listed.
+        """
         if not ids:
             return {}
-        result = self._ask(self.scheduler.status_command(ids, names, getpass.getuser()))
+        result = self._query(self.scheduler.status_command(ids, names, getpass.getuser()))
         found = self.scheduler.parse_status(result, ids)
-        argv = self.scheduler.detail_command(found)
-        if argv:
-            found.update(self.scheduler.parse_detail(self._run(argv), found))
-        gone = [job for job in ids if job not in found]
-        for argv in self.scheduler.accounting_commands(gone) if gone else []:
-            answer = self._run(argv)
-            if answer.exit_code is not None:
-                found.update(self.scheduler.parse_accounting(answer, gone))
-        failure = JobStatus(JobState.UNKNOWN, reason=_first_line(result))
-        other = NOT_LISTED if self.scheduler.answered(result) else failure
-        return {job: found.get(job, other) for job in ids}
+        found.update(self._details(found))
+        found.update(self._accounting([job for job in ids if job not in found]))
+        missing = NOT_LISTED
+        if not self.scheduler.answered(result):
+            missing = JobStatus(JobState.UNKNOWN, reason=result.first_line)
+        return {job: found.get(job, missing) for job in ids}
 
-    # -- cancel -----------------------------------------------------------------------------------------------
+    def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
+        argv = self.scheduler.detail_command(listed)
+        if not argv:
+            return {}
+        return self.scheduler.parse_detail(self._run(argv), listed)
+
+    def _accounting(self, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+        found: dict[JobId, JobStatus] = {}
+        if not ids:
+            return found
+        for argv in self.scheduler.accounting_commands(ids):
+            result = self._run(argv)
+            if result.exit_code is not None:
+                found.update(self.scheduler.parse_accounting(result, ids))
+        return found
+
+    # -- cancel ------------------------------------------------------------------------------------
     def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:
-        """Cancel submissions: whole ones, or only the members with the indexes given."""
-        words = [
-            word
-            for submission, indexes in targets.items()
-            for word in self.scheduler.target(submission, indexes)
-        ]
+        """Cancel submissions: all of their jobs, or only those with the indexes given.
+
+        RefusedError if the batch scheduler does not cancel them; jobs that have ended are no error.
+        """
+        words: list[str] = []
+        for submission, indexes in targets.items():
+            words += self.scheduler.target(submission, indexes)
         if not words:
             return
-        result = self._ask(self.scheduler.cancel_command(words), accept=self.scheduler.already_gone)
-        if result.exit_code != 0 and not self.scheduler.already_gone(result):
-            raise RefusedError(
-                f"{self.scheduler.name} did not cancel {', '.join(targets)}:\n{result.message}"
-            )
+        result = self._query(
+            self.scheduler.cancel_command(words), accept=self.scheduler.already_ended
+        )
+        if result.exit_code != 0 and not self.scheduler.already_ended(result):
+            names = ", ".join(targets)
+            message = f"{self.scheduler.name} did not cancel {names}:\n{result.message}"
+            raise RefusedError(message)
 
-    # -- small things -----------------------------------------------------------------------------------------
-    def _ask(
-        self, argv: list[str], accept: Callable[[CommandResult], bool] = lambda result: False
+    # -- a lost reply ------------------------------------------------------------------------------
+    def _submission_in(self, result: CommandResult) -> str | None:
+        """Return the submission's id in the reply of a submit command, None if it has none."""
+        if result.exit_code == 0:
+            return self.scheduler.parse_submit(result.stdout)
+        self._check_started(result)
+        if result.exit_code is not None and not self.scheduler.unreachable(result):
+            raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
+        return None
+
+    def _recover_submission(
+        self, name: str, known: Collection[str], deadline: float, delay: float
+    ) -> str | None:
+        """Wait until the batch scheduler responds; return the submission that it accepted, or None.
+
+        "None" counts only if it is reported twice: the batch scheduler may respond to this query
+        before it has processed an earlier submission.
+        """
+        reported_none = False
+        while True:
+            self._wait(delay * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
+            result = self._run(self.scheduler.find_command(name, getpass.getuser()))
+            if self.scheduler.answered(result) and not self.scheduler.unreachable(result):
+                found = self.scheduler.parse_find(result.stdout, name) - set(known)
+                if found or reported_none:
+                    return min(found, default=None)
+                reported_none, delay = True, CONFIRM_DELAY
+                continue
+            if time.monotonic() > deadline:
+                raise self._no_response(result)
+            delay = min(LONGEST_DELAY, delay * 2)
+
+    def _no_response(self, result: CommandResult) -> UnavailableError:
+        name, seconds = self.scheduler.name, f"{self.timeout:.0f} s"
+        return UnavailableError(
+            f"{name} has not responded for {seconds}: {result.first_line}",
+            hint="nothing is lost: if it accepted the job after all, the job ends by itself;"
+            " try again later",
+        )
+
+    # -- commands ----------------------------------------------------------------------------------
+    def _query(
+        self, argv: Sequence[str], accept: Callable[[CommandResult], bool] = lambda result: False
     ) -> CommandResult:
-        """Run a command, and again while the batch scheduler is away."""
-        deadline, wait = time.monotonic() + self.patience, 1.0
+        """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
+        deadline = time.monotonic() + self.timeout
+        delays = _delays()
         while True:
             result = self._run(argv)
             if not self.scheduler.unreachable(result):
                 return result
-            self._check_command(result)
+            self._check_started(result)
             if accept(result):
                 return result
-            if time.monotonic() + wait > deadline:
-                raise UnavailableError(
-                    f"{self.scheduler.name} is not available: {_first_line(result)}",
-                    hint="try again later",
-                )
-            self.tell(
-                f"{self.scheduler.name} is not available ({_first_line(result)}); trying again"
-            )
-            self._sleep(wait)
-            wait = min(8.0, wait * 2)
+            delay = next(delays)
+            name, reason = self.scheduler.name, result.first_line
+            if time.monotonic() + delay > deadline:
+                message = f"{name} is not available: {reason}"
+                raise UnavailableError(message, hint="try again later")
+            logger.warning("%s is not available (%s); retrying", name, reason)
+            self._wait(delay)
 
     def _run(
         self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
     ) -> CommandResult:
-        own = self.paths.get(argv[0])
-        words = [str(Path(own).expanduser()), *argv[1:]] if own else list(argv)
-        return commands.run(
-            words, stdin=stdin, cwd=cwd, timeout=min(commands.TIMEOUT, max(5.0, self.patience))
+        command, *arguments = argv
+        if command in self.commands:
+            command = str(Path(self.commands[command]).expanduser())
+        timeout = max(SHORTEST_COMMAND_TIMEOUT, self.timeout)
+        return process.run(
+            [command, *arguments],
+            stdin=stdin,
+            cwd=cwd,
+            timeout=min(process.COMMAND_TIMEOUT, timeout),
+            env=process.environment(self.scheduler.environment, self.scheduler.fixed_environment),
         )
 
-    def _sleep(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if self.stopping():
-                raise UnavailableError(
-                    f"{self.scheduler.name} did not answer before the cluster was closed"
-                )
+                name = self.scheduler.name
+                raise UnavailableError(f"{name} did not respond before the cluster was closed")
             time.sleep(min(0.25, left))
 
-    def _check_command(self, result: CommandResult) -> None:
-        if "not found" in result.problem or "could not be started" in result.problem:
-            name = Path(result.argv[0]).name
-            hint = f"is this a login node? Else write its path in the site file: commands: {{{name}: /path/to/{name}}}"
-            raise UnavailableError(result.problem, hint=hint)
+    def _check_started(self, result: CommandResult) -> None:
+        if result.started:
+            return
+        name = Path(result.argv[0]).name
+        hint = (
+            "is this a login node? If it is, write the path in the site file:"
+            f" commands: {{{name}: /path/to/{name}}}"
+        )
+        raise UnavailableError(result.problem, hint=hint)
 
 
-def _first_line(result: CommandResult) -> str:
-    return result.message.splitlines()[0][:200]
+def _delays() -> Iterator[float]:
+    """Yield the seconds to wait before the next attempts."""
+    delay = FIRST_DELAY
+    while True:
+        yield delay
+        delay = min(LONGEST_DELAY, delay * 2)

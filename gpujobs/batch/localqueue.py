@@ -1,133 +1,151 @@
-"""A batch scheduler for this machine, as small as can be: ``python -m gpujobs.batch.localqueue submit|find|status|cancel``.
+"""A minimal batch scheduler for this machine.
 
-There is no daemon. A job is a bash script in a session of its own, and a submission's id is the list of its pids with
-the times at which they started, so that a pid that was given to somebody else is not taken for the job.
+``python -m gpujobs.batch.localqueue submit|find|status|cancel``. There is no daemon. A job is a
+bash script in a session of its own. A submission's id lists its pids with their start times, so
+that a pid that now belongs to another process is not taken for the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
-from . import process as commands
+from .process import environment, spawn
 
-GRACE = 10.0
+KILL_DELAY = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+KILL_TIMEOUT = 2.0
+"""Seconds to wait for processes after SIGKILL."""
+CLOCK_TOLERANCE = 3
+"""Seconds by which a start time may differ: the clock may have been set."""
 
 
 def submit(script: str) -> str:
     """Start the jobs of ``script``; return the submission's id."""
     options = dict(re.findall(r"^#LOCAL --(\w+)=(.*)$", script, re.M))
     output = Path(options["output"])
+    shell = script.splitlines()[0].removeprefix("#!").split()
     members = []
     for index in range(int(options.get("count", "1"))):
         spool = output.with_name(f"{output.name}-{index}.sh")
         spool.write_text(script)
-        shell = script.splitlines()[0].removeprefix("#!").split()
-        extra = {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
-        pid = commands.spawn(
+        variables = {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
+        pid = spawn(
             [*shell, str(spool)],
             stdout=output.with_name(f"{output.name}-{index}.log"),
-            extra=extra,
             cwd=Path.home(),
+            env=environment(values=variables),
         )
-        members.append(f"{pid}@{int(psutil.Process(pid).create_time())}")
+        members.append(_member(psutil.Process(pid)))
     return f"{socket.gethostname()}:{'+'.join(members)}"
 
 
 def find(name: str) -> str:
-    """Return the ids of living submissions called ``name``; jobs of one array are listed as several."""
+    """Return the ids of active submissions called ``name``; each job of an array is one."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if (
-                process.environ().get("GPUJOBS_JOB_NAME") == name
-                and os.getsid(process.pid) == process.pid
-            ):
-                found.append(f"{socket.gethostname()}:{process.pid}@{int(process.create_time())}")
-        except (psutil.Error, OSError):
-            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            same_name = process.environ().get("GPUJOBS_JOB_NAME") == name
+            if same_name and os.getsid(process.pid) == process.pid:
+                found.append(f"{socket.gethostname()}:{_member(process)}")
     return "\n".join(found)
 
 
 def status(submission: str) -> Iterator[str]:
     """Yield ``ID INDEX RUNNING|GONE|ELSEWHERE`` for each job."""
-    host, _, members = submission.partition(":")
-    for index, member in enumerate(members.split("+")):
-        state = (
-            "ELSEWHERE"
-            if host != socket.gethostname()
-            else "RUNNING"
-            if _leader(member)
-            else "GONE"
-        )
-        yield f"{submission} {index} {state}"
+    host, members = _parse(submission)
+    for index, member in enumerate(members):
+        yield f"{submission} {index} {_state(host, member)}"
 
 
-def cancel(targets: list[str]) -> None:
-    """End the sessions of the jobs ``targets`` (ID or ID[INDEX]): SIGTERM, and SIGKILL after GRACE seconds."""
-    leaders = []
+def cancel(targets: Sequence[str]) -> None:
+    """End the sessions of the jobs ``targets``, each ``ID`` or ``ID[INDEX]``.
+
+    They get SIGTERM, and SIGKILL after `KILL_DELAY` seconds.
+    """
+    sessions: set[int] = set()
     for target in targets:
         submission, _, index = target.rstrip("]").partition("[")
-        host, _, members = submission.partition(":")
+        host, members = _parse(submission)
         if host != socket.gethostname():
             print(f"{submission} was started on {host}; cancel it there", file=sys.stderr)
             continue
-        chosen = members.split("+")
-        leaders += [
-            member for n, member in enumerate(chosen) if index in ("", str(n)) and _leader(member)
-        ]
-    sessions = {int(member.partition("@")[0]) for member in leaders}
-    for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 2.0)):
-        deadline = time.monotonic() + patience
-        for pid in _in_sessions(sessions):
-            try:
-                os.kill(pid, number)
-            except OSError:
-                continue
-        while time.monotonic() < deadline and any(True for _ in _in_sessions(sessions)):
-            time.sleep(0.1)
+        if index:
+            members = [members[int(index)]]
+        sessions |= {_pid(member) for member in members if _is_active(member)}
+    _end_sessions(sessions, signal.SIGTERM, KILL_DELAY)
+    _end_sessions(sessions, signal.SIGKILL, KILL_TIMEOUT)
 
 
-def _leader(member: str) -> bool:
-    """Tell whether the job's first process lives: same pid, same start (the clock may have been set a little)."""
-    pid, _, started = member.partition("@")
+def _parse(submission: str) -> tuple[str, list[str]]:
+    """Return the host of a submission, and its members."""
+    host, _, members = submission.partition(":")
+    return host, members.split("+")
+
+
+def _member(process: psutil.Process) -> str:
+    return f"{process.pid}@{int(process.create_time())}"
+
+
+def _pid(member: str) -> int:
+    return int(member.partition("@")[0])
+
+
+def _state(host: str, member: str) -> str:
+    if host != socket.gethostname():
+        return "ELSEWHERE"
+    return "RUNNING" if _is_active(member) else "GONE"
+
+
+def _is_active(member: str) -> bool:
+    """Return whether the job's first process runs: same pid, same start time."""
     try:
-        process = psutil.Process(int(pid))
-        same = abs(process.create_time() - int(started)) < 3
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        process = psutil.Process(_pid(member))
+        difference = abs(process.create_time() - int(member.partition("@")[2]))
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False
+    return bool(difference < CLOCK_TOLERANCE and not is_zombie)
 
 
-def _in_sessions(sessions: set[int]) -> Iterator[int]:
+def _end_sessions(sessions: set[int], number: int, seconds: float) -> None:
+    """Send a signal to all processes of ``sessions``, and wait for their end."""
+    for pid in _processes_of(sessions):
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(_processes_of(sessions)):
+        time.sleep(0.1)
+
+
+def _processes_of(sessions: set[int]) -> Iterator[int]:
     for pid in psutil.pids():
-        try:
-            if os.getsid(pid) in sessions and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.Error, OSError):
+            in_session = os.getsid(pid) in sessions
+            if in_session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 yield pid
-        except (psutil.Error, OSError):
-            continue
 
 
-def main(argv: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run one command."""
-    what, *rest = argv
-    if what == "submit":
+    command, *rest = arguments
+    if command == "submit":
         try:
             print(submit(sys.stdin.read()))
         except OSError as error:
             sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
-    elif what == "find":
+    elif command == "find":
         print(find(rest[0]))
-    elif what == "status":
+    elif command == "status":
         print("\n".join(line for submission in rest for line in status(submission)))
     else:
         cancel(rest)

@@ -1,4 +1,4 @@
-"""The only module that starts processes on this side of the batch scheduler: argv lists, a time limit, no shell."""
+"""The only module on this side that starts processes: argv lists, a time limit, no shell."""
 
 from __future__ import annotations
 
@@ -6,44 +6,51 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..schedulers import CommandResult
 
-TIMEOUT = 60.0
-"""Seconds. sbatch retries for 9 s by itself when its controller is away; LSF's commands wait for ever."""
+COMMAND_TIMEOUT = 60.0
+"""Seconds. If its controller is down, sbatch retries for 9 s by itself; LSF's commands wait
+forever."""
 
-# What a batch scheduler's commands need. Everything else stays here: with SBATCH_* variables in the way a script would
-# not mean what it says, and a job inherits what its submit command sees.
-_PASSED = (
-    "HOME", "USER", "LOGNAME", "PATH", "SHELL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "KRB5CCNAME", "XDG_RUNTIME_DIR",
-    "SLURM_CONF", "SLURM_CLUSTERS", "SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT",
-    "SGE_ARCH", "PBS_CONF_FILE", "PBS_SERVER", "PBS_EXEC", "PBS_DEFAULT", "PBS_HOME", "LSF_ENVDIR", "LSF_SERVERDIR",
-    "LSF_LIBDIR", "LSF_BINDIR", "LSB_CONFDIR",
+_COMMON = (
+    "HOME", "USER", "LOGNAME", "PATH", "SHELL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "KRB5CCNAME",
+    "XDG_RUNTIME_DIR",
 )  # fmt: skip
+"""Variables that are passed to commands. The others are not: SBATCH_* variables would change the
+meaning of a script, and a job inherits the environment of its submit command."""
+
+_ENGLISH = {"LC_MESSAGES": "C", "LC_NUMERIC": "C", "LC_TIME": "C", "LANGUAGE": "C"}
+"""Not LC_ALL=C, which a job would inherit: it would print question marks for other letters."""
 
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a batch scheduler's commands: an allow-list, and messages in English.
+def environment(
+    names: Iterable[str] = (), values: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of a command: an allow-list, and messages in English.
 
-    Not LC_ALL=C, which a job would inherit and print question marks for its letters.
+    ``names`` are passed as well, ``values`` are set.
     """
-    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    language = (
-        os.environ.get("LC_ALL")
-        or os.environ.get("LC_CTYPE")
-        or os.environ.get("LANG")
-        or "C.UTF-8"
-    )
-    english = {"LC_MESSAGES": "C", "LC_NUMERIC": "C", "LC_TIME": "C", "LANGUAGE": "C"}
-    return {**passed, "LANG": language, **english, "SLURM_BITSTR_LEN": "0", **(extra or {})}
+    passed = {name: os.environ[name] for name in (*_COMMON, *names) if name in os.environ}
+    languages = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    language = next(filter(None, languages), "C.UTF-8")
+    return {**passed, "LANG": language, **_ENGLISH, **(values or {})}
 
 
 def run(
-    argv: Sequence[str], *, stdin: str = "", timeout: float = TIMEOUT, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    stdin: str = "",
+    timeout: float = COMMAND_TIMEOUT,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> CommandResult:
-    """Run a command to its end. A missing command and one that takes over ``timeout`` seconds have no exit code."""
+    """Run a command to its end, for at most ``timeout`` seconds; ``env`` is of `environment`.
+
+    The result has no exit code if the command was not found, could not start or timed out.
+    """
     words = tuple(argv)
     try:
         process = subprocess.Popen(
@@ -51,41 +58,26 @@ def run(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=env or environment(),
             cwd=cwd,
             start_new_session=True,  # Ctrl-C is for gpujobs, which may have to finish a submission
         )
     except FileNotFoundError:
-        return CommandResult(words, None, problem=f"the command {words[0]} was not found")
+        problem = f"the command {words[0]} was not found"
+        return CommandResult(words, None, problem=problem, started=False)
     except OSError as error:
-        return CommandResult(
-            words, None, problem=f"the command {words[0]} could not be started: {error.strerror}"
-        )
-    try:
-        stdout, stderr = process.communicate(stdin.encode(), timeout)
-        return CommandResult(words, process.returncode, _text(stdout), _text(stderr))
-    except subprocess.TimeoutExpired:
-        return CommandResult(
-            words, None, problem=f"{words[0]} did not answer within {timeout:.0f} s"
-        )
-    finally:
-        if process.returncode is None:  # timed out, or we were interrupted
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        problem = f"the command {words[0]} could not be started: {error.strerror}"
+        return CommandResult(words, None, problem=problem, started=False)
+    return _finish(process, words, stdin, timeout)
 
 
-def found(command: str) -> bool:
-    """Tell whether ``command`` can be run."""
+def is_available(command: str) -> bool:
+    """Return whether ``command``, a name or a path, can be run."""
     return shutil.which(command) is not None
 
 
 def spawn(
-    argv: Sequence[str],
-    *,
-    stdout: Path,
-    extra: Mapping[str, str],
-    cwd: Path,
-    pass_fds: Sequence[int] = (),
+    argv: Sequence[str], *, stdout: Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> int:
     """Start a process that outlives this one, in a session of its own; return its pid."""
     with stdout.open("ab") as output:
@@ -94,13 +86,27 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(extra),
+            env=env or environment(),
             cwd=cwd,
             start_new_session=True,
-            pass_fds=tuple(pass_fds),
         )
-    process.returncode = 0  # it is nobody's child to wait for
+    process.returncode = 0  # this process does not wait for it
     return process.pid
+
+
+def _finish(
+    process: subprocess.Popen[bytes], words: tuple[str, ...], stdin: str, timeout: float
+) -> CommandResult:
+    try:
+        stdout, stderr = process.communicate(stdin.encode(), timeout)
+    except subprocess.TimeoutExpired:
+        problem = f"{words[0]} did not respond within {timeout:.0f} s"
+        return CommandResult(words, None, problem=problem)
+    finally:
+        if process.returncode is None:  # it timed out, or this process was interrupted
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return CommandResult(words, process.returncode, _text(stdout), _text(stderr))
 
 
 def _text(raw: bytes) -> str:

@@ -5,8 +5,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from ..schedulers import get_scheduler, scheduler_names
 from . import placeholders
-from .fields import Argv, Count, Duration, Flag, Positive, Size, Text, Word, printable, sequence
+from .fields import (
+    Argv,
+    Count,
+    Duration,
+    Flag,
+    Positive,
+    Size,
+    Text,
+    Word,
+    printable,
+    sequence,
+    word,
+)  # fmt: skip
 from .model import Model
 
 
@@ -50,6 +63,19 @@ def _script(value: Any) -> str:
     return value.rstrip() + "\n" if value.strip() else ""
 
 
+def _scheduler(value: Any) -> str:
+    name = word(value)
+    get_scheduler(name)
+    return name
+
+
+class _KnownSchedulers:
+    """Lists the batch schedulers in the JSON Schema."""
+
+    def __get_pydantic_json_schema__(self, *arguments: object) -> dict[str, object]:
+        return {"type": "string", "enum": scheduler_names()}
+
+
 Directive = Annotated[
     str, BeforeValidator(_directive), WithJsonSchema({"type": "string", "pattern": "^-"})
 ]
@@ -65,6 +91,8 @@ Pattern = Annotated[
 Folder = Annotated[str, BeforeValidator(_folder), WithJsonSchema({"type": "string"})]
 Script = Annotated[str, BeforeValidator(_script), WithJsonSchema({"type": "string"})]
 Shell = Annotated[str, BeforeValidator(_shell), WithJsonSchema({"type": "string"})]
+SchedulerName = Annotated[str, BeforeValidator(_scheduler), _KnownSchedulers()]
+"""A batch scheduler that is registered, or can be found."""
 
 
 class Account(Model):
@@ -198,9 +226,7 @@ class Site(Model):
     hostnames: tuple[Pattern, ...] = Field(
         (), description="regexes; a whole match of the host name chooses the site"
     )
-    scheduler: Literal["slurm", "pbs", "torque", "lsf", "sge", "local"] = Field(
-        description="the batch scheduler"
-    )
+    scheduler: SchedulerName = Field(description="the batch scheduler")
     extends: Text | None = Field(None, description="another site that this one is layered on")
     queues: dict[Word, Queue] = Field(
         description="name → shape and limits, in the order that `queue: auto` tries"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..batch import process
 from ..batch.client import SchedulerClient
+from ..batch.process import is_available
 from ..clusters.files import private_folder
 from ..config.sources import SiteFile
 from ..errors import GpujobsError
@@ -26,7 +26,7 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
     site = site_file.site
     yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
     scheduler = get_scheduler(site.scheduler)(site.cluster)
-    yield from _check_commands(SchedulerClient(scheduler, site.commands, patience=QUERY_TIMEOUT))
+    yield from _check_commands(SchedulerClient(scheduler, site.commands, timeout=QUERY_TIMEOUT))
     yield _check_directory(site.directory)
     yield _check_interface(site.network.interface)
     versions = jobcheck.versions()
@@ -43,7 +43,7 @@ def _check_commands(client: SchedulerClient) -> Iterator[Check]:
         scheduler.cancel_command(["1"]),
     )
     names = sorted({command[0] for command in commands})
-    missing = [name for name in names if not process.found(client.paths.get(name, name))]
+    missing = [name for name in names if not is_available(client.commands.get(name, name))]
     if missing:
         remedy = (
             "is this a login node? Else write the paths of the commands in the site file: "

@@ -1,4 +1,4 @@
-"""This machine, as if it were a batch scheduler: `python -m gpujobs.batch.localqueue` plays sbatch, squeue and scancel."""
+"""This machine as a batch scheduler: `python -m gpujobs.batch.localqueue` plays its commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 
 _COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 
+_STATUSES = {
+    "RUNNING": JobStatus(JobState.RUNNING, "RUNNING"),
+    "GONE": JobStatus(JobState.FAILED, "GONE", "its processes have ended"),
+    "ELSEWHERE": JobStatus(JobState.UNKNOWN, "ELSEWHERE", "it was started on another machine"),
+}
+
 
 class Local(Scheduler):
-    """Jobs are sessions of processes of this machine; a submission's id names their pids and when they started."""
+    """Jobs are sessions of processes on this machine.
+
+    A submission's id has their pids and the times at which they started.
+    """
 
     name = "local"
     prefix = "#LOCAL"
@@ -55,17 +64,10 @@ class Local(Scheduler):
         found = {}
         for line in result.stdout.splitlines():
             submission, index, word = line.split()
-            state = {"RUNNING": JobState.RUNNING, "GONE": JobState.FAILED}.get(
-                word, JobState.UNKNOWN
-            )
-            reason = {
-                "GONE": "its processes are gone",
-                "ELSEWHERE": "it was started on another machine",
-            }.get(word, "")
-            for job in (JobId(submission, int(index)), JobId(submission)):
-                if job in ids:
-                    found[job] = JobStatus(state, word, reason)
-        return found
+            status = _STATUSES.get(word, JobStatus(JobState.UNKNOWN, word))
+            found[JobId(submission, int(index))] = status
+            found[JobId(submission)] = status
+        return {job: found[job] for job in ids if job in found}
 
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
         return [*_COMMAND, "cancel", *targets]

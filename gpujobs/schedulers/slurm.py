@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobState, JobStatus, Scheduler, members, ranges
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
+from .formats import find_integer, members, quoted_path, ranges
 
-# Options with a short spelling that a directive may use.
-_SHORT = {
-    "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
-    "d": "dependency", "e": "error", "G": "gpus", "H": "hold", "i": "input", "J": "job-name", "k": "no-kill",
-    "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output",
-    "O": "overcommit", "p": "partition", "q": "qos", "s": "oversubscribe", "t": "time", "W": "wait",
-    "w": "nodelist", "x": "exclude", "F": "nodefile", "B": "extra-node-info", "S": "core-spec",
+_LONG_OPTIONS = {
+    "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "G": "gpus", "H": "hold", "i": "input",
+    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
+    "N": "nodes", "n": "ntasks", "o": "output", "O": "overcommit", "p": "partition", "q": "qos",
+    "s": "oversubscribe", "t": "time", "W": "wait", "w": "nodelist", "x": "exclude",
+    "F": "nodefile", "B": "extra-node-info", "S": "core-spec",
 }  # fmt: skip
+"""The long spelling of short options."""
+
+_FAMILIES = (
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"gpus", "gpus-per-node", "gpus-per-socket", "gres"},
+)
+"""Each option of a family overrides the others."""
 
 _STATES = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.RUNNING,
-    "SUSPENDED": JobState.SUSPENDED, "STOPPED": JobState.SUSPENDED, "COMPLETED": JobState.COMPLETED,
+    "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING, "SPECIAL_EXIT": JobState.PENDING,
+    "RUNNING": JobState.RUNNING, "COMPLETING": JobState.RUNNING, "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.RUNNING,
+    "SUSPENDED": JobState.SUSPENDED, "STOPPED": JobState.SUSPENDED,
+    "COMPLETED": JobState.COMPLETED,
     "FAILED": JobState.FAILED, "BOOT_FAIL": JobState.FAILED, "LAUNCH_FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED, "REVOKED": JobState.CANCELLED, "TIMEOUT": JobState.TIMEOUT,
-    "DEADLINE": JobState.TIMEOUT, "PREEMPTED": JobState.PREEMPTED, "NODE_FAIL": JobState.NODE_FAIL,
+    "CANCELLED": JobState.CANCELLED, "REVOKED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT, "DEADLINE": JobState.TIMEOUT,
+    "PREEMPTED": JobState.PREEMPTED, "NODE_FAIL": JobState.NODE_FAIL,
     "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
 }  # fmt: skip
 
-_AWAY = re.compile(
-    r"unable to contact slurm controller|socket timed out|connection (refused|timed out|reset)|zero bytes were "
-    r"transmitted|communication (connection|shutdown) failure|temporarily (unable|disabled)|resource temporarily "
-    r"unavailable|unable to establish (controller|control machine)|in standby mode|slurm backup controller",
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
+    r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"
+    r"temporarily (unable|disabled)|resource temporarily unavailable|"
+    r"unable to establish (controller|control machine)|in standby mode|slurm backup controller",
     re.I,
 )
 
@@ -43,6 +55,8 @@ class Slurm(Scheduler):
 
     name = "slurm"
     prefix = "#SBATCH"
+    environment = ("SLURM_CONF", "SLURM_CLUSTERS")
+    fixed_environment: ClassVar = {"SLURM_BITSTR_LEN": "0"}  # squeue cuts no list of indexes
     request = (
         "--partition={queue}",
         "--nodes={nodes}",
@@ -61,43 +75,36 @@ class Slurm(Scheduler):
     account_directive = "--account={account}"
     visible_devices = "scheduler"
     mpi_command = (
-        "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--ntasks={ranks}",
-        "--ntasks-per-node={ranks_per_node}",
+        "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none",
+        "--ntasks={ranks}", "--ntasks-per-node={ranks_per_node}",
     )  # fmt: skip
-    managed = frozenset(
-        {
-            "job-name",
-            "output",
-            "error",
-            "time",
-            "array",
-            "signal",
-            "open-mode",
-            "chdir",
-            "wait",
-            "wrap",
-        }
-    )
+    managed = frozenset({
+        "job-name", "output", "error", "time", "array", "signal", "open-mode", "chdir", "wait",
+        "wrap",
+    })  # fmt: skip
     refused: ClassVar = {
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
         "gpu-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
         "dependency": "a dependency of one job of an array holds all of them",
-        "clusters": "name it as `cluster` in the site file, so that status and cancel ask the same one",
+        "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
     }
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
     cancel_waiting = "scancel --state=PENDING"
 
+    # -- the script --------------------------------------------------------------------------------
     def walltime(self, seconds: int) -> str:
         days, rest = divmod(seconds, 86400)
-        return (f"{days}-" if days else "") + super().walltime(rest)
+        time = super().walltime(rest)
+        return f"{days}-{time}" if days else time
 
     def output(self, root: str, cluster: str, array: bool) -> str:
         # %x is the job's name, which is the cluster's id.
-        path = root.replace("%", "%%") + "/%x/logs/slurm-" + ("%A_%a.log" if array else "%j.log")
-        return path if re.fullmatch(r"[\w./%@:+,=-]+", path) else f'"{path}"'
+        file = "slurm-%A_%a.log" if array else "slurm-%j.log"
+        path = f"{root.replace('%', '%%')}/%x/logs/{file}"
+        return quoted_path(path, plain=r"\w./%@:+,=-")
 
     def array(self, count: int) -> str:
         return f"--array=0-{count - 1}"
@@ -108,30 +115,18 @@ class Slurm(Scheduler):
             if item.startswith("--"):
                 found.add(item[2:].split("=")[0].lower())
             elif item.startswith("-") and len(item) > 1:
-                found.add(_SHORT.get(item[1], item[1]))
+                found.add(_LONG_OPTIONS.get(item[1], item[1]))
         return found
 
-    def clash(self, line: str, taken: Sequence[str] | frozenset[str] | set[str]) -> str:  # type: ignore[override]
-        # sbatch takes unambiguous abbreviations: --part=x is --partition=x. Asking for memory or GPUs in a second
-        # way overrides the first one as well.
-        families = (
-            {"mem", "mem-per-cpu", "mem-per-gpu"},
-            {"gpus", "gpus-per-node", "gpus-per-socket", "gres"},
-        )
-        wider = set(taken).union(*(family for family in families if family & set(taken)))
+    def clash(self, line: str, taken: Iterable[str]) -> str:
+        names = set(taken)
+        names = names.union(*(family for family in _FAMILIES if family & names))
         for option in sorted(self.options(line)):
-            full = next(
-                (
-                    name
-                    for name in sorted(wider)
-                    if name == option or (name.startswith(option) and len(option) > 1)
-                ),
-                "",
-            )
-            if full:
-                return full
+            if matching := [name for name in names if _abbreviates(option, name)]:
+                return min(matching)
         return ""
 
+    # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["sbatch", "--parsable", *self._clusters()]
 
@@ -142,22 +137,12 @@ class Slurm(Scheduler):
         return None
 
     def unreachable(self, result: CommandResult) -> bool:
-        return result.exit_code is None or (
-            result.exit_code != 0 and _AWAY.search(result.stderr) is not None
-        )
+        if result.exit_code in (None, 0):
+            return result.exit_code is None
+        return _UNREACHABLE.search(result.stderr) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
-        return [
-            "squeue",
-            *self._clusters(),
-            "-h",
-            "-t",
-            "all",
-            f"--user={user}",
-            f"--name={name}",
-            "-o",
-            "%F|%j",
-        ]
+        return self._squeue(user, name, "%F|%j")
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         rows = [line.strip().partition("|") for line in stdout.splitlines()]
@@ -167,8 +152,8 @@ class Slurm(Scheduler):
         return ["scontrol", "show", "config", *self._clusters()]
 
     def parse_limit(self, stdout: str) -> int | None:
-        found = re.search(r"MaxArraySize\s*=\s*(\d+)", stdout)
-        return max(1, int(found[1]) - 1) if found else None
+        size = find_integer(r"MaxArraySize\s*=\s*(\d+)", stdout)
+        return None if size is None else max(1, size - 1)
 
     def estimate_command(self) -> list[str]:
         return ["sbatch", "--test-only", *self._clusters()]
@@ -177,90 +162,91 @@ class Slurm(Scheduler):
         found = re.search(r"to start at (\S+)", result.stderr)
         return found[1] if found else result.message
 
+    # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        # By name: a departed id makes `squeue -j` fail. A pending array is one line, however many it has.
-        columns = "%F|%K|%T|%N|%S|%r|%j"
-        return [
-            "squeue",
-            *self._clusters(),
-            "-h",
-            "-t",
-            "all",
-            f"--user={user}",
-            f"--name={','.join(names)}",
-            "-o",
-            columns,
-        ]
+        # By name: `squeue -j` fails if one id has left the queue. The pending jobs of an array are
+        # one line.
+        return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
-        wanted, found = set(ids), {}
+        found = {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|", 6)
             if len(fields) < 7 or not fields[0].isdigit():
                 continue
-            number, index, native, node, starts, reason, _ = fields
-            status = JobStatus(
-                _state(native),
-                native,
-                "" if reason == "None" else reason,
-                node=node,
-                starts="" if starts == "N/A" or native != "PENDING" else starts,
-            )
-            for job in [JobId(number, i) for i in members(index)] or [JobId(number)]:
-                if job in wanted:
-                    found[job] = status
-        return found
+            number, indexes, native, node, starts, reason, _ = fields
+            if starts == "N/A" or native != "PENDING":
+                starts = ""
+            if reason == "None":
+                reason = ""
+            status = JobStatus(_state(native), native, reason, node=node, starts=starts)
+            found.update(dict.fromkeys(_jobs(number, indexes), status))
+        return {job: found[job] for job in ids if job in found}
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         numbers = ",".join(sorted({job.submission for job in ids}))
-        return [
-            "sacct",
-            *self._clusters(),
-            "-n",
-            "-P",
-            "-X",
-            "-j",
-            numbers,
-            "-o",
-            "JobID,State,ExitCode,NodeList",
-        ]
+        columns = "JobID,State,ExitCode,NodeList"
+        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", columns]
 
     def parse_accounting(
         self, result: CommandResult, ids: Sequence[JobId]
     ) -> dict[JobId, JobStatus]:
-        wanted, found = set(ids), {}
+        found = {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|")
-            if len(fields) < 4 or not (number := re.fullmatch(r"(\d+)(?:_(.+))?", fields[0])):
+            id_ = re.fullmatch(r"(\d+)(?:_(.+))?", fields[0])
+            if len(fields) < 4 or not id_:
                 continue
-            code, _, signal = fields[2].partition(":")
-            exit_code = (
-                (int(code) or 128 * bool(int(signal or 0)) + int(signal or 0))
-                if code.isdigit()
-                else None
-            )
             native, _, reason = fields[1].partition(" ")  # "CANCELLED by 1000"
-            node = "" if fields[3] == "None assigned" else fields[3]
-            indexes: list[int | None] = list(members(number[2])) if number[2] else [None]
-            for index in indexes:
-                if (job := JobId(number[1], index)) in wanted:
-                    found[job] = JobStatus(_state(native), native, reason, exit_code, node)
-        return found
+            node = fields[3].replace("None assigned", "")
+            status = JobStatus(_state(native), native, reason, _exit_code(fields[2]), node)
+            found.update(dict.fromkeys(_jobs(id_[1], id_[2] or ""), status))
+        return {job: found[job] for job in ids if job in found}
 
+    # -- cancel ------------------------------------------------------------------------------------
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
         return ["scancel", *self._clusters(), *targets]
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
-        return [f"{submission}_[{ranges(indexes)}]"] if indexes else [submission]
+        if not indexes:
+            return [submission]
+        return [f"{submission}_[{ranges(indexes)}]"]
 
-    def already_gone(self, result: CommandResult) -> bool:
-        return (
-            "Invalid job id" in result.stderr or "already completing or completed" in result.stderr
-        )
+    def already_ended(self, result: CommandResult) -> bool:
+        ended = ("Invalid job id", "already completing or completed")
+        return any(text in result.stderr for text in ended)
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []
 
+    def _squeue(self, user: str, names: str, columns: str) -> list[str]:
+        selection = ["-h", "-t", "all", f"--user={user}", f"--name={names}"]
+        return ["squeue", *self._clusters(), *selection, "-o", columns]
+
+
+def _abbreviates(option: str, name: str) -> bool:
+    """Return whether sbatch takes ``option`` for ``name``: --part=x is --partition=x."""
+    return option == name or (len(option) > 1 and name.startswith(option))
+
 
 def _state(native: str) -> JobState:
     return _STATES.get(native.split(" ")[0].rstrip("+"), JobState.UNKNOWN)
+
+
+def _jobs(number: str, indexes: str) -> Iterator[JobId]:
+    """Yield the jobs of one line: a lone job, or the members of an array."""
+    numbers = members(indexes)
+    for index in numbers:
+        yield JobId(number, index)
+    if not numbers:
+        yield JobId(number)
+
+
+def _exit_code(text: str) -> int | None:
+    """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number."""
+    code, _, signal = text.partition(":")
+    if not code.isdigit():
+        return None
+    if code == "0" and signal.isdigit() and signal != "0":
+        return 128 + int(signal)
+    return int(code)

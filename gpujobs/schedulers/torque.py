@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from .base import JobId, JobState, JobStatus
-from .pbs import PBS, job_id
+from .base import CommandResult, JobId, JobState, JobStatus
+from .formats import integer
+from .pbs import PBS
+from .pbs_output import job_id, node_names, shell_exit_code
 
 _STATES = {
     "Q": JobState.PENDING, "H": JobState.PENDING, "W": JobState.PENDING, "T": JobState.PENDING,
     "R": JobState.RUNNING, "E": JobState.RUNNING, "S": JobState.SUSPENDED,
 }  # fmt: skip
-_CODES = {
-    0: JobState.COMPLETED, 271: JobState.CANCELLED, -11: JobState.TIMEOUT, -10: JobState.OUT_OF_MEMORY,
+_STATES_OF_EXIT_CODES = {
+    0: JobState.COMPLETED, 271: JobState.CANCELLED, -11: JobState.TIMEOUT,
+    -10: JobState.OUT_OF_MEMORY,
     -4: JobState.NODE_FAIL, -5: JobState.NODE_FAIL, -6: JobState.NODE_FAIL,
 }  # fmt: skip
 
+Attributes = dict[str, str]
+
 
 class Torque(PBS):
-    """Torque 4 and newer. It takes `-l select=…` without a word and ignores it."""
+    """Torque 4 and newer. It accepts `-l select=…` without an error and ignores it."""
 
     name = "torque"
     request = (
@@ -37,8 +42,9 @@ class Torque(PBS):
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-t", "-l walltime"})
     refused: ClassVar = {
         **PBS.refused,
-        "-l select": "it is PBS Professional's: Torque takes it and ignores it (`-l nodes=1:ppn=8:gpus=1`)",
-        "-J": "it is PBS Professional's",
+        "-l select": "only PBS Professional has it, Torque accepts and ignores it"
+        " (`-l nodes=1:ppn=8:gpus=1`)",
+        "-J": "only PBS Professional has it",
     }
     with_value: ClassVar = frozenset("aAbcCdDejJkKlLmMNopPqrStTuvwW")
     index_variable = "PBS_ARRAYID"
@@ -50,15 +56,13 @@ class Torque(PBS):
         return f"-t 0-{count - 1}"
 
     def find_command(self, name: str, user: str) -> list[str]:
-        # Members of arrays are called NAME-0, and only the array itself NAME. It is in the list of all jobs.
-        return ["qstat", "-f1", *([f"@{self.cluster}"] if self.cluster else [])]
+        # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the
+        # list of all jobs has it.
+        return ["qstat", "-f1", *self._server("@")]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
-        return {
-            job.submission
-            for job, record in self.records(stdout).items()
-            if record.get("Job_Name") == name
-        }
+        jobs = _listed_jobs(stdout).items()
+        return {job.submission for job, attributes in jobs if attributes.get("Job_Name") == name}
 
     def limit_command(self) -> list[str] | None:
         return None
@@ -66,31 +70,42 @@ class Torque(PBS):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-t", "-f1", *self._submissions(ids)]
 
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+        jobs = _listed_jobs(result.stdout)  # more than ``ids`` may be listed
+        return {job: _status(jobs[job]) for job in ids if job in jobs}
+
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         return None
 
-    def records(self, stdout: str) -> dict[JobId, Mapping[str, Any]]:
-        # More jobs than were asked for may be listed.
-        jobs: dict[JobId, Mapping[str, Any]] = {}
-        record: dict[str, Any] = {}
-        for line in stdout.splitlines():
-            if line.startswith("Job Id: "):
-                record = {}
-                if job := job_id(line[8:].strip()):
-                    jobs[job] = record
-            elif found := re.match(r"    (\S+) = (.*)", line):
-                record[found[1]] = found[2]
-        return jobs
 
-    def status(self, record: Mapping[str, Any], parent: Mapping[str, Any]) -> JobStatus:
-        native, said = str(record.get("job_state", "")), str(record.get("comment", ""))
-        hosts = dict.fromkeys(re.findall(r"([\w.-]+)/", str(record.get("exec_host", ""))))
-        text = str(record.get("exit_status", ""))
-        code = int(text) if re.fullmatch(r"-?\d+", text) else None
-        state = _STATES.get(native, JobState.UNKNOWN)
-        if native == "C":  # without a code it was deleted while it waited
-            state = JobState.CANCELLED if code is None else _CODES.get(code, JobState.FAILED)
-        waits = state is JobState.PENDING
-        reason = said or ("held" if native == "H" else "queued") if waits else ""
-        exit_code = code - 128 if code is not None and code > 256 else code
-        return JobStatus(state, native, reason, exit_code, ",".join(hosts))
+def _listed_jobs(stdout: str) -> dict[JobId, Attributes]:
+    """Return the attributes of the jobs that ``qstat -f1`` lists."""
+    jobs: dict[JobId, Attributes] = {}
+    attributes: Attributes = {}
+    for line in stdout.splitlines():
+        if line.startswith("Job Id: "):
+            attributes = {}
+            if job := job_id(line[8:].strip()):
+                jobs[job] = attributes
+        elif found := re.match(r"    (\S+) = (.*)", line):
+            attributes[found[1]] = found[2]
+    return jobs
+
+
+def _status(attributes: Attributes) -> JobStatus:
+    native = attributes.get("job_state", "")
+    code = integer(attributes.get("exit_status", ""))
+    state = _state(native, code)
+    reason = ""
+    if state is JobState.PENDING:
+        reason = attributes.get("comment") or {"H": "held"}.get(native, "queued")
+    nodes = node_names(attributes.get("exec_host", ""))
+    return JobStatus(state, native, reason, shell_exit_code(code), nodes)
+
+
+def _state(native: str, code: int | None) -> JobState:
+    if native != "C":
+        return _STATES.get(native, JobState.UNKNOWN)
+    if code is None:  # it was deleted while it was pending
+        return JobState.CANCELLED
+    return _STATES_OF_EXIT_CODES.get(code, JobState.FAILED)

@@ -49,7 +49,7 @@ def script(lsf: LsfBackend, tmp_path: Path) -> Callable[..., str]:
 def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
     for name, value in lsf.env().items():
         monkeypatch.setenv(name, value)
-    return SchedulerClient(LSF(), patience=5.0)
+    return SchedulerClient(LSF(), timeout=5.0)
 
 
 def shape(text: str) -> list[str]:

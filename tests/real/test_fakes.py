@@ -25,10 +25,10 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
-    """The batch scheduler, with little patience."""
+    """The batch scheduler, which is retried for a few seconds."""
     for name, value in backend.env().items():
         monkeypatch.setenv(name, value)
-    return SchedulerClient(get_scheduler(backend.name)(), patience=6.0)
+    return SchedulerClient(get_scheduler(backend.name)(), timeout=6.0)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpujobs.deploy import CLASSES
+from gpujobs.deploy import GPUJobQueueCluster
+from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import JobFailedError, RefusedError
 
 from ..support.backend import Backend
@@ -40,7 +41,7 @@ def make(
             "scheduler_options": options,
             **keywords,
         }
-        made.append(CLASSES[backend.name](str(path), **keywords))
+        made.append(class_for(backend.name, GPUJobQueueCluster)(str(path), **keywords))
         return made[-1]
 
     yield cluster

@@ -378,7 +378,7 @@ def test_answers_that_never_hold_an_id(cli: Cli, backend: SlurmBackend) -> None:
     site = wrapped(cli, backend, "sbatch", "cat > /dev/null; exit 0")
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", site)
     assert done.returncode == 3
-    assert "gave no job id" in done.stderr
+    assert "returned no job id" in done.stderr
     assert backend.queue() == []
 
 

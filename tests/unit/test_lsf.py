@@ -376,9 +376,9 @@ def test_cancel_is_one_call() -> None:
 def test_a_cancel_that_came_too_late_is_no_failure(title: str, gone: bool) -> None:
     result = said("cancel.txt", title)
     assert result.exit_code == 255
-    assert SCHEDULER.already_gone(result) is gone
+    assert SCHEDULER.already_ended(result) is gone
 
 
 def test_one_denied_job_is_a_failure() -> None:
     stderr = said("cancel.txt", "finished").stderr + said("cancel.txt", "somebody else's").stderr
-    assert not SCHEDULER.already_gone(CommandResult(("bkill",), 255, "", stderr))
+    assert not SCHEDULER.already_ended(CommandResult(("bkill",), 255, "", stderr))

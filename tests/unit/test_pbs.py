@@ -277,7 +277,7 @@ def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
     assert not PBS_.unreachable(CommandResult(("qsub",), 255, "", rerun))
     assert not PBS_.unreachable(recorded("pbs", "03-status.txt", "unknown job id, json"))
     assert PBS_.unreachable(
-        CommandResult(("qstat",), None, problem="qstat did not answer within 60 s")
+        CommandResult(("qstat",), None, problem="qstat did not respond within 60 s")
     )
 
 
@@ -289,12 +289,12 @@ def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
     ],
 )  # fmt: skip
 def test_recorded_cancel(file: str, title: str, gone: bool) -> None:
-    assert PBS_.already_gone(recorded("pbs", file, title)) is gone
+    assert PBS_.already_ended(recorded("pbs", file, title)) is gone
 
 
 def test_cancel_of_one_that_is_gone_and_one_that_is_not_ours() -> None:
     said = "qdel: Unknown Job Id 99999.node1\nqdel: Unauthorized Request  122.node1\n"
-    assert not PBS_.already_gone(CommandResult(("qdel",), 159, "", said))
+    assert not PBS_.already_ended(CommandResult(("qdel",), 159, "", said))
 
 
 def test_recorded_limit() -> None:
@@ -486,6 +486,7 @@ def test_sites_of_this_folder_are_there() -> None:
 
 def test_one_class_serves_both() -> None:
     import gpujobs
-    from gpujobs.deploy import CLASSES
+    from gpujobs.deploy.cluster import class_for
 
-    assert CLASSES["pbs"] is CLASSES["torque"] is gpujobs.GPUPBSCluster
+    for name in ("pbs", "torque"):
+        assert class_for(name, gpujobs.GPUJobQueueCluster) is gpujobs.GPUPBSCluster

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,7 @@ import pytest
 
 from gpujobs.batch.client import SchedulerClient
 from gpujobs.errors import InputError
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
-from gpujobs.schedulers.base import NOT_LISTED
+from gpujobs.schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.sge import GridEngine
 
 from .support import plan
@@ -176,7 +177,7 @@ DOWN = (
         (CommandResult(("qstat",), 1, "", DOWN), True),
         (CommandResult(("qdel",), 1, 'unable to send message to qmaster using port 6444 on host "n": got send error\n'), True),
         (said("qstat-down.xml"), True),  # exit code 0
-        (CommandResult(("qstat",), None, problem="qstat did not answer within 60 s"), True),
+        (CommandResult(("qstat",), None, problem="qstat did not respond within 60 s"), True),
         (CommandResult(("qsub",), 1, "", "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error)."), True),
         (CommandResult(("qsub",), 1, "", 'Unable to run job: Job was rejected because job requests unknown queue "nosuch.q"\nExiting.\n'), False),
         (CommandResult(("qsub",), 1, "", "Unable to run job: error: no suitable queues\nExiting.\n"), False),
@@ -189,32 +190,32 @@ def test_away_is_told_from_refused(result: CommandResult, away: bool) -> None:
     assert SGE.unreachable(result) is away
 
 
+@dataclass(frozen=True)
 class Answers(SchedulerClient):
-    """A `Batch` whose commands give fixed answers."""
+    """A client whose commands have fixed results."""
 
-    def __init__(self, answers: dict[str, CommandResult]) -> None:
-        super().__init__(SGE, patience=0.0)
-        self.answers = answers
+    results: Mapping[str, CommandResult] = field(default_factory=dict)
 
     def _run(self, argv: Any, **_: Any) -> CommandResult:
-        return self.answers[argv[0]]
+        return self.results[argv[0]]
+
+
+def query(job: JobId, **results: CommandResult) -> JobStatus:
+    """Return the status of a job by the results of the commands."""
+    return Answers(SGE, timeout=0.0, results=results).status([job], [])[job]
 
 
 def test_what_is_not_listed_is_not_finished() -> None:
-    gone = CommandResult(("qacct",), 1, "", "error: job id 59 not found\n")
-    assert Answers({"qstat": said("qstat-empty.xml"), "qacct": gone}).status([JobId("59")], []) == {
-        JobId("59"): NOT_LISTED
-    }
-    lost = Answers({"qstat": said("qstat-empty.xml"), "qacct": said("qacct.txt")}).status(
-        [JobId("57", 3)], []
-    )
-    assert lost[JobId("57", 3)].exit_code == 7
-    # An answer that is cut short, or a complaint, says nothing of the jobs.
+    missing = CommandResult(("qacct",), 1, "", "error: job id 59 not found\n")
+    empty = said("qstat-empty.xml")
+    assert query(JobId("59"), qstat=empty, qacct=missing) == NOT_LISTED
+    assert query(JobId("57", 3), qstat=empty, qacct=said("qacct.txt")).exit_code == 7
+    # Truncated output, or an error message, says nothing about the jobs.
     for failure in (
         CommandResult(("qstat",), 0, "<job_info><queue_info>"),
         CommandResult(("qstat",), 1, "", "error: no such thing"),
     ):
-        status = Answers({"qstat": failure, "qacct": gone}).status([JobId("59")], [])[JobId("59")]
+        status = query(JobId("59"), qstat=failure, qacct=missing)
         assert status.state is JobState.UNKNOWN and status != NOT_LISTED
 
 
@@ -240,8 +241,8 @@ def test_cancel_is_one_call() -> None:
         ('bob - you do not have the necessary privileges to delete the job "64"\n', False),
     ],
 )  # fmt: skip
-def test_already_gone(stdout: str, gone: bool) -> None:
-    assert SGE.already_gone(CommandResult(("qdel",), 1, stdout)) is gone
+def test_already_ended(stdout: str, gone: bool) -> None:
+    assert SGE.already_ended(CommandResult(("qdel",), 1, stdout)) is gone
 
 
 @pytest.mark.parametrize(

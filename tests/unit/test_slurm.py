@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpujobs.schedulers import CommandResult, JobId, JobState
-from gpujobs.schedulers.base import members, ranges
+from gpujobs.schedulers.formats import members, ranges
 from gpujobs.schedulers.slurm import Slurm
 
 SLURM = Slurm()

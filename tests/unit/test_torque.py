@@ -127,7 +127,7 @@ def test_recorded_refusal_is_final(title: str) -> None:
     ("title", "gone"), [("finished", True), ("unknown", True), ("malformed", False)]
 )
 def test_recorded_cancel(title: str, gone: bool) -> None:
-    assert TORQUE.already_gone(recorded("torque", "05-cancel.txt", title)) is gone
+    assert TORQUE.already_ended(recorded("torque", "05-cancel.txt", title)) is gone
 
 
 def test_unknown_job_is_no_outage() -> None:
@@ -180,7 +180,7 @@ def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-l select=1:ncpus=2:ngpus=1", "Torque takes it and ignores it"), ("-J 0-3", "PBS Professional's"),
+        ("-l select=1:ncpus=2:ngpus=1", "Torque accepts and ignores it"), ("-J 0-3", "only PBS Professional has it"),
         ("-t 0-3", "-t is written by gpujobs"), ("-l nodes=3", "-l nodes is written"), ("-l walltime=1", "-l walltime is written"),
     ],
 )  # fmt: skip

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpujobs.errors import InputError
-from gpujobs.schedulers import SCHEDULERS
 
-from .support import SITES, plan
+from .support import plan
 
 CASES = [
     ("mahti", {"gpus": 8, "account": "project_2001234"}, 2, [
@@ -38,8 +37,6 @@ CASES = [
 def test_resource_lines(
     tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
 ) -> None:
-    if not any(f"scheduler: {name}" in (SITES / f"{site}.yaml").read_text() for name in SCHEDULERS):
-        pytest.skip("its batch scheduler is not supported yet")
     made = plan(tmp_path, profile, site)
     assert list(made.workers.lines) == lines
     assert made.workers.shape.jobs == jobs
@@ -47,8 +44,6 @@ def test_resource_lines(
 
 
 def test_whole_nodes(tmp_path: Path) -> None:
-    if "pbs" not in SCHEDULERS:
-        pytest.skip("its batch scheduler is not supported yet")
     with pytest.raises(InputError, match=r"whole nodes of 4 GPUs[\s\S]*hint: gpus: 4 or 8"):
         plan(tmp_path, {"gpus": 6, "account": "ABCD0001", "walltime": "1h"}, "derecho")
 

@@ -1,0 +1,99 @@
+"""Jobs as the batch scheduler reports them: ids, states, and the results of its commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """The state of a job, in one vocabulary for all batch schedulers."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def active(self) -> bool:
+        """Whether the job is still in the queue or running, or may be."""
+        return self in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN)
+
+
+@dataclass(frozen=True, order=True)
+class JobId:
+    """One job: the id of its submission and, in an array, its index there."""
+
+    submission: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return self.submission
+        # PBS calls a whole array 123[] and its members 123[4].
+        return f"{self.submission.removesuffix('[]')}[{self.index}]"
+
+    @classmethod
+    def parse(cls, text: str) -> JobId:
+        """Return the id in ``SUBMISSION`` or ``SUBMISSION[INDEX]``.
+
+        SUBMISSION may be ``123[]``, as PBS writes it.
+        """
+        submission, bracket, index = text.strip().removesuffix("]").rpartition("[")
+        if bracket and index.isdigit():
+            return cls(submission, int(index))
+        return cls(text.strip())
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The status of one job, as the batch scheduler reports it."""
+
+    state: JobState
+    native: str = ""
+    """The batch scheduler's own word for the state."""
+    reason: str = ""
+    exit_code: int | None = None
+    node: str = ""
+    """Names of the job's nodes, separated by commas."""
+    starts: str = ""
+    """Expected start of a pending job, if the batch scheduler reports one."""
+    stuck: bool = False
+    """The job failed and stays in the queue until it is cancelled."""
+
+
+NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
+"""Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The result of a command. ``exit_code`` is None if it did not start or was stopped."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    problem: str = ""
+    """Why there is no exit code: not found, timed out."""
+    started: bool = True
+    """False if the command could not be started: not found, not executable."""
+
+    @property
+    def message(self) -> str:
+        """The output of the command, errors first, or the reason why there is none."""
+        output = "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
+        exited = f"{self.argv[0]} exited with code {self.exit_code} and without a message"
+        return output or self.problem or exited
+
+    @property
+    def first_line(self) -> str:
+        """The first line of `message`, at most 200 characters."""
+        return self.message.splitlines()[0][:200]

@@ -1,0 +1,69 @@
+"""Finds the class of a batch scheduler by the name that site files use.
+
+A class registers itself when its module is imported (see `Scheduler`). A name that is not
+registered yet is looked up as a module of this package, then as an entry point of the group
+``gpujobs.schedulers``; only that one module is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..errors import InputError
+from .base import REGISTERED, Scheduler
+
+ENTRY_POINTS = "gpujobs.schedulers"
+"""Group of the entry points of other packages: ``NAME = "package.module"``."""
+
+
+def get_scheduler(name: str) -> type[Scheduler]:
+    """Return the class of the batch scheduler ``name``; InputError if there is none."""
+    if name not in REGISTERED:
+        _import_built_in(name)
+    if name not in REGISTERED:
+        _import_entry_point(name)
+    if name not in REGISTERED:
+        raise InputError(_unknown(name))
+    return REGISTERED[name]
+
+
+def scheduler_names() -> list[str]:
+    """Return the names of all batch schedulers that can be used here, sorted."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return sorted({*REGISTERED, *_entry_point_names()})
+
+
+def _import_built_in(name: str) -> None:
+    if name.isidentifier() and find_spec(f"{__package__}.{name}"):
+        importlib.import_module(f"{__package__}.{name}")
+
+
+def _import_entry_point(name: str) -> None:
+    from importlib.metadata import entry_points  # slow, and seldom needed
+
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            entry.load()
+        except Exception as error:  # whatever another package's code raises
+            cause = f"{type(error).__name__}: {error}"
+            message = f"batch scheduler {name}: {entry.value} cannot be imported ({cause})"
+            raise InputError(message) from error
+
+
+def _entry_point_names() -> set[str]:
+    from importlib.metadata import entry_points
+
+    return {entry.name for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def _unknown(name: str) -> str:
+    known = scheduler_names()
+    message = f"{name!r} is not one of the known batch schedulers ({', '.join(known)})"
+    if near := difflib.get_close_matches(name.lower(), known, n=1):
+        message += f"; did you mean {near[0]}?"
+    return message
