@@ -27,9 +27,15 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("GPUs", _gpus_text(plan)),
         ("workers", f"{plan.n_workers}: {_names_text(plan.worker_names(cluster_id))}"),
         ("each worker", _worker_text(plan)),
+<<<<<<< HEAD
         ("memory plan", memory_text.memory_text(plan)),
         ("dask scheduler", _scheduler_text(plan)),
         ("network", _transport_text(plan)),
+=======
+        ("memory plan", _memory_text(plan)),
+        ("dask scheduler", plan.layout.head_text(shape, plan.head is not None)),
+        ("network", transport_text(plan)),
+>>>>>>> core
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
@@ -55,9 +61,9 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "worker_memory": plan.workers.shape.worker_memory,
         "worker_class": workers.worker_class if plan.gpus else "nanny",
         "head": "own job" if plan.head else "first job",
-        "layout": plan.profile.layout,
-        "protocols": list(plan.transport.schemes),
-        "encrypted": set(plan.transport.schemes) <= {"tls", "wss"},
+        "layout": plan.layout.name,
+        "protocols": list(plan.transport.protocols),
+        "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
@@ -65,6 +71,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     }
 
 
+<<<<<<< HEAD
 def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
     """Return the plan of a cluster that was submitted, with its folder and its submissions."""
     submissions = [
@@ -132,6 +139,20 @@ def _scheduler_text(plan: Plan) -> str:
         ranks = plural(plan.ranks.working, "rank")
         return f"on the first node; {ranks} of MPI started by {plan.ranks.command[0]}"
     return "in a job of its own" if plan.head else "in the job that starts first"
+=======
+def transport_text(plan: Plan) -> str:
+    """Return protocol, encryption and interface in words."""
+    transport = plan.transport
+    interface = transport.interface or (
+        "this machine only" if plan.scheduler.on_this_machine else "found in the job"
+    )
+    return f"{', else '.join(_protocol_text(name) for name in transport.protocols)}; interface: {interface}"
+
+
+def _protocol_text(name: str) -> str:
+    encrypted = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
+    return encrypted.get(name, f"{name}, not encrypted")
+>>>>>>> core
 
 
 def _transport_text(plan: Plan) -> str:
