@@ -1,6 +1,7 @@
-"""How long commands take to start, as ratios to `python -c "import distributed"`, measured in turn in one run.
+"""Print the start-up time of commands as ratios to `python -c "import distributed"`.
 
-Aims: ``--version`` under 0.25, ``render`` under 0.6. Run with the python of an installed gpujobs.
+Run it with the python of an installed gpujobs. The commands are measured in turn in one run. In an
+environment with numpy, distributed starts more slowly and the ratios are lower.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 ROUNDS = 15
-AIMS = {"--version": 0.25, "render": 0.6}
+AIMS = {"--version": 0.25, "render": 0.55}
 
 
 def main() -> None:

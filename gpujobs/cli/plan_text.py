@@ -28,7 +28,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("workers", f"{plan.n_workers}: {_names_text(plan.worker_names(cluster_id))}"),
         ("each worker", _worker_text(plan)),
         ("memory plan", memory_text.memory_text(plan)),
-        ("dask scheduler", _scheduler_text(plan)),
+        ("dask scheduler", plan.layout.head_text(plan.workers.shape, plan.head is not None)),
         ("network", _transport_text(plan)),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
@@ -55,9 +55,9 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "worker_memory": plan.workers.shape.worker_memory,
         "worker_class": workers.worker_class if plan.gpus else "nanny",
         "head": "own job" if plan.head else "first job",
-        "layout": plan.profile.layout,
-        "protocols": list(plan.transport.schemes),
-        "encrypted": set(plan.transport.schemes) <= {"tls", "wss"},
+        "layout": plan.layout.name,
+        "protocols": list(plan.transport.protocols),
+        "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
@@ -125,18 +125,11 @@ def _worker_text(plan: Plan) -> str:
     return f"{kind}, {plural(workers.threads, 'thread')}, {limit}"
 
 
-def _scheduler_text(plan: Plan) -> str:
-    if plan.profile.run_on == "ranks":
-        return "rank 0; the client is rank 1"
-    if plan.ranks:
-        ranks = plural(plan.ranks.working, "rank")
-        return f"on the first node; {ranks} of MPI started by {plan.ranks.command[0]}"
-    return "in a job of its own" if plan.head else "in the job that starts first"
-
-
 def _transport_text(plan: Plan) -> str:
     """Return protocols, encryption and network interface."""
-    protocols = [_PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.schemes]
+    protocols = [
+        _PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.protocols
+    ]
     return f"{', else '.join(protocols)}; interface: {_interface_text(plan)}"
 
 

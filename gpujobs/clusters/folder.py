@@ -15,13 +15,13 @@ from pathlib import Path
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
-from ..injob.folder import EndKind
+from ..injob.folder import Ended, EndKind
+from ..injob.names import ARCHIVE
 from ..text import clean
 from . import tls
 from .files import private_folder, write_atomically, write_new
 from .folderstate import Transport
 
-ARCHIVE = "injob.pyz"
 SPEC = "spec.json"
 TAIL_BYTES = 65536
 
@@ -66,15 +66,8 @@ def remove(folder: Path) -> None:
 # -- write -----------------------------------------------------------------------------------------
 def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
     """Write `ended`, unless it exists already. Every job that finds it exits."""
-    value = {
-        "kind": kind.value,
-        "exit_code": exit_code,
-        "reason": reason,
-        "job": None,
-        "time": time.time(),
-    }
     try:
-        write_new(folder / "ended", json.dumps(value) + "\n")
+        write_new(folder / "ended", Ended(kind, exit_code, reason).json())
     except OSError:  # it exists, or the folder is gone
         return
 

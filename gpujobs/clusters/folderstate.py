@@ -7,22 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..injob.folder import EndKind
+from ..injob.folder import Ended, RegisteredWorker
 from ..schedulers import JobId
 from ..text import clean
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How and why a cluster ended."""
-
-    kind: EndKind
-    exit_code: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -31,26 +22,6 @@ class ExitRecord:
 
     exit_code: int | None
     host: str
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """The GPU of a worker; ``memory`` is in bytes."""
-
-    node: str
-    uuid: str | None = None
-    model: str | None = None
-    memory: int | None = None
-    fast: tuple[str, ...] = ()
-    """Fast networks of its node: InfiniBand, NVLink."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A worker that is registered with the dask scheduler; ``gpu`` is None for CPU workers."""
-
-    address: str = ""
-    gpu: Gpu | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +37,7 @@ class FolderState:
     """The contents of a cluster's folder at one moment. Mappings are by job number or worker."""
 
     ended: Ended | None = None
-    workers: Mapping[str, Worker] = field(default_factory=dict)
+    workers: Mapping[str, RegisteredWorker] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()
     """Names of all workers that were ever registered."""
     exits: Mapping[int, ExitRecord] = field(default_factory=dict)
@@ -113,8 +84,9 @@ class FolderState:
         return found
 
 
-def _fast(worker: Worker) -> tuple[str, ...]:
-    return worker.gpu.fast if worker.gpu else ()
+def _fast(worker: RegisteredWorker) -> list[str]:
+    gpu = worker.get("gpu")
+    return gpu.get("fast", []) if gpu else []
 
 
 class FolderReader:
@@ -138,7 +110,7 @@ class FolderReader:
         services = scheduler.get("services", {})
         return FolderState(
             ended=_ended(self._json("ended")),
-            workers={name: _worker(row) for name, row in registry.get("workers", {}).items()},
+            workers=registry.get("workers", {}),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
@@ -200,27 +172,11 @@ def _parse(text: str) -> dict[str, Any]:
 def _ended(value: dict[str, Any]) -> Ended | None:
     if not value:
         return None
+    ended = Ended.parse(value)
     # The reason may quote the last line of a command, with characters that move the cursor.
-    reason = clean(str(value.get("reason") or ""))
-    return Ended(EndKind.of(value), int(value.get("exit_code", 1)), reason)
+    return replace(ended, reason=clean(ended.reason))
 
 
 def _exit_record(value: dict[str, Any]) -> ExitRecord:
     code = value.get("exit_code")
     return ExitRecord(code if isinstance(code, int) else None, str(value.get("host", "")))
-
-
-def _worker(row: dict[str, Any]) -> Worker:
-    return Worker(str(row.get("address", "")), _gpu(row.get("gpu")))
-
-
-def _gpu(row: dict[str, Any] | None) -> Gpu | None:
-    if not row:
-        return None
-    return Gpu(
-        node=str(row.get("node", "")),
-        uuid=row.get("uuid"),
-        model=row.get("model"),
-        memory=row.get("memory"),
-        fast=tuple(row.get("fast", ())),
-    )

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
-from ..schedulers import JobId, JobState, JobStatus
-from ..schedulers.base import NOT_LISTED
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -107,10 +106,12 @@ class _Judge:
             for number, submitted in submission.jobs.items():
                 # The claim differs only if the number was submitted twice.
                 job = self.folder.claims.get(number, submitted)
-                names = ()
-                if workers:
-                    names = tuple(job_worker_names(record.id, number, workers, record.ranks))
-                yield self._job(number, job, names)
+                yield self._job(number, job, self._worker_names(number, workers))
+
+    def _worker_names(self, number: int, workers: int) -> tuple[str, ...]:
+        if not workers:
+            return ()
+        return tuple(job_worker_names(self.record.id, number, workers, self.record.ranks))
 
     def _job(self, number: int, job: JobId, workers: tuple[str, ...]) -> JobReport:
         connected = tuple(name for name in workers if name in self.connected)
@@ -174,10 +175,11 @@ class _Judge:
 
     def _gpu(self, worker: str) -> WorkerGpu | None:
         row = self.folder.workers.get(worker)
-        gpu = row.gpu if row else None
-        if gpu is None or not gpu.uuid:
+        gpu = row.get("gpu") if row else None
+        uuid = gpu.get("uuid") if gpu else None
+        if gpu is None or not uuid:
             return None
-        return WorkerGpu(worker, gpu.node, gpu.uuid, gpu.model, gpu.memory)
+        return WorkerGpu(worker, gpu.get("node", ""), uuid, gpu.get("model"), gpu.get("memory"))
 
     def _phase(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler

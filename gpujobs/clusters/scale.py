@@ -7,13 +7,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..config import sources
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec, read_spec, settings_document, with_settings
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.limits import check_job_limits
-from ..planning.plan import make_plan
+from ..planning.limits import exceeded, job_limits
+from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..schedulers import JobId
 from ..text import plural
@@ -64,6 +63,13 @@ def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> di
         if job.index is not None and job.submission in kept:
             indexes.append(job.index)
     return targets
+
+
+def check_job_limits(plan: Plan, jobs: int) -> None:
+    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
+    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    if limit is not None:
+        raise InputError(limit.message(jobs))
 
 
 def scale(record: ClusterRecord, workers: int, ledger: Ledger) -> ClusterRecord:
@@ -122,12 +128,12 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
 
 def _spec_of_more(record: ClusterRecord, jobs: int) -> ClusterSpec:
     """Return the specification of ``jobs`` more jobs of the cluster."""
-    spec = sources.read_spec(folders.spec_path(record.path))
+    spec = read_spec(folders.spec_path(record.path))
     settings: tuple[str, ...] = (f"workers.count={jobs}",)
     if record.gpus_per_job:
         gpus = jobs * record.gpus_per_job
         settings = (f"gpus={gpus}", f"gpus_per_job={record.gpus_per_job}")
-    return sources.with_settings(spec, sources.settings_document(settings))
+    return with_settings(spec, settings_document(settings))
 
 
 def _remove(

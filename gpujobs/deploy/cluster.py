@@ -19,15 +19,14 @@ from ..clusters.folderstate import Transport
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import JobReport
-from ..config import sources
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
-from ..injob.preload import worker_registry
+from ..injob.preload import WorkerRegistry
 from .adaptive import Adaptable
 from .attached import AttachedCluster
 from .control import DaskControl
 from .display import JobsDisplay
-from .head import job_scheduler, local_scheduler
+from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
 from .keywords import spec_of
 from .lease import Lease
@@ -122,7 +121,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         The site selects the class. The profile's `run:` is not run. ``options`` are those of the
         class that are not keys of a profile.
         """
-        spec = sources.load_spec(Path(path), site=site)
+        spec = load_spec(Path(path), site=site)
         self = cls.__new__(class_for(spec.site.site.scheduler, cls))
         self._open(spec, ClusterOptions.of(options), None)
         return self
@@ -136,11 +135,11 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
 
     def _open(self, spec: ClusterSpec, options: ClusterOptions, n_workers: int | None) -> None:
         plan, reason = without_unusable_ucxx(make_cluster_plan(spec, elastic=True))
-        if not plan.transport.schemes:
+        if not plan.transport.protocols:
             raise InputError(reason, hint="network={'protocol': 'auto'}")
         if options.local_scheduler:  # the choice is made here
-            first = plan.transport.schemes[:1]
-            plan = replace(plan, transport=replace(plan.transport, schemes=first))
+            first = plan.transport.protocols[:1]
+            plan = replace(plan, transport=replace(plan.transport, protocols=first))
         self._pool = JobPool(spec, plan, Ledger())
         self._dask = DaskControl(self)
         self._scaler = Scaler(self._pool, self._dask)
@@ -152,7 +151,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         try:
             self._lease.renew()
             if options.local_scheduler:
-                folders.write_transport(self.folder, Transport(plan.transport.schemes[0], reason))
+                folders.write_transport(self.folder, Transport(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
             for note in (*plan.notes, *([reason] if reason else [])):
@@ -212,7 +211,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         if self._pool.jobs:  # the head's job
             self._scaler.watch_soon()
         else:
-            registry = worker_registry(self.scheduler, str(self.folder))
+            registry = WorkerRegistry(self.scheduler, str(self.folder))
             self.scheduler.add_plugin(registry, name="gpujobs")
         self._lease.keep()
 
@@ -222,6 +221,8 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
             return
         self._scaler.stop()
         self._lease.stop()
+        if isinstance(self.scheduler, HeadJob):
+            await self._dask.close_scheduler()
         ending = asyncio.ensure_future(asyncio.to_thread(self._pool.end_all))
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
@@ -297,8 +298,11 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
 
 
 def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJobQueueCluster]:
-    """Return the subclass of ``base`` for a batch scheduler; ``base`` itself if there is none."""
-    for cls in GPUJobQueueCluster.__subclasses__():
-        if batch_scheduler in cls.batch_schedulers and issubclass(cls, base):
-            return cls
+    """Return the subclass of ``base`` for a batch scheduler, or ``base`` if there is none."""
+    if batch_scheduler in base.batch_schedulers:
+        return base
+    for subclass in base.__subclasses__():
+        found = class_for(batch_scheduler, subclass)
+        if batch_scheduler in found.batch_schedulers:
+            return found
     return base

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import sources
+from ..config.document import Document, Loc
 from ..config.fields import count, positive, sequence, size
-from ..config.model import build, keys, suggest
+from ..config.model import build, key_names, keys_of, suggest
 from ..config.profile import Profile, Workers
 from ..config.site import Site
-from ..config.yamlfile import Document, Loc
+from ..config.sitefiles import NoSiteHereError, SiteFile
+from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 
 SYNONYMS: dict[str, Loc] = {
@@ -77,7 +78,7 @@ def spec_of(
     site: str | None,
     n_workers: int,
     batch_schedulers: tuple[str, ...] = (),
-) -> sources.ClusterSpec:
+) -> ClusterSpec:
     """Return the specification that keywords describe: whole jobs with ``n_workers`` or more.
 
     Raises InputError, also if the site's batch scheduler is not one of ``batch_schedulers``.
@@ -86,12 +87,12 @@ def spec_of(
         raise InputError(f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)")
     document = _with_size(document_of(keywords), n_workers)
     try:
-        spec = sources.make_spec(document, site=site)
-    except sources.NoSiteHereError:
+        spec = make_spec(document, site=site)
+    except NoSiteHereError:
         if not batch_schedulers or "queue" not in keywords:
             raise
         described = _site_of(keywords, document, batch_schedulers[0])
-        spec = sources.make_spec(document, site=described)
+        spec = make_spec(document, site=described)
     found = spec.site.site.scheduler
     if batch_schedulers and found not in batch_schedulers:
         message = f"site {spec.site.name} has {found}, not {' or '.join(batch_schedulers)}"
@@ -100,7 +101,7 @@ def spec_of(
 
 
 def _with_size(document: Document, n_workers: int) -> Document:
-    value = dict(document.value)
+    value: dict[str, Any] = dict(document.value)
     if value.get("gpus") == 0:
         value["workers"] = {**value.get("workers", {}), "count": n_workers or 1}
     elif n_workers or "gpus_per_job" in value:
@@ -112,9 +113,7 @@ def _with_size(document: Document, n_workers: int) -> Document:
     return Document(value, document.positions, document.keys, document.source)
 
 
-def _site_of(
-    keywords: Mapping[str, Any], document: Document, batch_scheduler: str
-) -> sources.SiteFile:
+def _site_of(keywords: Mapping[str, Any], document: Document, batch_scheduler: str) -> SiteFile:
     """Return a site with one queue, as far as the keywords describe it.
 
     Users of dask-jobqueue have no site file.
@@ -133,7 +132,7 @@ def _site_of(
     }
     described = Document(site, source="keywords (no site file)")
     path = Path.cwd() / "none.yaml"
-    return sources.SiteFile("none", path, build(Site, described), described)
+    return SiteFile("none", path, build(Site, described), described)
 
 
 def document_of(keywords: Mapping[str, Any], source: str = "keyword") -> Document:
@@ -199,13 +198,13 @@ class _Converter:
 
 
 def _known() -> list[str]:
-    profile = (name for name in Profile.model_fields if name not in REFUSED)
+    profile = (name for name in keys_of(Profile) if name not in REFUSED)
     return [*profile, *SYNONYMS, *CONVERTED]
 
 
 def _suggestion(name: str) -> str:
     known = _known()
-    return suggest(name, known, [*known, *(f"workers.{key}" for key in keys(Workers))])
+    return suggest(name, known, [*known, *(f"workers.{key}" for key in key_names(Workers))])
 
 
 def _settings(name: str, value: Any) -> list[Setting]:
@@ -244,7 +243,7 @@ def _protocol_settings(scheme: str) -> list[Setting]:
 
 def _worker_settings(options: Mapping[str, Any]) -> list[Setting]:
     """Return options of workers: those that are keys of the profile under their own names."""
-    fields = set(Workers.model_fields) - {"options"}
+    fields = set(keys_of(Workers)) - {"options"}
     own: list[Setting] = [
         (("workers", key), value) for key, value in options.items() if key in fields
     ]

