@@ -8,8 +8,8 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from .. import injob
 from ..errors import GpujobsError, JobFailedError
+from ..injob.network import dask_config
 from . import folder, tls
 from .ledger import ClusterRecord, Ledger
 
@@ -78,7 +78,6 @@ def text(record: ClusterRecord) -> str:
 def environment_lines(record: ClusterRecord) -> str:
     """Return export lines with which ``Client()`` connects without arguments."""
     variables = {"DASK_SCHEDULER_ADDRESS": address_of(record)}
-    variables.update(
-        injob.dask_config(record.path, urlsplit(variables["DASK_SCHEDULER_ADDRESS"]).scheme)
-    )
+    protocol = urlsplit(variables["DASK_SCHEDULER_ADDRESS"]).scheme
+    variables.update(dask_config(record.path, protocol))
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpujobsError, InputError
+from ..injob import archive
+from ..injob.names import ARCHIVE
 from ..schedulers import JobId
 from ..text import clean
 from . import tls
@@ -81,7 +83,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
             (folder / "logs").symlink_to(logs.absolute() / folder.name)
         else:
             (folder / "logs").mkdir(mode=0o700)
-        tls.write_new(folder / "injob.py", (Path(__file__).parents[1] / "injob.py").read_bytes())
+        tls.write_new(folder / ARCHIVE, archive.build())
         if encrypted:
             tls.make(folder)
     except FileExistsError:

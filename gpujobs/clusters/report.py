@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ..names import HEAD, job_worker_names
+from ..injob.names import HEAD, job_worker_names
 from ..schedulers import JobId, JobState, JobStatus
 from ..schedulers.base import NOT_LISTED
 from .folder import FolderState

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..config import sources
 from ..errors import InputError
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
 from ..planning.plan import make_plan
 from ..planning.render import render_jobs

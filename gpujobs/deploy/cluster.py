@@ -16,13 +16,13 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import Log
 
-from .. import injob
 from ..clusters import connect as connection
 from ..clusters import folder as folders
 from ..clusters.ledger import Ledger, write_atomically
 from ..clusters.prepare import make_cluster_plan
 from ..config import sources
 from ..errors import GpujobsError, InputError
+from ..injob.preload import WorkerRegistry
 from .elastic import ElasticCluster
 from .head import HeadJob
 from .job import JobTable, counts
@@ -244,7 +244,7 @@ class GPUJobQueueCluster(ElasticCluster):
                 self._watch_soon()
             else:
                 self.scheduler.add_plugin(
-                    injob.roster(self.scheduler, str(self.folder)), name="gpujobs"
+                    WorkerRegistry(self.scheduler, str(self.folder)), name="gpujobs"
                 )
             self._tasks.append(asyncio.create_task(self._keep_lease(), name="lease"))
 

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .. import injob
 from ..clusters import folder as folders
 from ..clusters import monitor as clusters
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.submit import new_record, send
 from ..config.sources import ClusterSpec
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
+from ..injob.gpus import shared_gpu_message
 from ..planning.commandlines import JobRoles, warning
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import Script, render_jobs
@@ -204,7 +204,7 @@ class JobPool:
             await self._ask(bool(moved), observed, now)
         async with lock:
             over = [job for job in list(self.jobs.values()) if self._judge(job, facts, now)]
-        if shared := injob.duplicate(dict(facts.workers)):
+        if shared := shared_gpu_message(facts.workers):
             self.conflict = JobFailedError(
                 shared, hint="two jobs were given the same GPU: tell the site's support"
             )

@@ -6,7 +6,6 @@ import socket
 import sys
 from dataclasses import replace
 
-from .. import injob
 from ..batch import process as commands
 from ..planning.plan import Plan
 
@@ -16,7 +15,7 @@ def without_unusable_ucxx(plan: Plan) -> tuple[Plan, str]:
     transport, reason = plan.transport, ""
     if "ucxx" in transport.schemes:
         interface = ["--interface", transport.interface] if transport.interface else []
-        result = commands.run([sys.executable, injob.__file__, "try-ucxx", *interface])
+        result = commands.run([sys.executable, "-m", "gpujobs.injob", "try-ucxx", *interface])
         if result.exit_code != 0:
             said = [line.strip() for line in result.message.splitlines() if line.strip()]
             reason = f"ucxx does not work on {socket.gethostname()}: {said[-1][:300]}"

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import injob
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue, Site
 from ..config.sources import ClusterSpec
 from ..errors import InputError, Problem
-from ..names import HEAD, job_worker_names
+from ..injob.names import EXTRA_RANKS, HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
 from . import workeroptions
 from .diagnostics import Diagnostics
@@ -401,7 +400,7 @@ class _Planner:
         profile, mpi = self.profile, self.site.mpi
         # dask-cuda's workers of a node have one rank; plain ones, which are pinned to a GPU each, have one each.
         of_node = 1 if profile.workers.worker_class == "cuda" else shape.gpus_per_node
-        per_node = of_node + (injob.EXTRA if profile.run_on == "ranks" else 0)
+        per_node = of_node + (EXTRA_RANKS if profile.run_on == "ranks" else 0)
         values: dict[str, int | float | str | None] = {
             "ranks": per_node * shape.nodes,
             "nodes": shape.nodes,

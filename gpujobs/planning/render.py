@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sources import data_folder
 from ..errors import InputError, Position, Problem
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..text import control_character
 from .commandlines import Bash, JobRoles, commands, supervise, warning
 from .plan import JobGroup, Plan

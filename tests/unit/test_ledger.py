@@ -140,7 +140,7 @@ def test_cluster_folder(tmp_path: Path) -> None:
         "jobs",
         "logs",
         "scripts",
-        "injob.py",
+        "injob.pyz",
         "tls-cert.pem",
         "tls-key.pem",
     }
