@@ -27,7 +27,7 @@ def plan_text(plan: Plan, cluster: str) -> str:
         ("workers", f"{plan.n_workers}: {shown}"),
         ("each worker", _worker_text(plan)),
         ("memory plan", _memory_text(plan)),
-        ("dask scheduler", _scheduler_text(plan)),
+        ("dask scheduler", plan.layout.head_text(shape, plan.head is not None)),
         ("network", transport_text(plan)),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
@@ -66,9 +66,9 @@ def plan_json(plan: Plan, cluster: str) -> dict[str, object]:
         "worker_memory": shape.worker_memory,
         "worker_class": plan.profile.workers.worker_class if shape.gpus else "nanny",
         "head": "own job" if plan.head else "first job",
-        "layout": plan.profile.layout,
-        "protocols": list(plan.transport.schemes),
-        "encrypted": set(plan.transport.schemes) <= {"tls", "wss"},
+        "layout": plan.layout.name,
+        "protocols": list(plan.transport.protocols),
+        "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
@@ -82,20 +82,12 @@ def transport_text(plan: Plan) -> str:
     interface = transport.interface or (
         "this machine only" if plan.scheduler.on_this_machine else "found in the job"
     )
-    return f"{', else '.join(_scheme_text(scheme) for scheme in transport.schemes)}; interface: {interface}"
+    return f"{', else '.join(_protocol_text(name) for name in transport.protocols)}; interface: {interface}"
 
 
-def _scheme_text(scheme: str) -> str:
+def _protocol_text(name: str) -> str:
     encrypted = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
-    return encrypted.get(scheme, f"{scheme}, not encrypted")
-
-
-def _scheduler_text(plan: Plan) -> str:
-    if plan.profile.run_on == "ranks":
-        return "rank 0; the client is rank 1"
-    if plan.ranks:
-        return f"on the first node; {plural(plan.ranks.working, 'rank')} of MPI started by {plan.ranks.command[0]}"
-    return "in a job of its own" if plan.head else "in the job that starts first"
+    return encrypted.get(name, f"{name}, not encrypted")
 
 
 def _memory_text(plan: Plan) -> str:

@@ -106,10 +106,12 @@ class _Judge:
             for number, submitted in submission.jobs.items():
                 # The claim differs only if the number was submitted twice.
                 job = self.folder.claims.get(number, submitted)
-                names = ()
-                if workers:
-                    names = tuple(job_worker_names(record.id, number, workers, record.ranks))
-                yield self._job(number, job, names)
+                yield self._job(number, job, self._worker_names(number, workers))
+
+    def _worker_names(self, number: int, workers: int) -> tuple[str, ...]:
+        if not workers:
+            return ()
+        return tuple(job_worker_names(self.record.id, number, workers, self.record.ranks))
 
     def _job(self, number: int, job: JobId, workers: tuple[str, ...]) -> JobReport:
         connected = tuple(name for name in workers if name in self.connected)

@@ -161,6 +161,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
     """Return one cluster as JSON."""
     record, folder = report.record, report.folder
     encrypted = folder.encrypted
+    connected: list[Json] = [*sorted(folder.workers)] if report.connected else []
     return {
         "id": record.id,
         "site": record.site,
@@ -171,7 +172,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "exit_code": report.exit_code,
         "workers": {
             "wanted": record.workers,
-            "connected": sorted(folder.workers) if report.connected else [],
+            "connected": connected,
         },
         "address": folder.address,
         "encrypted": record.encrypted if encrypted is None else encrypted,

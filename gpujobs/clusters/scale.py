@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
 from ..planning.limits import exceeded, job_limits
-from ..planning.plan import make_plan
+from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..schedulers import JobId
 from ..text import plural

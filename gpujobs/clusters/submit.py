@@ -84,7 +84,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         created=time.time(),
         workers=plan.n_workers,
         workers_per_job=plan.workers.shape.workers,
-        ranks=plan.ranks.working if plan.ranks else 0,
+        ranks=plan.working_ranks,
         gpus=plan.gpus,
         gpus_per_job=plan.workers.shape.gpus,
         walltime=plan.workers.walltime,
@@ -93,7 +93,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         poll=plan.site.poll,
         multi_cluster=plan.site.cluster,
         commands=dict(plan.site.commands),
-        layout=plan.profile.layout,
+        layout=plan.layout.name,
         owner=owner,
         notes=plan.notes,
     )

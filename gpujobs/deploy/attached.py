@@ -34,6 +34,8 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     scaled. One that another Python process owns is scaled by its owner.
     """
 
+    status: Status
+
     def __init__(self, name: str, *, asynchronous: bool = False, loop: Any = None) -> None:
         self._ledger = Ledger()
         record = self._ledger.get(name)
@@ -41,7 +43,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._address = address_of(record, read_state(record.path))
         self._refreshing: asyncio.Task[None] | None = None
         self.id = name
-        self.folder: Path = record.path
+        self._folder = record.path
         self.workers_per_job = record.workers_per_job
         self.security = security_of(record)
         Cluster.__init__(self, asynchronous=asynchronous, loop=loop, name=name)
@@ -129,6 +131,11 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     def requested(self) -> set[str]:
         """Names of the workers whose jobs are submitted."""
         return self.plan
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's folder."""
+        return self._folder
 
     # -- display -----------------------------------------------------------------------------------
     def job_script(self) -> str:

@@ -26,7 +26,7 @@ from .adaptive import Adaptable
 from .attached import AttachedCluster
 from .control import DaskControl
 from .display import JobsDisplay
-from .head import job_scheduler, local_scheduler
+from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
 from .keywords import spec_of
 from .lease import Lease
@@ -135,11 +135,11 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
 
     def _open(self, spec: ClusterSpec, options: ClusterOptions, n_workers: int | None) -> None:
         plan, reason = without_unusable_ucxx(make_cluster_plan(spec, elastic=True))
-        if not plan.transport.schemes:
+        if not plan.transport.protocols:
             raise InputError(reason, hint="network={'protocol': 'auto'}")
         if options.local_scheduler:  # the choice is made here
-            first = plan.transport.schemes[:1]
-            plan = replace(plan, transport=replace(plan.transport, schemes=first))
+            first = plan.transport.protocols[:1]
+            plan = replace(plan, transport=replace(plan.transport, protocols=first))
         self._pool = JobPool(spec, plan, Ledger())
         self._dask = DaskControl(self)
         self._scaler = Scaler(self._pool, self._dask)
@@ -151,7 +151,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
         try:
             self._lease.renew()
             if options.local_scheduler:
-                folders.write_transport(self.folder, Transport(plan.transport.schemes[0], reason))
+                folders.write_transport(self.folder, Transport(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
             for note in (*plan.notes, *([reason] if reason else [])):
@@ -221,6 +221,8 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):  # type: igno
             return
         self._scaler.stop()
         self._lease.stop()
+        if isinstance(self.scheduler, HeadJob):
+            await self._dask.close_scheduler()
         ending = asyncio.ensure_future(asyncio.to_thread(self._pool.end_all))
         await self._dask.wait_for_workers_to_exit()
         await super()._close()

@@ -15,6 +15,8 @@ RETIRE_TIMEOUT = 30.0
 """Seconds for workers that must go to transfer their data."""
 CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
+CLOSE_SCHEDULER_TIMEOUT = 2.0
+"""Seconds for a dask scheduler in a job to confirm that it closes."""
 
 
 class DaskControl:
@@ -75,6 +77,17 @@ class DaskControl:
         while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)  # from a worker's last message to the end of its connection
+
+    async def close_scheduler(self) -> None:
+        """Close a dask scheduler in a job, which closes its workers and its clients' connections.
+
+        Afterwards it does not respond, and dask must not connect to it any more.
+        """
+        cluster = self._cluster
+        if cluster.status == Status.running:
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
+        cluster.shutdown_scheduler = False
 
     def log(self, message: str) -> None:
         """Show a line to the user."""

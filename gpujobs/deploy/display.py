@@ -18,7 +18,11 @@ class JobsDisplay(ABC):
     """The properties that show jobs; a base of all cluster classes."""
 
     id: str
-    folder: Path
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """The cluster's folder, with logs, scripts and certificate."""
 
     @abstractmethod
     def job_script(self) -> str:

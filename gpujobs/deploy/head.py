@@ -30,7 +30,7 @@ def local_scheduler(
     """Return dask's specification of a dask scheduler in this process; ``options`` win."""
     plan = pool.plan
     own: dict[str, object] = {
-        "protocol": f"{plan.transport.schemes[0]}://",
+        "protocol": f"{plan.transport.protocols[0]}://",
         "security": security,
         "dashboard_address": ":8787",
         "scheduler_file": str(pool.record.path / "scheduler.json"),

@@ -98,8 +98,13 @@ class JobPool:
         if not self.record.submissions:
             return known
         fresh = {job.number: job for job in self._monitor.latest(connected).jobs}
-        over = (JobPhase.FAILED, JobPhase.ENDED)
-        return [job if job.phase in over else fresh.get(job.number, job) for job in known]
+        return [self._newer(job, fresh.get(job.number)) for job in known]
+
+    def _newer(self, known: JobReport, fresh: JobReport | None) -> JobReport:
+        """Return the present report of a job; how it ended is final, why it leaves is kept."""
+        if fresh is None or known.phase in (JobPhase.FAILED, JobPhase.ENDED):
+            return known
+        return replace(fresh, reason=known.reason) if known.phase is JobPhase.LEAVING else fresh
 
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, count: int) -> None:

@@ -72,7 +72,7 @@ class Scaler:
 
     def check_elastic(self) -> None:
         """Raise InputError if the cluster cannot be resized."""
-        if self.pool.plan.ranks:
+        if not self.pool.plan.layout.elastic:
             hint = "make another cluster, with n_workers=…"
             raise InputError(
                 f"{self.pool.id} is one MPI allocation, which cannot be resized", hint=hint

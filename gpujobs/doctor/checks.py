@@ -22,7 +22,7 @@ from ..clusters.submit import submit
 from ..config.sitefiles import SiteFile
 from ..config.spec import make_spec, settings_document
 from ..errors import GpujobsError, RefusedError
-from ..planning.render import directory
+from ..planning.directory import expand_directory
 from ..schedulers import get_scheduler
 from ..text import size_text
 from . import jobcheck
@@ -101,7 +101,7 @@ def _commands(batch: SchedulerClient) -> Iterator[Finding]:
 
 def _directory(template: str) -> Finding:
     try:
-        path = Path(directory(template))
+        path = Path(expand_directory(template))
         private_folder(path)
         probe = path / f".doctor-{os.getpid()}"
         probe.write_text("")
@@ -139,7 +139,7 @@ def in_a_job(
 ) -> list[Finding]:
     """Submit a small cluster, run `jobcheck` in it, and say what that saw."""
     site_file = make_spec(settings_document(()), site=site).site
-    folder = Path(directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
+    folder = Path(expand_directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
     private_folder(folder)
     check = folder / "jobcheck.py"
     check.write_bytes(Path(jobcheck.__file__).read_bytes())

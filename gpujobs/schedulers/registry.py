@@ -7,9 +7,7 @@ registered yet is looked up as a module of this package, then as an entry point 
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import pkgutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +31,8 @@ def get_scheduler(name: str) -> type[Scheduler]:
 
 def scheduler_names() -> list[str]:
     """Return the names of all batch schedulers that can be used here, sorted."""
+    import pkgutil
+
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
     return sorted({*REGISTERED, *_entry_point_names()})
@@ -62,6 +62,8 @@ def _entry_point_names() -> set[str]:
 
 
 def _unknown(name: str) -> str:
+    import difflib
+
     known = scheduler_names()
     message = f"{name!r} is not one of the known batch schedulers ({', '.join(known)})"
     if near := difflib.get_close_matches(name.lower(), known, n=1):

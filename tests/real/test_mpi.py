@@ -70,7 +70,7 @@ def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class:
         assert all(
             sorted(devices) == ["0", "1", "2", "3"] for devices in lists
         )  # all of the node's are visible
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8
     assert len(cli.status(cluster)["jobs"]) == 1
     backend.wait_empty(20, cluster)
 
@@ -127,7 +127,7 @@ def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywo
     assert (
         len({(node, devices.split(",")[0]) for devices, node, _ in found["workers"].values()}) == 8
     )
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8
     everything = cli("logs", cluster, "--all").stdout
     assert everything.count("fake rmm: managed_memory=True") == (8 if "rmm" in keywords else 0)
     backend.wait_empty(20, cluster)
@@ -137,7 +137,7 @@ def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
     assert cli.status(cluster)["workers"]["connected"] == names
-    assert cli.status(cluster)["jobs"][0]["expected_workers"] == names
+    assert cli.status(cluster)["jobs"][0]["workers"] == names
     refused = cli("scale", cluster, "8")
     assert refused.returncode == 2 and "one MPI allocation" in refused.stderr
     cli("cancel", cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 
 from gpujobs.clusters.folderstate import ExitRecord, FolderState, Transport
 from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
@@ -16,7 +17,6 @@ from gpujobs.clusters.report import (
     cluster_json,
     job_json,
 )
-from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
