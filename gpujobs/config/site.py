@@ -213,7 +213,7 @@ class Queue(Model):
     max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
     min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
     max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
-    max_jobs: int | None = optional(POSITIVE, "most jobs of one user in the queue")
+    max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
     request: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
     cpu_request: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
     directives: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
@@ -279,7 +279,7 @@ class Site(Model):
     max_array_size: int | None = optional(
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
-    max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; more are refused")
+    max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
     defaults: dict[str, object] = optional(
         Table(TEXT, ANYTHING), "any keys of a profile", default={}
     )

@@ -59,8 +59,10 @@ class DirectiveWriter:
         if source is None:
             return self._default_visible_devices()
         if source == "exclusive" and not self.queue.exclusive:
-            message = "`visible_devices: exclusive` takes all GPUs of a node, "
-            message += f"so queue {self.queue_key} must be `exclusive: true`"
+            message = (
+                "`visible_devices: exclusive` takes all GPUs of a node, "
+                f"so queue {self.queue_key} must be `exclusive: true`"
+            )
             self.diagnostics.site_error(message, "visible_devices")
         if isinstance(source, Variable):
             return f"variable:{source.variable}"
@@ -73,8 +75,10 @@ class DirectiveWriter:
             return "exclusive"
         name = self.scheduler.name
         message = f"`visible_devices` is needed: {name} itself does not list a job's GPUs"
-        hint = "visible_devices: exclusive, {variable: NAME}, {file: NAME}, "
-        hint += "or scheduler if a prolog sets CUDA_VISIBLE_DEVICES"
+        hint = (
+            "visible_devices: exclusive, {variable: NAME}, {file: NAME}, "
+            "or scheduler if a prolog sets CUDA_VISIBLE_DEVICES"
+        )
         self.diagnostics.site_error(message, "queues", self.queue_key, hint=hint)
         return ""
 
@@ -97,8 +101,10 @@ class DirectiveWriter:
         names = placeholders.names(" ".join(request))
         if self.queue.exclusive or any(name.startswith("gpus_") for name in names):
             return
-        message = "no line asks for GPUs, "
-        message += f"so queue {self.queue_key} must be `exclusive: true` (whole nodes)"
+        message = (
+            "no line asks for GPUs, "
+            f"so queue {self.queue_key} must be `exclusive: true` (whole nodes)"
+        )
         self.diagnostics.site_error(message, *place)
 
     def _extra(self, values: Values) -> list[str]:

@@ -123,13 +123,16 @@ class QueueFit:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""
         workers = self.profile.workers
         if cpus and workers.threads * number > cpus and "threads" in workers.given:
-            message = f"{number} workers of {workers.threads} threads; "
-            message += f"the job has {cpus} CPUs on a node"
+            message = (
+                f"{number} workers of {workers.threads} threads; the job has {cpus} CPUs on a node"
+            )
             hint = f"workers.threads: {max(1, cpus // number)}"
             raise QueueMismatch("workers.threads", message, hint=hint)
         if memory and workers.memory and workers.memory * number > memory:
-            message = f"{number} workers of {size_text(workers.memory)}; "
-            message += f"their GPUs' share of a node is {size_text(memory)}"
+            message = (
+                f"{number} workers of {size_text(workers.memory)}; "
+                f"their GPUs' share of a node is {size_text(memory)}"
+            )
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
 

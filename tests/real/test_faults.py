@@ -58,12 +58,12 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     )
     code = (
         "import sys; from gpujobs.schedulers import local; local._COMMAND[0] = sys.argv.pop(1)\n"
-        "from gpujobs.cli import main; main()"
+        "from gpujobs.cli.main import main; main()"
     )
     done = local.python_run(code, str(wrapper), "submit", str(profile))
     assert done.returncode == 1 and done.stdout == "", done.stderr
     assert (local.work / "ids").read_text().count("@") == 3  # the jobs had been started
-    assert "ended with exit code -9" in done.stderr
+    assert "exited with code -9" in done.stderr
     assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
 
 
