@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
 
