@@ -1,62 +1,73 @@
-"""The command ``gpujobs``. stdout is data, stderr is talk; what takes long to import is imported where it is used."""
+"""The command ``gpujobs``. Data goes to stdout, messages to stderr.
+
+Modules that take long to import are imported inside the commands that use them: ``--version`` and
+``render`` must not import dask.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import GpujobsError, InputError
+from ..errors import GpujobsError
 from ..version import __version__
+from . import cluster_commands, messages, profile_commands, site_commands
 
+<<<<<<< HEAD
+# pydantic would search all installed packages for plugins: a tenth of the start-up time.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+=======
 if TYPE_CHECKING:
     from ..clusters.ledger import Ledger
     from ..clusters.report import ClusterReport
     from ..config.spec import ClusterSpec
 
 F = Callable[..., Any]
+>>>>>>> core
 
 
-class Commands(click.Group):
-    """Turns our errors into a message and an exit code."""
+class ErrorHandlingGroup(click.Group):
+    """Turns exceptions of commands into one message and an exit code."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; exit with the code of the error if it fails."""
+        messages.install_handler()
         try:
             return super().invoke(ctx)
         except GpujobsError as error:
-            click.echo(f"error: {error}", err=True)
+            messages.progress.write(f"error: {error}")
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
-            sys.exit(130)
-        except BrokenPipeError:  # … | head
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:  # for example `gpujobs status | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
-        except OSError as error:  # a folder that somebody took away or closed
-            click.echo(f"error: {error}", err=True)
+            sys.exit(EXIT_BROKEN_PIPE)
+        except OSError as error:  # for example a folder that was removed, or is not readable
+            messages.progress.write(f"error: {error}")
             sys.exit(1)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ErrorHandlingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpujobs")
 def main() -> None:
     """Dask on the GPUs of a batch cluster.
 
     \b
-    gpujobs submit profile.yaml     start a cluster, and the command it is for
-    gpujobs status                  what my clusters are doing
-    gpujobs logs ID                 the output of the command
-    gpujobs connect ID              how to connect from Python
+    gpujobs submit profile.yaml     start a cluster and its command
+    gpujobs status                  show the state of my clusters
+    gpujobs logs ID                 print the output of the command
+    gpujobs connect ID              show how to connect from Python
     gpujobs cancel ID               end a cluster
     """
 
 
+<<<<<<< HEAD
+=======
 def _profile_options(command: F) -> F:
     for decorate in (
         click.option(
@@ -385,16 +396,36 @@ def schema(what: str) -> None:
     click.echo(json.dumps(json_schema(model), indent=1))
 
 
+>>>>>>> core
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the lines that make SHELL complete gpujobs; add them to its start-up file."""
-    from click.shell_completion import get_completion_class
+    """Print the completion script for SHELL.
 
-    if found := get_completion_class(shell):
-        click.echo(found(main, {}, "gpujobs", "_GPUJOBS_COMPLETE").source())
+    Append it to the start-up file of SHELL, for example ~/.bashrc.
+    """
+    from click import shell_completion
+
+    if completion_class := shell_completion.get_completion_class(shell):
+        click.echo(completion_class(main, {}, "gpujobs", "_GPUJOBS_COMPLETE").source())
 
 
+<<<<<<< HEAD
+for command in (
+    profile_commands.submit,
+    profile_commands.plan,
+    profile_commands.render,
+    cluster_commands.status,
+    cluster_commands.logs,
+    cluster_commands.connect,
+    cluster_commands.scale,
+    cluster_commands.cancel,
+    site_commands.doctor,
+    site_commands.sites,
+    site_commands.schema,
+):
+    main.add_command(command)
+=======
 # -- what the commands share ---------------------------------------------------------------------------------
 def _tell(text: str) -> None:
     click.echo(text, err=True)
@@ -449,3 +480,4 @@ def _print_status(views: list[ClusterReport], in_full: bool, as_json: bool) -> N
         click.echo(display.status_table(views))
     else:
         _tell("no living clusters; `gpujobs status --all` lists those that have ended")
+>>>>>>> core

@@ -1,18 +1,13 @@
-"""`gpujobs doctor`: does this site do what its file says? Each finding says what to do about it."""
+"""The result of one check of `gpujobs doctor`, and how results are printed."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from enum import StrEnum
 
+<<<<<<< HEAD
+=======
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import monitor as clusters
@@ -26,33 +21,62 @@ from ..planning.directory import expand_directory
 from ..schedulers import get_scheduler
 from ..text import size_text
 from . import jobcheck
+>>>>>>> core
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
-PATIENCE = 900.0
-"""Seconds for which the job of ``--run`` may wait in the queue and work."""
+class CheckState(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, how it is (ok, warning, failed), what was seen, what to do."""
+class Check:
+    """One check: its subject, how it ended, the facts it found, and a remedy if one is known."""
 
-    what: str
-    state: str
-    seen: str
-    do: str = ""
+    name: str
+    state: CheckState
+    result: str
+    remedy: str = ""
 
 
-def text(diagnostics: list[Finding]) -> str:
-    """Return the findings for people."""
-    width = max(len(finding.what) for finding in diagnostics)
+def passed(name: str, result: str) -> Check:
+    """Return a check that is ok."""
+    return Check(name, CheckState.OK, result)
+
+
+def warning(name: str, result: str, remedy: str = "") -> Check:
+    """Return a check that found a limitation; the site can be used."""
+    return Check(name, CheckState.WARNING, result, remedy)
+
+
+def failed(name: str, result: str, remedy: str = "") -> Check:
+    """Return a check that found an error; clusters will not work."""
+    return Check(name, CheckState.FAILED, result, remedy)
+
+
+def any_failed(checks: Sequence[Check]) -> bool:
+    """Return whether a check has failed."""
+    return any(check.state is CheckState.FAILED for check in checks)
+
+
+def checks_text(checks: Sequence[Check]) -> str:
+    """Return one line for each check, and a second one for its remedy."""
+    width = max(len(check.name) for check in checks)
     lines = []
-    for finding in diagnostics:
-        lines.append(f"{finding.state:<7}  {finding.what:<{width}}  {finding.seen}")
-        if finding.do:
-            lines.append(f"{'':<7}  {'':<{width}}  -> {finding.do}")
+    for check in checks:
+        lines.append(f"{check.state:<7}  {check.name:<{width}}  {check.result}")
+        if check.remedy:
+            lines.append(f"{'':<7}  {'':<{width}}  -> {check.remedy}")
     return "\n".join(lines)
 
 
+<<<<<<< HEAD
+def checks_json(checks: Sequence[Check]) -> dict[str, object]:
+    """Return the checks as JSON."""
+    return {"version": 2, "checks": [asdict(check) for check in checks]}
+=======
 def as_json(diagnostics: list[Finding]) -> dict[str, Any]:
     """Return the findings for programs."""
     return {"version": 1, "findings": [asdict(finding) for finding in diagnostics]}
@@ -353,3 +377,4 @@ def _network(facts: dict[str, Any], view: Any) -> Iterator[Finding]:
         else ""
     )
     yield Finding("transport", WARNING if unused else OK, "; ".join([seen, *unused]), do)
+>>>>>>> core
