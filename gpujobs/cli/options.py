@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from ..clusters.ledger import Ledger
-    from ..config.sources import ClusterSpec
+    from ..config.spec import ClusterSpec
 
 P = ParamSpec("P")
 
@@ -25,9 +25,9 @@ def open_ledger() -> Ledger:
 
 def complete_sites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of sites that start with ``incomplete``."""
-    from ..config import sources
+    from ..config import sitefiles
 
-    return [name for name in sources.site_paths() if name.startswith(incomplete)]
+    return [name for name in sitefiles.site_paths() if name.startswith(incomplete)]
 
 
 def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -67,9 +67,9 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
         *arguments: P.args,
         **options: P.kwargs,
     ) -> None:
-        from ..config import sources
+        from ..config.spec import load_spec
 
-        spec = sources.load_spec(profile, site=site, settings=settings)
+        spec = load_spec(profile, site=site, settings=settings)
         command(spec, *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run

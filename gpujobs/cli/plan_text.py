@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..clusters.ledger import ClusterRecord
 from ..config.site import Queue
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
 from . import memory_text
@@ -27,15 +27,9 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("GPUs", _gpus_text(plan)),
         ("workers", f"{plan.n_workers}: {_names_text(plan.worker_names(cluster_id))}"),
         ("each worker", _worker_text(plan)),
-<<<<<<< HEAD
         ("memory plan", memory_text.memory_text(plan)),
-        ("dask scheduler", _scheduler_text(plan)),
+        ("dask scheduler", plan.layout.head_text(plan.workers.shape, plan.head is not None)),
         ("network", _transport_text(plan)),
-=======
-        ("memory plan", _memory_text(plan)),
-        ("dask scheduler", plan.layout.head_text(shape, plan.head is not None)),
-        ("network", transport_text(plan)),
->>>>>>> core
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
@@ -71,7 +65,6 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     }
 
 
-<<<<<<< HEAD
 def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
     """Return the plan of a cluster that was submitted, with its folder and its submissions."""
     submissions = [
@@ -132,32 +125,11 @@ def _worker_text(plan: Plan) -> str:
     return f"{kind}, {plural(workers.threads, 'thread')}, {limit}"
 
 
-def _scheduler_text(plan: Plan) -> str:
-    if plan.profile.run_on == "ranks":
-        return "rank 0; the client is rank 1"
-    if plan.ranks:
-        ranks = plural(plan.ranks.working, "rank")
-        return f"on the first node; {ranks} of MPI started by {plan.ranks.command[0]}"
-    return "in a job of its own" if plan.head else "in the job that starts first"
-=======
-def transport_text(plan: Plan) -> str:
-    """Return protocol, encryption and interface in words."""
-    transport = plan.transport
-    interface = transport.interface or (
-        "this machine only" if plan.scheduler.on_this_machine else "found in the job"
-    )
-    return f"{', else '.join(_protocol_text(name) for name in transport.protocols)}; interface: {interface}"
-
-
-def _protocol_text(name: str) -> str:
-    encrypted = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
-    return encrypted.get(name, f"{name}, not encrypted")
->>>>>>> core
-
-
 def _transport_text(plan: Plan) -> str:
     """Return protocols, encryption and network interface."""
-    protocols = [_PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.schemes]
+    protocols = [
+        _PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.protocols
+    ]
     return f"{', else '.join(protocols)}; interface: {_interface_text(plan)}"
 
 

@@ -14,7 +14,7 @@ from . import messages, options
 
 if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord
-    from ..config.sources import ClusterSpec
+    from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
 
 

@@ -31,11 +31,11 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
     Checks commands, folders, versions and network; with --run also GPUs and driver in a job.
     --set changes the profile of the job of --run, for example account=p1.
     """
-    from ..config import sources
+    from ..config import spec
     from ..doctor import checks, host, job
 
-    document = sources.settings_document(settings)
-    found = list(host.check_host(sources.make_spec(document, site=site).site))
+    document = spec.settings_document(settings)
+    found = list(host.check_host(spec.make_spec(document, site=site).site))
     if with_job and not checks.any_failed(found):
         found += job.check_job(site, settings, options.open_ledger())
     if as_json:
@@ -55,9 +55,9 @@ def sites() -> None:
 @options.json_option
 def list_sites(as_json: bool) -> None:
     """List the sites and the paths of their files."""
-    from ..config import sources
+    from ..config import sitefiles
 
-    rows = [_site_row(name, path) for name, path in sources.site_paths().items()]
+    rows = [_site_row(name, path) for name, path in sitefiles.site_paths().items()]
     if not as_json:
         click.echo(table(("SITE", "SCHEDULER", "FILE", "DESCRIPTION"), rows))
         return
@@ -70,9 +70,9 @@ def list_sites(as_json: bool) -> None:
 @click.argument("site", shell_complete=options.complete_sites)
 def show_site(site: str) -> None:
     """Print a site file and validate it."""
-    from ..config import sources
+    from ..config import sitefiles
 
-    loaded = sources.load_site(site)
+    loaded = sitefiles.load_site(site)
     click.echo(loaded.path.read_text(), nl=False)
     messages.progress.write(f"{loaded.path}: site {loaded.name} is valid")
 
@@ -84,19 +84,20 @@ def schema(kind: str) -> None:
 
     Editors complete and check YAML files with it.
     """
-    from ..config import profile, site
+    from ..config.model import Model, json_schema
+    from ..config.profile import Profile
+    from ..config.site import Site
 
-    model = profile.Profile if kind == "profile" else site.Site
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    click.echo(json.dumps({**dialect, **model.model_json_schema()}, indent=1))
+    models: dict[str, type[Model]] = {"profile": Profile, "site": Site}
+    click.echo(json.dumps(json_schema(models[kind]), indent=1))
 
 
 def _site_row(name: str, path: Path) -> tuple[str, str, str, str]:
     """Return name, batch scheduler, path and description; the error of a file that is not valid."""
-    from ..config import sources
+    from ..config import sitefiles
 
     try:
-        site = sources.load_site(str(path)).site
+        site = sitefiles.load_site(str(path)).site
     except InputError as error:
         return name, "?", str(path), f"error: {str(error).splitlines()[0]}"
     return name, site.scheduler, str(path), site.description

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters.files import private_folder
-from ..config.sources import SiteFile
+from ..config.sitefiles import SiteFile
 from ..errors import GpujobsError
-from ..planning.render import directory
+from ..planning.directory import expand_directory
 from ..schedulers import get_scheduler
 from . import jobcheck
 from .checks import Check, failed, passed, warning
@@ -66,7 +66,7 @@ def _check_scheduler(client: SchedulerClient) -> Check:
 
 def _check_directory(template: str) -> Check:
     try:
-        path = Path(directory(template))
+        path = Path(expand_directory(template))
         private_folder(path)
         probe = path / f".doctor-{os.getpid()}"
         probe.write_text("")

@@ -19,11 +19,11 @@ from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import ClusterReport
-from ..config import sources
-from ..config.sources import ClusterSpec
+from ..config.sitefiles import SiteFile
+from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
 from ..errors import InputError, RefusedError
+from ..planning.directory import expand_directory
 from ..planning.plan import Plan
-from ..planning.render import directory
 from . import jobcheck
 from .checks import Check, failed
 from .facts import check_facts
@@ -45,7 +45,7 @@ def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list
     ``settings`` are ``key=value`` for the profile of the cluster. Raises InputError if no queue
     accepts it, UnavailableError if the batch scheduler does not answer.
     """
-    site_file = sources.make_spec(sources.settings_document(()), site=site).site
+    site_file = make_spec(settings_document(()), site=site).site
     with _shared_copy(site_file) as program, _listener() as addresses:
         try:
             record = _submit(site, settings, ["python", str(program), *addresses], ledger)
@@ -60,9 +60,9 @@ def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list
 
 
 @contextmanager
-def _shared_copy(site_file: sources.SiteFile) -> Iterator[Path]:
+def _shared_copy(site_file: SiteFile) -> Iterator[Path]:
     """Copy `jobcheck` into the shared folder: the jobs' Python need not have gpujobs."""
-    folder = Path(directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
+    folder = Path(expand_directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
     private_folder(folder)
     program = folder / "jobcheck.py"
     try:
@@ -116,10 +116,10 @@ def _submit(
 
 def _make_plan(site: str | None, profile: tuple[str, ...]) -> tuple[ClusterSpec, Plan]:
     """Return the plan in which `jobcheck` starts after all workers have connected."""
-    spec = sources.make_spec(sources.settings_document(profile), site=site)
+    spec = make_spec(settings_document(profile), site=site)
     workers = make_cluster_plan(spec).n_workers
     settings = (f"start_workers={workers}", f"env.GPUJOBS_DOCTOR_WORKERS={workers}")
-    spec = sources.with_settings(spec, sources.settings_document(settings))
+    spec = with_settings(spec, settings_document(settings))
     return spec, make_cluster_plan(spec)
 
 

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from gpujobs.injob.folder import EndKind
 
 from gpujobs.clusters import folder, tls
 from gpujobs.clusters.files import private_folder, write_atomically
 from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import JobId
 
 
