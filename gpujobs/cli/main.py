@@ -15,9 +15,6 @@ from ..errors import GpujobsError
 from ..version import __version__
 from . import cluster_commands, messages, profile_commands, site_commands
 
-# pydantic would search all installed packages for plugins: a tenth of the start-up time.
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 

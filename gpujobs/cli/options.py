@@ -67,10 +67,9 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
         *arguments: P.args,
         **options: P.kwargs,
     ) -> None:
-        from ..config.spec import load_spec
+        from ..config import spec
 
-        spec = load_spec(profile, site=site, settings=settings)
-        command(spec, *arguments, **options)
+        command(spec.load_spec(profile, site=site, settings=settings), *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run
     for decorate in (settings_option, site_option, profile_argument):

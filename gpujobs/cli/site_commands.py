@@ -84,12 +84,10 @@ def schema(kind: str) -> None:
 
     Editors complete and check YAML files with it.
     """
-    from ..config.model import Model, json_schema
-    from ..config.profile import Profile
-    from ..config.site import Site
+    from ..config import model, profile, site
 
-    models: dict[str, type[Model]] = {"profile": Profile, "site": Site}
-    click.echo(json.dumps(json_schema(models[kind]), indent=1))
+    described = profile.Profile if kind == "profile" else site.Site
+    click.echo(json.dumps(model.json_schema(described), indent=1))
 
 
 def _site_row(name: str, path: Path) -> tuple[str, str, str, str]:
