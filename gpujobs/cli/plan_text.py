@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..clusters.ledger import ClusterRecord
 from ..config.site import Queue
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
 from . import memory_text

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from .bash import Bash, command
-from .layouts import PRELOAD, SCHEDULER_FILE
+from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
 
@@ -90,5 +90,5 @@ def _scheduler_words(plan: Plan) -> list[str]:
         "--dashboard-address=:0",
         *plan.transport.listen_options(plan.scheduler),
         SCHEDULER_FILE,
-        PRELOAD,
+        PRELOAD_OPTION,
     ]

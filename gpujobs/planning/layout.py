@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..names import job_worker_names
+from ..injob.names import job_worker_names
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
 from .shape import JobGroup, JobShape, QueueMismatch

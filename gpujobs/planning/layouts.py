@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config import placeholders
 from ..config.site import Queue
+from ..injob.names import EXTRA_RANKS, PRELOAD
 from ..text import plural
 from . import workeroptions
 from .diagnostics import Diagnostics
@@ -16,7 +17,7 @@ from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
 
-PRELOAD = "--preload=gpujobs_injob.preload"
+PRELOAD_OPTION = f"--preload={PRELOAD}"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 
 
@@ -91,7 +92,7 @@ class WorkersLayout(Layout):
             "--no-dashboard",
             *transport.listen_options(self.scheduler),
             SCHEDULER_FILE,
-            PRELOAD,
+            PRELOAD_OPTION,
         ]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
@@ -175,9 +176,7 @@ class MpiLayout(Layout):
         """Return the ranks of a node that own no GPU: the dask scheduler and the client."""
         if self.profile.run_on != "ranks":
             return 0
-        from .. import injob
-
-        return injob.EXTRA
+        return EXTRA_RANKS
 
     def working_ranks(self, shape: JobShape) -> int:
         """Return the number of ranks that own GPUs."""

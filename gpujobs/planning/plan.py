@@ -13,7 +13,7 @@ from ..config.profile import Profile
 from ..config.site import Site
 from ..config.spec import ClusterSpec
 from ..errors import InputError
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..schedulers import Scheduler, get_scheduler
 from . import workeroptions
 from .demand import find_demand

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..names import HEAD
+from ..injob.names import HEAD
 from .bash import Bash
 from .commandlines import JobRoles, commands, supervise, warning
 from .plan import Plan

@@ -319,7 +319,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     connected(cli, cluster, 2)
     head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
     for pid in processes_with(f"GPUJOBS_JOB={head}\0"):
-        if f"{cluster}/injob.py\0supervise" in _command(pid):
+        if f"{cluster}/injob.pyz\0supervise" in _command(pid):
             os.kill(pid, signal.SIGKILL)
     backend.wait_empty(20, cluster)
     assert "exit code 137" in cli.status(cluster)["reason"]

@@ -189,7 +189,7 @@ def test_dead_rank_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     connected(cli, cluster, 8)
     ranks = [
         pid
-        for pid in processes_with(f"{cluster}/injob.py")
+        for pid in processes_with(f"{cluster}/injob.pyz")
         if b"\0rank\0" in cmdline(pid) and b"-m\0mpi4py" in cmdline(pid)
     ]
     assert ranks
@@ -226,7 +226,7 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
         ("from dask_mpi import initialize\ninitialize()\nfrom distributed import Client\nClient()", 1, "the script needs `if __name__"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="sys.exit(7)"), 7, "rank 1 on node1: exit code 7"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
-        (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is given by gpujobs"),
+        (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is set by gpujobs"),
         (SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],

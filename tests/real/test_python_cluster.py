@@ -526,7 +526,7 @@ def test_f7_killed_client_leaves_nothing(
     record = json.loads((home / ".gpujobs" / cluster / "jobs" / "4.json").read_text())
     assert record["ended"] - record["started"] <= 10
     assert (
-        "injob.py supervise" not in log.read_text() and "workers" not in log.read_text()
+        "injob.pyz supervise" not in log.read_text() and "workers" not in log.read_text()
     )  # Python never started
     assert not processes_with(cluster)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 
 from gpujobs.clusters.folderstate import ExitRecord, FolderState, Transport
 from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
@@ -17,6 +16,7 @@ from gpujobs.clusters.report import (
     cluster_json,
     job_json,
 )
+from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
@@ -149,7 +149,9 @@ def test_an_exit_record_needs_no_patience() -> None:
 
 
 def test_a_cancel_that_was_requested_explains_the_state() -> None:
-    ended = FolderState(ended=Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"), claims={0: JOB})
+    ended = FolderState(
+        ended=Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"), claims={0: JOB}
+    )
     assert states(report(AWAY, ended))[:2] == ("CANCELLED", "UNKNOWN")
     assert states(report(NOT_LISTED, ended))[:2] == ("CANCELLED", "CANCELLED")
     assert states(report(JobStatus(JobState.FAILED), ended))[:2] == ("CANCELLED", "CANCELLED")

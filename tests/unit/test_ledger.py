@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from gpujobs.injob.folder import EndKind
 
 from gpujobs.clusters import folder, tls
 from gpujobs.clusters.files import private_folder, write_atomically
 from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import JobId
 
 
@@ -245,7 +245,9 @@ def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
 def test_a_record_of_release_0_1(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     value = asdict(record(intent=Intent(0, 2)))
-    value.update(version=1, cluster="other", intent={"first": 0, "count": 2, "group": "", "array": True})
+    value.update(
+        version=1, cluster="other", intent={"first": 0, "count": 2, "group": "", "array": True}
+    )
     del value["multi_cluster"]
     (tmp_path / "svd-0001.json").write_text(json.dumps(value))
     found = ledger.get("svd-0001")

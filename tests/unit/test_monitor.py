@@ -145,7 +145,10 @@ def test_the_folder_is_read_once_for_a_report(slurm: FakeSlurm, ledger: Ledger) 
 
 
 def test_a_batch_scheduler_that_does_not_respond(
-    slurm: FakeSlurm, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    slurm: FakeSlurm,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gpujobs.clusters.monitor.QUERY_TIMEOUT", 0.1)
     monitor = ClusterMonitor([add(ledger, "1")], ledger)
