@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from gpujobs.config.sources import load_spec
+from gpujobs.config.spec import load_spec
 
 from gpujobs.cli import messages
 from gpujobs.cli.plan_text import submitted_json
