@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +11,7 @@ from ..errors import GpujobsError, InputError
 from . import messages, options
 
 if TYPE_CHECKING:
-    from ..clusters.ledger import ClusterRecord, Ledger
-    from ..clusters.report import ClusterReport
-
-IDLE_REFRESH = 5.0
-"""Seconds between two refreshes of `status --watch` without a cluster."""
+    from ..clusters.ledger import ClusterRecord
 
 
 @click.command()
@@ -31,25 +24,13 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
 
     The named ones in full; without an ID a table of the active ones.
     """
-    from ..clusters.monitor import ClusterMonitor
+    from . import status
 
-    ledger = options.open_ledger()
-    monitor = ClusterMonitor(_choose(ledger, cluster_ids, everything), ledger)
-    while True:
-        reports = monitor.reports()
-        ended = [report for report in reports if report.finished and not report.active]
-        if not cluster_ids and not everything:
-            reports = [report for report in reports if report not in ended]
-        _print_status(reports, named=bool(cluster_ids), as_json=as_json, clear=watch)
-        if not watch or (cluster_ids and len(ended) == len(reports)):
-            return
-        refresh = max((float(report.record.poll) for report in reports), default=IDLE_REFRESH)
-        if any(report.finished for report in reports):
-            monitor.query_soon(refresh)  # its jobs are about to exit
-        time.sleep(refresh)
-        records = _choose(ledger, cluster_ids, everything)
-        if [record.id for record in records] != [record.id for record in monitor.records]:
-            monitor = ClusterMonitor(records, ledger)
+    view = status.StatusView(options.open_ledger(), cluster_ids, everything=everything)
+    if watch:
+        view.watch(as_json=as_json)
+    else:
+        view.print_once(as_json=as_json, clear=False)
 
 
 @click.command()
@@ -119,8 +100,9 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> Non
         hint = "`gpujobs status` lists them"
         raise InputError("name the clusters to cancel, or use --all", hint=hint)
     from ..clusters import cancel
+    from . import status
 
-    records = _choose(options.open_ledger(), cluster_ids, everything=False)
+    records = status.choose(options.open_ledger(), cluster_ids, everything=False)
     if orphans:
         records = [record for record in records if cancel.orphaned(record)]
         if not records:
@@ -145,41 +127,3 @@ def _cancel_all(records: Sequence[ClusterRecord]) -> None:
         messages.progress.write(f"error: {earlier}")
     if errors:
         raise errors[-1]
-
-
-def _choose(ledger: Ledger, cluster_ids: tuple[str, ...], everything: bool) -> list[ClusterRecord]:
-    """Return the records of ``cluster_ids``; without any those not finished, or ``everything``."""
-    if cluster_ids:
-        return [ledger.get(cluster_id) for cluster_id in cluster_ids]
-    return [record for record in ledger.all() if everything or not record.finished]
-
-
-def _print_status(
-    reports: Sequence[ClusterReport], *, named: bool, as_json: bool, clear: bool
-) -> None:
-    from . import display
-
-    if as_json:
-        click.echo(display.status_json([_with_logs(report) for report in reports]))
-        return
-    if clear and sys.stdout.isatty():
-        click.clear()
-    if named:
-        for report in reports:
-            click.echo(display.status_text(_with_logs(report)))
-    elif reports:
-        click.echo(display.status_table(reports))
-    else:
-        messages.progress.write("no active clusters; `gpujobs status --all` lists ended ones")
-
-
-def _with_logs(report: ClusterReport) -> ClusterReport:
-    """Return the report with the last lines of the logs of failed jobs."""
-    from ..clusters.monitor import with_log
-    from ..schedulers import JobState
-
-    jobs = list(report.jobs)
-    for index, job in enumerate(jobs):
-        if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
-            jobs[index] = with_log(report.record, job)
-    return replace(report, jobs=tuple(jobs))

@@ -150,6 +150,9 @@ def _limits_text(plan: Plan) -> str:
     texts: dict[str, None] = {}
     for jobs in plan.all_jobs:
         texts.update(dict.fromkeys(_limits_of(jobs, plan.site.queues[jobs.queue_key])))
+    if plan.site.max_queued_jobs:
+        total = sum(jobs.shape.jobs for jobs in plan.all_jobs)
+        texts[f"queued jobs {total} <= {plan.site.max_queued_jobs}"] = None
     return ", ".join(texts) or "the site states none"
 
 

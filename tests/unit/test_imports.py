@@ -46,6 +46,18 @@ def imported(path: Path) -> Iterator[Path]:
                 yield module_at(base / alias.name) or module_at(base) or base
 
 
+def modules(path: Path, *, lazy: bool = True) -> set[str]:
+    """Return the packages other than this one that ``path`` imports; ``lazy``: also in functions."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for item in ast.walk(tree) if lazy else tree.body:
+        if isinstance(item, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in item.names}
+        elif isinstance(item, ast.ImportFrom) and not item.level:
+            found.add(str(item.module).split(".")[0])
+    return found
+
+
 def module_at(path: Path) -> Path | None:
     """Return the file of a module or a package, None if ``path`` is neither."""
     files = (path.with_name(f"{path.name}.py"), path / "__init__.py")
@@ -116,13 +128,9 @@ def test_schedulers_do_no_input_or_output() -> None:
         ], path
 
 
-def test_processes_are_started_in_one_module() -> None:
-    users = [
-        path.relative_to(PACKAGE)
-        for path in MODULES
-        if room(path) != "injob" and "import subprocess" in path.read_text()  # injob runs in jobs
-    ]
-    assert users == [Path("batch/process.py")]
+def test_processes_are_started_in_one_module_on_each_side() -> None:
+    users = [str(path.relative_to(PACKAGE)) for path in MODULES if "subprocess" in modules(path)]
+    assert users == ["batch/process.py", "injob/process.py"]
 
 
 @pytest.mark.parametrize(
@@ -131,31 +139,10 @@ def test_processes_are_started_in_one_module() -> None:
 def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
     """In a job it is a package of another name, in an environment without gpujobs."""
     others = {"distributed", "pynvml", "mpi4py", "dask_mpi"}
+    assert modules(path) <= others | sys.stdlib_module_names
     if path.name != "preload.py":  # its processes are dask's
-        assert not top_level_imports(path) & others
-    for item in ast.walk(ast.parse(path.read_text())):
-        if isinstance(item, ast.ImportFrom) and item.level:
-            assert item.level == 1
-        elif isinstance(item, ast.Import | ast.ImportFrom):
-            assert {
-                name.split(".")[0] for name in imported_names(item)
-            } <= others | sys.stdlib_module_names
-
-
-def imported_names(item: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(item, ast.ImportFrom):
-        return [str(item.module)]
-    return [alias.name for alias in item.names]
-
-
-def top_level_imports(path: Path) -> set[str]:
-    """Return the packages that a module imports whenever it is imported."""
-    return {
-        name.split(".")[0]
-        for item in ast.parse(path.read_text()).body
-        if isinstance(item, ast.Import | ast.ImportFrom)
-        for name in imported_names(item)
-    }
+        assert not modules(path, lazy=False) & others
+    assert all(target.parent == PACKAGE / "injob" for target in imported(path))
 
 
 @pytest.mark.parametrize(

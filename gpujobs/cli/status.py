@@ -1,0 +1,95 @@
+"""The output of `gpujobs status`, once or again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from ..clusters.ledger import ClusterRecord, Ledger
+from ..clusters.monitor import ClusterMonitor, with_log
+from ..clusters.report import ClusterReport
+from ..schedulers import JobState
+from . import display, messages
+
+IDLE_REFRESH = 5.0
+"""Seconds between two refreshes while no cluster is shown."""
+
+
+def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> list[ClusterRecord]:
+    """Return the records of ``cluster_ids``; without any, those not finished, or ``everything``.
+
+    Raises NoSuchClusterError.
+    """
+    if cluster_ids:
+        return [ledger.get(cluster_id) for cluster_id in cluster_ids]
+    return [record for record in ledger.all() if everything or not record.finished]
+
+
+class StatusView:
+    """The clusters that `gpujobs status` shows."""
+
+    def __init__(self, ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> None:
+        self._ledger = ledger
+        self._cluster_ids = cluster_ids
+        self._everything = everything
+        self._monitor = ClusterMonitor(self._choose(), ledger)
+        self._reports: list[ClusterReport] = []
+
+    def print_once(self, *, as_json: bool, clear: bool) -> None:
+        """Query the clusters and print them. ``clear``: remove the last output from a terminal."""
+        self._reports = self._monitor.reports()
+        if not self._cluster_ids and not self._everything:
+            self._reports = [report for report in self._reports if not _is_final(report)]
+        if as_json:
+            click.echo(display.status_json([_with_logs(report) for report in self._reports]))
+            return
+        if clear and sys.stdout.isatty():
+            click.clear()
+        self._print_text()
+
+    def watch(self, *, as_json: bool) -> None:
+        """Print the clusters every few seconds until those that were named have ended."""
+        self.print_once(as_json=as_json, clear=True)
+        while not self._cluster_ids or not all(map(_is_final, self._reports)):
+            self._sleep()
+            self.print_once(as_json=as_json, clear=True)
+
+    def _choose(self) -> list[ClusterRecord]:
+        return choose(self._ledger, self._cluster_ids, everything=self._everything)
+
+    def _print_text(self) -> None:
+        if self._cluster_ids:
+            for report in self._reports:
+                click.echo(display.status_text(_with_logs(report)))
+        elif self._reports:
+            click.echo(display.status_table(self._reports))
+        else:
+            messages.progress.write("no active clusters; `gpujobs status --all` lists ended ones")
+
+    def _sleep(self) -> None:
+        """Sleep until the next refresh, and find the clusters that were submitted meanwhile."""
+        polls = [float(report.record.poll) for report in self._reports]
+        refresh = max(polls, default=IDLE_REFRESH)
+        if any(report.finished for report in self._reports):
+            self._monitor.query_soon(refresh)  # its jobs are about to exit
+        time.sleep(refresh)
+        records = self._choose()
+        if [record.id for record in records] != [record.id for record in self._monitor.records]:
+            self._monitor = ClusterMonitor(records, self._ledger)
+
+
+def _is_final(report: ClusterReport) -> bool:
+    return report.finished and not report.active
+
+
+def _with_logs(report: ClusterReport) -> ClusterReport:
+    """Return the report with the last lines of the logs of failed jobs."""
+    jobs = list(report.jobs)
+    for index, job in enumerate(jobs):
+        if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
+            jobs[index] = with_log(report.record, job)
+    return replace(report, jobs=tuple(jobs))
