@@ -11,7 +11,7 @@ from ..config.spec import ClusterSpec, read_spec, settings_document, with_settin
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.limits import exceeded, job_limits
+from ..planning.limits import JobLimit, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..schedulers import JobId
@@ -65,9 +65,15 @@ def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> di
     return targets
 
 
+def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
+    """Return the limits of the number of jobs with workers of a cluster."""
+    head_queue = plan.head.queue_key if plan.head else None
+    return job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+
+
 def check_job_limits(plan: Plan, jobs: int) -> None:
-    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
-    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    """Raise InputError if ``jobs`` jobs with workers exceed a limit of the site or queue."""
+    limit = exceeded(limits_of(plan), jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
 
@@ -112,7 +118,7 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     spec = _spec_of_more(record, jobs)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    active = sum(job.active for job in report.jobs)
+    active = sum(job.active and bool(job.workers) for job in report.jobs)
     check_job_limits(plan, active + jobs)
     client = client_of(record)
     first = max(submission.first + submission.count for submission in record.submissions)
