@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .version import __version__
 
@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from .deploy import GPUSLURMCluster as GPUSLURMCluster
 
 __all__ = [
-    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster", "GPUSLURMCluster",
-    "__version__", "connect",
-]  # fmt: skip
+    "GPUJobQueueCluster",
+    "GPULSFCluster",
+    "GPULocalCluster",
+    "GPUPBSCluster",
+    "GPUSGECluster",
+    "GPUSLURMCluster",
+    "__version__",
+    "connect",
+]
 
 _LAZY = {"connect": "clusters.connect"}
 _LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "deploy"))
 
 
-def __getattr__(name: str) -> Any:
-    """Import public names when they are first used: most commands need none of them."""
+def __getattr__(name: str) -> object:
+    """Import a public name on first use: most commands need none of them."""
     if name in _LAZY:
         from importlib import import_module
 

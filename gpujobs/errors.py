@@ -1,15 +1,15 @@
-"""Every error that gpujobs raises on purpose.
+"""The exceptions that gpujobs raises.
 
 ::
 
     GpujobsError              exit code
-    ├── InputError            2   a file, an option or a keyword is wrong; nothing was submitted
-    ├── RefusedError          1   the batch scheduler said no; its own words are the message
-    ├── UnavailableError      3   the batch scheduler did not answer; nothing is lost, try again
-    ├── NoSuchClusterError    4   no cluster of that name
+    ├── InputError            2   a file, an option or a keyword is invalid; nothing was submitted
+    ├── RefusedError          1   the batch scheduler rejected a submission; the message is its own
+    ├── UnavailableError      3   the batch scheduler did not respond; nothing is lost, try again
+    ├── NoSuchClusterError    4   no cluster has that id
     └── JobFailedError        5   a job, or the command in it, failed
 
-The message says what is wrong and where; ``hint`` says what to do about it.
+The message names the error and its position; ``hint`` is the cure.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+EXCERPT_WIDTH = 110
+"""Characters of a line that an excerpt shows."""
+EXCERPT_LEAD = 80
+"""Characters before the position that a shortened excerpt keeps."""
+
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a file (or in ``--set``, or in a keyword): 1-based line and column, 0 where there is none."""
+    """A place in a file, ``--set`` or a keyword: 1-based line and column, 0 if there is none."""
 
     source: str
     line: int = 0
     column: int = 0
     text: str = ""
-    """The line itself, for the caret."""
+    """The whole line, for the excerpt."""
     width: int = 1
-    """Characters to underline."""
+    """Number of characters to underline."""
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def excerpt(self) -> str:
-        """Return the line with a caret under the place, or ``""`` where there is no line to show."""
+        """Return the line with a caret under the position, or ``""`` if there is no line."""
         if not self.line or not self.text:
             return ""
-        start = max(
-            0, self.column - 80
-        )  # a long line is shown from where the place comes into view
-        shown = "".join(c if c.isprintable() else " " for c in self.text[start : start + 110])
+        start = max(0, self.column - EXCERPT_LEAD)
+        visible = self.text[start : start + EXCERPT_WIDTH]
+        shown = "".join(c if c.isprintable() else " " for c in visible)
         column = self.column - 1 - start
         margin = f"{self.line:5d} | "
         caret = "^" * max(1, min(self.width, len(shown) - column))
@@ -49,7 +53,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, with its place, what to do, and a second place where two things disagree."""
+    """One error: its position, its cure, and ``related``, the position it conflicts with."""
 
     message: str
     position: Position | None = None
@@ -57,20 +61,18 @@ class Problem:
     related: Position | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.position}: {self.message}" if self.position else self.message]
-        if self.position and self.position.excerpt():
-            lines.append(self.position.excerpt())
+        lines = [self.message]
+        if self.position:
+            lines = [f"{self.position}: {self.message}", self.position.excerpt()]
         if self.related:
-            lines.append(f"  see {self.related}")
-            if self.related.excerpt():
-                lines.append(self.related.excerpt())
+            lines += [f"  see {self.related}", self.related.excerpt()]
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return "\n".join(lines)
+        return "\n".join(line for line in lines if line)
 
 
 class GpujobsError(Exception):
-    """The base: ``str(error)`` is for people, ``exit_code`` for the shell."""
+    """The base class: ``str(error)`` is human-readable, ``exit_code`` is for the shell."""
 
     exit_code = 1
 
@@ -84,7 +86,7 @@ class GpujobsError(Exception):
 
 
 class InputError(GpujobsError, ValueError):
-    """What was given is wrong. ``problems`` holds everything that was found, in the order of the file."""
+    """The input is invalid. ``problems`` are all errors found, in the order of the file."""
 
     exit_code = 2
 
@@ -96,25 +98,25 @@ class InputError(GpujobsError, ValueError):
 
 
 class RefusedError(GpujobsError):
-    """The batch scheduler refused a submission; the message is what it said."""
+    """The batch scheduler rejected a submission; the message is its own."""
 
     exit_code = 1
 
 
 class UnavailableError(GpujobsError):
-    """The batch scheduler did not answer in time, or its command could not be run."""
+    """The batch scheduler did not respond in time, or its command could not be run."""
 
     exit_code = 3
 
 
 class NoSuchClusterError(GpujobsError):
-    """There is no cluster with that id in the ledger."""
+    """The ledger has no cluster with that id."""
 
     exit_code = 4
 
 
 class JobFailedError(GpujobsError):
-    """The cluster ended without doing what was asked. ``code`` is the command's own exit code, where it had one."""
+    """The cluster failed. ``code`` is the exit code of its command, if that exited."""
 
     exit_code = 5
 

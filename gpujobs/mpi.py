@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .injob import initialize
+from .injob.initialize import initialize
 
 __all__ = ["initialize"]

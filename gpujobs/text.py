@@ -1,4 +1,4 @@
-"""Small pure helpers for text: control characters, sizes and times for people, tables."""
+"""Small pure helpers for text: control characters, human-readable sizes and times, tables."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ from collections.abc import Sequence
 from unicodedata import category
 
 _BREAKERS = ("Cc", "Zl", "Zp", "Cs")
+"""Unicode categories of `control_character`."""
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def control_character(text: str) -> str:
-    """Return the first character that could break a line or a terminal (control, separator, surrogate), or ``""``."""
+    """Return the first control, separator or surrogate character of ``text``, or ``""``.
+
+    Such characters can end a line of a script, or control a terminal.
+    """
     if text.isascii() and text.isprintable():
         return ""
     return next((character for character in text if category(character) in _BREAKERS), "")
 
 
 def clean(line: str) -> str:
-    """Return a line of a log without what could move a terminal's cursor."""
+    """Return a line of a log without control characters, except tabs."""
     if not control_character(line):
         return line
     return "".join(c for c in line if c == "\t" or category(c) not in _BREAKERS)
 
 
 def size_text(n_bytes: int) -> str:
-    """Return 64424509440 as ``60GiB``: the largest unit that keeps it whole, else two decimals."""
-    text = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-    for unit, name in text:
+    """Return 64424509440 as ``60GiB``: in the largest exact unit, else with two decimals."""
+    for unit, name in _UNITS:
         if n_bytes >= unit and n_bytes % unit == 0:
             return f"{n_bytes // unit}{name}"
-    for unit, name in text:
+    for unit, name in _UNITS:
         if n_bytes >= unit:
             return f"{n_bytes / unit:.2f}".rstrip("0").rstrip(".") + name
     return f"{n_bytes}B"
@@ -55,7 +59,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return aligned columns, two spaces apart."""
+    """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     return "\n".join(

@@ -1,3 +1,3 @@
-"""The version, alone in its file: ``gpujobs --version`` reads nothing else."""
+"""The version, in a module of its own: ``gpujobs --version`` imports nothing else."""
 
 __version__ = "0.1.0"

@@ -1,55 +1,117 @@
-"""What people read of clusters: tables, one cluster in full, the line of progress."""
+"""Human-readable output about clusters: the table, one cluster in full, the line of progress."""
 
 from __future__ import annotations
 
-import os
-import sys
+import json
+import shlex
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from ..clusters.report import ClusterReport, ClusterState, JobReport
+from ..clusters.report import ClusterReport, ClusterState, JobReport, WorkerGpu, cluster_json
 from ..schedulers import JobState
 from ..text import clock_text, plural, size_text, table
 
-
-# -- status ----------------------------------------------------------------------------------------------------
-def status_table(views: Sequence[ClusterReport]) -> str:
-    """Return one line a cluster."""
-    rows = [
-        (
-            v.record.id,
-            v.record.site,
-            v.state,
-            f"{v.connected}/{v.record.workers}",
-            job_counts(v),
-            age(v),
-            summary(v),
-        )
-        for v in views
-    ]
-    return table(("CLUSTER", "SITE", "STATE", "WORKERS", "JOBS", "AGE", ""), rows)
+SHOWN_NAMES = 4
+"""Names of missing workers that are listed before they are cut short."""
+SHOWN_LOGS = 2
+"""Failed jobs whose last lines are printed."""
 
 
-def status_text(view: ClusterReport, logs: dict[int, list[str]]) -> str:
-    """Return one cluster in full; ``logs`` are the last lines of failed jobs."""
-    record = view.record
-    lines = [
-        f"{record.id} on {record.site}: {view.state}"
-        + (f": {summary(view)}" if summary(view) else "")
-    ]
-    lines.append(f"  workers  {view.connected} of {record.workers} connected" + _missing(view))
-    if view.exit_code is not None:
-        lines.append(f"  exit     {view.exit_code}")
+def status_table(reports: Sequence[ClusterReport]) -> str:
+    """Return one line for each cluster."""
+    header = ("CLUSTER", "SITE", "STATE", "WORKERS", "JOBS", "AGE", "")
+    return table(header, [_cluster_row(report) for report in reports])
+
+
+def status_json(reports: Sequence[ClusterReport]) -> str:
+    """Return all clusters as JSON."""
+    document = {"version": 2, "clusters": [cluster_json(report) for report in reports]}
+    return json.dumps(document, indent=1)
+
+
+def status_text(report: ClusterReport) -> str:
+    """Return one cluster in full, with the last lines of the logs of failed jobs."""
+    lines = [*_facts(report), "", _job_table(report)]
+    if gpus := _gpu_table(report):
+        lines += ["", gpus]
+    for job in [job for job in report.jobs if job.log][:SHOWN_LOGS]:
+        lines += ["", f"last lines of job {job.number}:", *(f"  | {line}" for line in job.log)]
+    return "\n".join(lines)
+
+
+def summary(report: ClusterReport) -> str:
+    """Return in one line why a cluster is in its state."""
+    if report.finished and report.active:
+        ending = plural(sum(job.state.active for job in report.jobs), "job")
+        return f"{report.reason or 'run: is done'}; {ending} still ending"
+    missing = report.record.workers - report.connected
+    if report.state is ClusterState.RUNNING and not report.reason and missing > 0:
+        return f"{missing} missing"
+    return report.reason
+
+
+def job_counts(report: ClusterReport) -> str:
+    """Return the number of jobs in each state: ``2 RUNNING, 1 PENDING``."""
+    states = [job.state for job in report.jobs]
+    counts = {state: states.count(state) for state in JobState}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "-"
+
+
+def progress_text(report: ClusterReport) -> str:
+    """Return ``6/8 workers, 2 pending (Resources)``."""
+    parts = [f"{report.connected}/{report.record.workers} workers"]
+    if report.finished:
+        parts.append(report.state)
+    elif report.reason:
+        parts.append(report.reason)
+    return ", ".join(parts)
+
+
+def age(report: ClusterReport) -> str:
+    """Return the time since a cluster was submitted."""
+    return clock_text(max(0.0, time.time() - report.record.created))
+
+
+def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
+    record = report.record
+    return (
+        record.id,
+        record.site,
+        report.state,
+        f"{report.connected}/{record.workers}",
+        job_counts(report),
+        age(report),
+        summary(report),
+    )
+
+
+def _facts(report: ClusterReport) -> Iterator[str]:
+    record = report.record
+    title = (f"{record.id} on {record.site}", report.state.value, summary(report))
+    yield ": ".join(part for part in title if part)
+    yield f"  workers  {report.connected} of {record.workers} connected{_missing_workers(report)}"
+    if report.exit_code is not None:
+        yield f"  exit     {report.exit_code}"
     if record.run:
-        import shlex
+        yield f"  run      {shlex.join(record.run)}"
+    if report.folder.address and not report.finished:
+        yield f"  dask     {report.folder.address}"
+    for note in report.notes:
+        yield f"  note     {note}"
 
-        lines.append(f"  run      {shlex.join(record.run)}")
-    if view.facts.address and not view.over:
-        lines.append(f"  dask     {view.facts.address}")
-    lines += [f"  note     {note}" for note in (*record.notes, *view.facts.notes)]
-    lines.append("")
+
+def _missing_workers(report: ClusterReport) -> str:
+    if report.finished or not report.connected:
+        return ""
+    names = [name for job in report.jobs for name in job.workers if name not in job.connected]
+    if not names:
+        return ""
+    if len(names) > SHOWN_NAMES:
+        names = [*names[:SHOWN_NAMES], "…"]
+    return f"; missing: {', '.join(names)}"
+
+
+def _job_table(report: ClusterReport) -> str:
     rows = [
         (
             job.number,
@@ -57,160 +119,38 @@ def status_text(view: ClusterReport, logs: dict[int, list[str]]) -> str:
             job.state,
             job.node or "-",
             ",".join(job.connected) or "-",
-            _job_reason(job),
+            _remark(job),
         )
-        for job in view.jobs
+        for job in report.jobs
     ]
-    lines.append(table(("JOB", "ID", "STATE", "NODE", "WORKERS", ""), rows))
-    gpus = [
-        (name, worker["gpu"])
-        for name, worker in sorted(view.facts.workers.items())
-        if worker.get("gpu")
-    ]
-    if gpus and not view.over:
-        found = [
-            (name, gpu["node"], gpu["model"] or "-", gpu["uuid"] or "-", _memory(gpu))
-            for name, gpu in gpus
-        ]
-        lines += ["", table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), found)]
-    for number, tail in logs.items():
-        lines += ["", f"last lines of job {number}:", *(f"  | {line}" for line in tail)]
-    return "\n".join(lines)
+    return table(("JOB", "ID", "STATE", "NODE", "WORKERS", ""), rows)
 
 
-def status_json(view: ClusterReport) -> dict[str, object]:
-    """Return one cluster for programs."""
-    record = view.record
-    return {
-        "id": record.id,
-        "site": record.site,
-        "scheduler": record.scheduler,
-        "state": view.state.value,
-        "reason": view.reason,
-        "exit_code": view.exit_code,
-        "workers": {
-            "wanted": record.workers,
-            "connected": sorted(view.facts.workers) if view.connected else [],
-        },
-        "gpus": {name: worker.get("gpu") for name, worker in sorted(view.facts.workers.items())},
-        "address": view.facts.address,
-        "encrypted": view.facts.scheme in ("tls", "wss") if view.facts.scheme else record.encrypted,
-        "folder": record.folder,
-        "created": record.created,
-        "run": list(record.run),
-        "notes": [*record.notes, *view.facts.notes],
-        "jobs": [
-            {
-                "number": job.number,
-                "id": job.id,
-                "state": job.state.value,
-                "native": job.native,
-                "reason": job.reason,
-                "node": job.node,
-                "exit_code": job.exit_code,
-                "starts": job.starts,
-                "head": job.head,
-                "expected_workers": list(job.expected),
-                "connected_workers": list(job.connected),
-            }
-            for job in view.jobs
-        ],
-    }
+def _remark(job: JobReport) -> str:
+    """Return all that the columns of the table do not hold."""
+    parts: list[str] = []
+    if job.head:
+        parts.append("head")
+    if job.reason:
+        parts.append(job.reason)
+    if job.exit_code:
+        parts.append(f"exit code {job.exit_code}")
+    if job.starts:
+        parts.append(f"starts {job.starts}")
+    if job.state is JobState.UNKNOWN and job.native:
+        parts.append(f"({job.native})")
+    return ", ".join(parts)
 
 
-def summary(view: ClusterReport) -> str:
-    """Return why a cluster is in its state, in one line."""
-    if view.over and view.active:
-        return f"{view.reason or 'run: is done'}; {plural(sum(job.state.active for job in view.jobs), 'job')} still ending"
-    if (
-        view.state is ClusterState.RUNNING
-        and not view.reason
-        and view.connected < view.record.workers
-    ):
-        return f"{view.record.workers - view.connected} missing"
-    return view.reason
-
-
-def job_counts(view: ClusterReport) -> str:
-    """Return ``2 RUNNING, 1 PENDING``."""
-    states = [job.state for job in view.jobs]
-    return (
-        ", ".join(f"{states.count(state)} {state}" for state in JobState if state in states) or "-"
-    )
-
-
-def progress(view: ClusterReport, seconds: float) -> str:
-    """Return ``6/8 workers, 2 pending (Resources), 00:41``."""
-    parts = [
-        f"{view.connected}/{view.record.workers} workers",
-        view.reason if not view.over else view.state.value,
-    ]
-    return ", ".join(part for part in (*parts, clock_text(seconds)) if part)
-
-
-def age(view: ClusterReport) -> str:
-    """Return how long ago a cluster was submitted."""
-    return clock_text(max(0.0, time.time() - view.record.created))
-
-
-def when(epoch: float) -> str:
-    """Return a time of day, with its date."""
-    return datetime.fromtimestamp(epoch).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _memory(gpu: Mapping[str, Any]) -> str:
-    return size_text(gpu["memory"] // 2**20 * 2**20) if gpu.get("memory") else "-"
-
-
-def _missing(view: ClusterReport) -> str:
-    missing = [name for job in view.jobs for name in job.expected if name not in job.connected]
-    if view.over or not missing or not view.connected:
+def _gpu_table(report: ClusterReport) -> str:
+    """Return the GPUs of the connected workers; "" if there are none."""
+    gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    if report.finished or not gpus:
         return ""
-    return f"; missing: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}"
+    rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
+    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), rows)
 
 
-def _job_reason(job: JobReport) -> str:
-    parts = [
-        "head" if job.head else "",
-        job.reason,
-        f"exit code {job.exit_code}" if job.exit_code else "",
-    ]
-    parts += [
-        f"starts {job.starts}" if job.starts else "",
-        f"({job.native})" if job.state is JobState.UNKNOWN and job.native else "",
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-class Progress:
-    """One line that is rewritten on a terminal; elsewhere a line whenever something changed."""
-
-    def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
-        self.last = ""
-
-    def show(self, text: str) -> None:
-        """Show the line."""
-        if self.live:  # in one row: the part of a longer line that wrapped would stay
-            sys.stderr.write(f"\r\033[K{text[: self._columns() - 1]}")
-            sys.stderr.flush()
-        elif text.rsplit(", ", 1)[0] != self.last:
-            self.last = text.rsplit(", ", 1)[0]
-            print(text, file=sys.stderr, flush=True)
-
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-        except OSError:
-            return 80
-
-    def say(self, text: str) -> None:
-        """Write a line that stays, above the live one."""
-        self.clear()
-        print(text, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the live line."""
-        if self.live:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
+    memory = size_text(gpu.memory // 2**20 * 2**20) if gpu.memory else "-"  # whole MiB
+    return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory

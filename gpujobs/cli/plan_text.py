@@ -1,74 +1,63 @@
-"""What people and programs read of a plan."""
+"""A plan as human-readable text and as JSON."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 
-from ..names import HEAD
+from ..clusters.ledger import ClusterRecord
+from ..config.site import Queue
+from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
+from . import memory_text
+
+SHOWN_NAMES = 8
+"""Names of workers that are printed; of more, the first four and the last."""
+
+_PROTOCOLS = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
+_WORKER_CLASSES = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}
 
 
-def plan_text(plan: Plan, cluster: str) -> str:
-    """Return what would be submitted, for people."""
-    shape = plan.workers.shape
-    working = plan.n_workers if shape.gpus else 0
-    names = plan.worker_names(cluster)
-    shown = ", ".join(names if len(names) <= 8 else [*names[:4], "…", names[-1]])
+def plan_text(plan: Plan, cluster_id: str) -> str:
+    """Return the plan as a table of names and values, with its notes below."""
     rows = [
-        ("cluster", f"{cluster} on site {plan.site_name} ({plan.scheduler.name})"),
-        *(("head" if jobs.group == HEAD else "jobs", _jobs_text(jobs)) for jobs in plan.all_jobs),
-        (
-            "GPUs",
-            f"{plan.gpus} asked for, {working} with a worker of their own"
-            if shape.gpus
-            else "none: CPU workers",
-        ),
-        ("workers", f"{plan.n_workers}: {shown}"),
+        ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
+        *(_jobs_row(jobs) for jobs in plan.all_jobs),
+        ("GPUs", _gpus_text(plan)),
+        ("workers", f"{plan.n_workers}: {_names_text(plan.worker_names(cluster_id))}"),
         ("each worker", _worker_text(plan)),
-        ("memory plan", _memory_text(plan)),
-        ("dask scheduler", _scheduler_text(plan)),
-        ("network", transport_text(plan)),
+        ("memory plan", memory_text.memory_text(plan)),
+        ("dask scheduler", plan.layout.head_text(plan.workers.shape, plan.head is not None)),
+        ("network", _transport_text(plan)),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
     width = max(len(name) for name, _ in rows)
-    text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-    return text + "".join(f"\nnote: {note}" for note in plan.notes)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
 
 
-def plan_json(plan: Plan, cluster: str) -> dict[str, object]:
-    """Return the same for programs. Memory in bytes, times in seconds."""
-    shape = plan.workers.shape
+def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
+    """Return the plan as JSON; memory in bytes, times in seconds."""
+    workers = plan.profile.workers
     return {
         "version": 1,
-        "cluster": cluster,
+        "cluster": cluster_id,
         "site": plan.site_name,
         "scheduler": plan.scheduler.name,
         "gpus": plan.gpus,
         "workers": plan.n_workers,
-        "worker_names": plan.worker_names(cluster),
-        "jobs": [
-            {
-                "group": jobs.group,
-                "count": jobs.shape.jobs,
-                "queue": jobs.queue,
-                "nodes": jobs.shape.nodes,
-                "gpus": jobs.shape.gpus,
-                "cpus": jobs.shape.cpus,
-                "memory": jobs.shape.memory,
-                "walltime": jobs.walltime,
-                "directives": list(jobs.lines),
-            }
-            for jobs in plan.all_jobs
-        ],
-        "worker_threads": plan.profile.workers.threads,
-        "worker_memory": shape.worker_memory,
-        "worker_class": plan.profile.workers.worker_class if shape.gpus else "nanny",
+        "worker_names": plan.worker_names(cluster_id),
+        "jobs": [_jobs_json(jobs) for jobs in plan.all_jobs],
+        "worker_threads": workers.threads,
+        "worker_memory": plan.workers.shape.worker_memory,
+        "worker_class": workers.worker_class if plan.gpus else "nanny",
         "head": "own job" if plan.head else "first job",
-        "layout": plan.profile.layout,
-        "protocols": list(plan.transport.schemes),
-        "encrypted": set(plan.transport.schemes) <= {"tls", "wss"},
+        "layout": plan.layout.name,
+        "protocols": list(plan.transport.protocols),
+        "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
@@ -76,100 +65,101 @@ def plan_json(plan: Plan, cluster: str) -> dict[str, object]:
     }
 
 
-def transport_text(plan: Plan) -> str:
-    """Return protocol, encryption and interface in words."""
-    transport = plan.transport
-    interface = transport.interface or (
-        "this machine only" if plan.scheduler.on_this_machine else "found in the job"
-    )
-    return f"{', else '.join(_scheme_text(scheme) for scheme in transport.schemes)}; interface: {interface}"
+def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
+    """Return the plan of a cluster that was submitted, with its folder and its submissions."""
+    submissions = [
+        {"id": submission.id, "first": submission.first, "count": submission.count}
+        for submission in record.submissions
+    ]
+    return {**plan_json(plan, record.id), "folder": record.folder, "submissions": submissions}
 
 
-def _scheme_text(scheme: str) -> str:
-    encrypted = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
-    return encrypted.get(scheme, f"{scheme}, not encrypted")
-
-
-def _scheduler_text(plan: Plan) -> str:
-    if plan.profile.run_on == "ranks":
-        return "rank 0; the client is rank 1"
-    if plan.ranks:
-        return f"on the first node; {plural(plan.ranks.working, 'rank')} of MPI started by {plan.ranks.command[0]}"
-    return "in a job of its own" if plan.head else "in the job that starts first"
-
-
-def _memory_text(plan: Plan) -> str:
-    """Return what happens to the memory of each GPU, with sizes where the site knows it."""
-    workers, total = plan.profile.workers, plan.site.queues[plan.workers.queue_key].gpu_memory
-    if not plan.gpus or workers.worker_class != "cuda":
-        return "no GPU memory is managed"
-
-    def amount(value: str) -> str:
-        if "." in value or value in ("0", "1"):
-            part = f"{float(value):.0%} of the GPU"
-            return (
-                f"{size_text(int(total * float(value)) // 2**20 * 2**20)} ({part})"
-                if total
-                else part
-            )
-        return size_text(int(value))
-
-    parts = [f"GPU {size_text(total)}"] if total else []
-    if workers.enable_cudf_spill:
-        parts.append("cuDF spills by itself")
-    else:
-        parts.append(f"spills to host above {amount(workers.device_memory_limit or '0.8')}")
-    if workers.rmm_pool_size:
-        most = (
-            f", at most {amount(workers.rmm_maximum_pool_size)}"
-            if workers.rmm_maximum_pool_size
-            else ""
-        )
-        parts.append(
-            f"RMM {'asynchronous' if workers.rmm_async else 'pool'} of {amount(workers.rmm_pool_size)}{most}"
-        )
-    elif workers.rmm_async:
-        parts.append("RMM's asynchronous allocator")
-    if workers.rmm_managed_memory:
-        parts.append("managed memory")
-    return ", ".join(parts)
-
-
-def _jobs_text(jobs: JobGroup) -> str:
+def _jobs_json(jobs: JobGroup) -> dict[str, object]:
     shape = jobs.shape
-    parts = [plural(shape.nodes, "node"), plural(shape.gpus, "GPU") if shape.gpus else "no GPU"]
-    parts += [f"{shape.cpus} CPUs"] if shape.cpus else []
-    parts += [size_text(shape.memory)] if shape.memory else []
-    parts += [walltime_text(jobs.walltime)] if jobs.walltime else ["no walltime"]
-    return f"{shape.jobs} x ({', '.join(parts)}) in queue {jobs.queue}"
+    return {
+        "group": jobs.group,
+        "count": shape.jobs,
+        "queue": jobs.queue,
+        "nodes": shape.nodes,
+        "gpus": shape.gpus,
+        "cpus": shape.cpus,
+        "memory": shape.memory,
+        "walltime": jobs.walltime,
+        "directives": list(jobs.lines),
+    }
+
+
+def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
+    shape = jobs.shape
+    parts = [
+        plural(shape.nodes, "node"),
+        plural(shape.gpus, "GPU") if shape.gpus else "no GPU",
+        f"{shape.cpus} CPUs" if shape.cpus else "",
+        size_text(shape.memory) if shape.memory else "",
+        walltime_text(jobs.walltime) if jobs.walltime else "no walltime",
+    ]
+    name = "head" if jobs.group == HEAD else "jobs"
+    listed = ", ".join(part for part in parts if part)
+    return name, f"{shape.jobs} x ({listed}) in queue {jobs.queue}"
+
+
+def _gpus_text(plan: Plan) -> str:
+    if not plan.gpus:
+        return "none: CPU workers"
+    return f"{plan.gpus} requested, {plan.n_workers} with a worker of their own"
+
+
+def _names_text(names: list[str]) -> str:
+    if len(names) > SHOWN_NAMES:
+        names = [*names[:4], "…", names[-1]]
+    return ", ".join(names)
 
 
 def _worker_text(plan: Plan) -> str:
     workers, memory = plan.profile.workers, plan.workers.shape.worker_memory
-    kind = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}[workers.worker_class]
-    kind = kind if plan.gpus else "CPU worker"
-    limit = f"memory limit {size_text(memory)}" if memory else "no memory limit of its own"
+    kind, limit = "CPU worker", "no memory limit of its own"
+    if plan.gpus:
+        kind = _WORKER_CLASSES[workers.worker_class]
+    if memory:
+        limit = f"memory limit {size_text(memory)}"
     return f"{kind}, {plural(workers.threads, 'thread')}, {limit}"
+
+
+def _transport_text(plan: Plan) -> str:
+    """Return protocols, encryption and network interface."""
+    protocols = [
+        _PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.protocols
+    ]
+    return f"{', else '.join(protocols)}; interface: {_interface_text(plan)}"
+
+
+def _interface_text(plan: Plan) -> str:
+    if plan.transport.interface:
+        return plan.transport.interface
+    return "this machine only" if plan.scheduler.on_this_machine else "chosen in the job"
 
 
 def _run_text(plan: Plan) -> str:
     if not plan.profile.run:
-        return "nothing: the cluster stays until its walltime or `gpujobs cancel`"
-    return f"{shlex.join(plan.profile.run)} (in {plan.workdir}, with {plural(plan.start_workers, 'worker')} or more)"
+        return "no command: the cluster runs until its walltime or `gpujobs cancel`"
+    command = shlex.join(plan.profile.run)
+    return f"{command} (in {plan.workdir}, with {plural(plan.start_workers, 'worker')} or more)"
 
 
 def _limits_text(plan: Plan) -> str:
-    checked = []
+    texts: dict[str, None] = {}
     for jobs in plan.all_jobs:
-        queue = plan.site.queues[jobs.queue_key]
-        if queue.max_walltime and jobs.walltime:
-            checked.append(
-                f"walltime {walltime_text(jobs.walltime)} <= {walltime_text(queue.max_walltime)}"
-            )
-        if queue.max_gpus:
-            checked.append(f"GPUs of a job {jobs.shape.gpus} <= {queue.max_gpus}")
-        if queue.max_nodes:
-            checked.append(f"nodes of a job {jobs.shape.nodes} <= {queue.max_nodes}")
-        if queue.max_jobs:
-            checked.append(f"jobs {jobs.shape.jobs} <= {queue.max_jobs}")
-    return ", ".join(dict.fromkeys(checked)) or "the site states none"
+        texts.update(dict.fromkeys(_limits_of(jobs, plan.site.queues[jobs.queue_key])))
+    return ", ".join(texts) or "the site states none"
+
+
+def _limits_of(jobs: JobGroup, queue: Queue) -> Iterator[str]:
+    if queue.max_walltime and jobs.walltime:
+        limit = walltime_text(queue.max_walltime)
+        yield f"walltime {walltime_text(jobs.walltime)} <= {limit}"
+    if queue.max_gpus:
+        yield f"GPUs of a job {jobs.shape.gpus} <= {queue.max_gpus}"
+    if queue.max_nodes:
+        yield f"nodes of a job {jobs.shape.nodes} <= {queue.max_nodes}"
+    if queue.max_jobs:
+        yield f"jobs {jobs.shape.jobs} <= {queue.max_jobs}"

@@ -4,47 +4,80 @@ from __future__ import annotations
 
 import time
 
-from .. import text as text
-from ..clusters import logs
-from ..clusters import monitor as clusters
 from ..clusters.ledger import ClusterRecord, Ledger
+from ..clusters.logs import LogFollower
+from ..clusters.monitor import ClusterMonitor
+from ..clusters.report import ClusterReport, ClusterState
 from ..errors import JobFailedError
-from . import display
+from ..text import clock_text
+from .display import progress_text
+from .messages import progress
+
+REFRESH = 0.5
+"""Seconds between two reports."""
+EXIT_TIMEOUT = 15.0
+"""Seconds for which the jobs of a cluster that has ended may take to exit."""
 
 
-def wait(record: ClusterRecord, ledger: Ledger) -> None:
-    """Show the progress of a cluster and the output of its command on stderr, until the command has ended.
+def wait_for_cluster(record: ClusterRecord, ledger: Ledger) -> None:
+    """Show progress and the output of `run` on stderr until `run` has ended.
 
-    Without one, until all workers are connected. Raises JobFailedError where it comes to nothing, and
-    KeyboardInterrupt after saying that the cluster goes on.
+    Without `run`, until all workers are connected. Raises JobFailedError if the cluster fails or is
+    cancelled; KeyboardInterrupt leaves the cluster running.
     """
-    progress = display.Progress()
-    watch = clusters.ClusterWatcher(record, ledger, progress.say)
-    output = logs.LogFollower(lambda: [record.path / "logs" / "run.log"])
-    started = time.monotonic()
+    waiting = _Wait(record, ledger)
     try:
-        while True:
-            view = watch.look()
-            for line in output.new_lines():
-                progress.say(line)
-            if view.over:
-                break
-            if not record.run and view.connected >= record.workers:
-                progress.say(
-                    f"all {record.workers} workers are connected; gpujobs connect {record.id} says how to use them"
-                )
-                return
-            progress.show(display.progress(view, time.monotonic() - started))
-            time.sleep(0.5)
+        report = waiting.until_done()
     except KeyboardInterrupt:
-        progress.say(f"the cluster goes on; to end it: gpujobs cancel {record.id}")
+        progress.write(f"the cluster continues; to end it: gpujobs cancel {record.id}")
         raise
-    view = clusters.wait_until_gone(watch, 15.0)
-    for line in output.new_lines(last=True):
-        progress.say(line)
-    progress.clear()
-    if view.state.value != "DONE":
-        raise JobFailedError(
-            f"{record.id}: {view.reason}", hint=f"gpujobs status {record.id}", code=view.exit_code
+    if not report.finished:
+        progress.write(
+            f"all {record.workers} workers are connected; "
+            f"gpujobs connect {record.id} shows how to use them"
         )
-    progress.say(f"{record.id} is done after {text.clock_text(time.monotonic() - started)}")
+        return
+    report = waiting.until_jobs_exit()
+    progress.clear()
+    if report.state is not ClusterState.DONE:
+        raise JobFailedError(
+            f"{record.id}: {report.reason}",
+            hint=f"gpujobs status {record.id}",
+            code=report.exit_code,
+        )
+    progress.write(f"{record.id} is done after {waiting.clock()}")
+
+
+class _Wait:
+    """The monitor, the output and the clock of one wait."""
+
+    def __init__(self, record: ClusterRecord, ledger: Ledger) -> None:
+        self._record = record
+        self._monitor = ClusterMonitor([record], ledger)
+        self._output = LogFollower(lambda: [record.path / "logs" / "run.log"])
+        self._started = time.monotonic()
+
+    def clock(self) -> str:
+        """Return the time since the start of the wait."""
+        return clock_text(time.monotonic() - self._started)
+
+    def until_done(self) -> ClusterReport:
+        """Wait for the end of the cluster, or for all workers of one without `run`."""
+        while True:
+            report = self._monitor.report()
+            self._write_output(last=False)
+            ready = not self._record.run and report.connected >= self._record.workers
+            if report.finished or ready:
+                return report
+            progress.show(progress_text(report), self.clock())
+            time.sleep(REFRESH)
+
+    def until_jobs_exit(self) -> ClusterReport:
+        """Wait for the last output and the exit codes of the jobs."""
+        report = self._monitor.wait_until_inactive(EXIT_TIMEOUT)
+        self._write_output(last=True)
+        return report
+
+    def _write_output(self, *, last: bool) -> None:
+        for line in self._output.new_lines(last=last):
+            progress.write(line)

@@ -1,84 +1,85 @@
-"""How to connect to a cluster from outside its jobs."""
+"""Connect to a cluster from outside its jobs."""
 
 from __future__ import annotations
 
 import getpass
 import shlex
 import socket
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from .. import injob
 from ..errors import GpujobsError, JobFailedError
-from . import folder, tls
+from ..injob.network import dask_config
+from . import tls
+from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
 
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.security import Security
 
-def connect(cluster: str, **options: Any) -> Any:
+
+def connect(cluster: str, **options: object) -> Client:
     """Return a dask Client of the cluster with this id. ``options`` go to the Client.
 
-    Raises NoSuchClusterError, and GpujobsError where its dask scheduler is not there (yet, or any more).
+    Raises NoSuchClusterError, and GpujobsError if its dask scheduler does not run (yet, or any
+    more).
     """
     from distributed import Client
 
     record = Ledger().get(cluster)
-    address = address_of(record)
-    return Client(address, security=security(record), **options)
+    address = address_of(record, read_state(record.path))
+    return Client(address, security=security_of(record), **options)
 
 
-def security(record: ClusterRecord) -> Any:
-    """Return distributed's Security for the cluster, None where it is not encrypted."""
-    address = folder.read(record.path).address
-    if not record.encrypted or (
-        address is not None and urlsplit(address).scheme not in ("tls", "wss")
-    ):
+def security_of(record: ClusterRecord) -> Security | None:
+    """Return distributed's Security for the cluster, None if its traffic is not encrypted."""
+    state = read_state(record.path)
+    if not record.encrypted or (state.address is not None and not state.encrypted):
         return None
     from distributed.security import Security
 
-    certificate, key = str(record.path / tls.CERTIFICATE), str(record.path / tls.KEY)
-    roles = {
-        f"tls_{role}_{what}": path
+    certificate = str(record.path / tls.CERTIFICATE)
+    files = {"cert": certificate, "key": str(record.path / tls.KEY)}
+    options = {
+        f"tls_{role}_{kind}": path
         for role in ("scheduler", "worker", "client")
-        for what, path in (("cert", certificate), ("key", key))
+        for kind, path in files.items()
     }
-    return Security(require_encryption=True, tls_ca_file=certificate, **roles)
+    return Security(require_encryption=True, tls_ca_file=certificate, **options)
 
 
-def address_of(record: ClusterRecord) -> str:
+def address_of(record: ClusterRecord, state: FolderState) -> str:
     """Return the dask scheduler's address, or raise an error that says why there is none."""
-    facts = folder.read(record.path)
-    if facts.ended is not None:
-        raise JobFailedError(
-            f"{record.id} has ended: {facts.ended.get('reason') or 'run: is done'}"
-        )
-    if facts.address is None:
-        raise GpujobsError(
-            f"the dask scheduler of {record.id} has not started yet",
-            hint=f"gpujobs status {record.id}",
-        )
-    return facts.address
+    if state.ended is not None:
+        reason = state.ended.reason or "run: has finished"
+        raise JobFailedError(f"{record.id} has ended: {reason}")
+    if state.address is None:
+        message = f"the dask scheduler of {record.id} has not started yet"
+        raise GpujobsError(message, hint=f"gpujobs status {record.id}")
+    return state.address
 
 
-def text(record: ClusterRecord) -> str:
-    """Return the two lines of Python, the dashboard's link and the tunnel to it."""
-    address = address_of(record)
-    facts = folder.read(record.path)
+def instructions(record: ClusterRecord) -> str:
+    """Return two lines of Python, the dashboard's link and the ssh tunnel to it."""
+    state = read_state(record.path)
+    host = urlsplit(address_of(record, state)).hostname
     lines = ["import gpujobs", f'client = gpujobs.connect("{record.id}")']
-    if facts.dashboard:
-        host = urlsplit(address).hostname
+    if state.dashboard:
+        port = state.dashboard
+        login = f"{getpass.getuser()}@{socket.getfqdn()}"
         lines += [
             "",
-            f"# dashboard: http://{host}:{facts.dashboard}/status, or from your own computer:",
-            f"#   ssh -N -L {facts.dashboard}:{host}:{facts.dashboard} {getpass.getuser()}@{socket.getfqdn()}",
-            f"#   http://localhost:{facts.dashboard}/status",
+            f"# dashboard: http://{host}:{port}/status, or from your own computer:",
+            f"#   ssh -N -L {port}:{host}:{port} {login}",
+            f"#   http://localhost:{port}/status",
         ]
     return "\n".join(lines)
 
 
 def environment_lines(record: ClusterRecord) -> str:
     """Return export lines with which ``Client()`` connects without arguments."""
-    variables = {"DASK_SCHEDULER_ADDRESS": address_of(record)}
-    variables.update(
-        injob.dask_config(record.path, urlsplit(variables["DASK_SCHEDULER_ADDRESS"]).scheme)
-    )
+    address = address_of(record, read_state(record.path))
+    variables = {"DASK_SCHEDULER_ADDRESS": address}
+    variables.update(dask_config(record.path, urlsplit(address).scheme))
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

@@ -1,47 +1,53 @@
-"""What this machine has, for the `local` site: free GPUs, CPUs, memory."""
+"""The resources of this machine, for the `local` site: free GPUs, CPUs, memory."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from types import ModuleType
 
 from ..planning.plan import Machine
 
+_NO_DEVICE = ("", "-1", "NoDevFiles")
+
 
 def this_machine() -> Machine:
-    """Return this machine. Its free GPUs are those of CUDA_VISIBLE_DEVICES, else those without a compute process."""
+    """Return this machine.
+
+    Its free GPUs are those of CUDA_VISIBLE_DEVICES, else those without a compute process.
+    """
     import psutil
 
     free, busy = _gpus()
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(
-        gpus=tuple(free), cpus=cpus, memory=int(psutil.virtual_memory().total), busy=busy
-    )
+    memory = int(psutil.virtual_memory().total)
+    return Machine(gpus=tuple(free), cpus=_cpus(), memory=memory, busy=busy)
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _gpus() -> tuple[list[str], dict[str, str]]:
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [
-            item.strip()
-            for item in chosen.split(",")
-            if item.strip() not in ("", "-1", "NoDevFiles")
-        ], {}
+    """Return the free GPUs, and the busy ones with their users."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        devices = [item.strip() for item in listed.split(",")]
+        return [device for device in devices if device not in _NO_DEVICE], {}
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = {
-            str(index): pynvml.nvmlDeviceGetHandleByIndex(index)
-            for index in range(pynvml.nvmlDeviceGetCount())
-        }
-    except Exception:  # no package, no driver, no device: no GPU that CUDA workers could use
+        number = int(pynvml.nvmlDeviceGetCount())
+        users = {str(index): _users(pynvml, index) for index in range(number)}
+    except Exception:  # no package, driver or device: no GPU that CUDA workers could use
         return [], {}
-    busy = {index: used for index, handle in handles.items() if (used := _used_by(pynvml, handle))}
-    return [index for index in handles if index not in busy], busy
+    free = [index for index, processes in users.items() if not processes]
+    return free, {index: processes for index, processes in users.items() if processes}
 
 
-def _used_by(pynvml: Any, handle: Any) -> str:
+def _users(pynvml: ModuleType, index: int) -> str:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:

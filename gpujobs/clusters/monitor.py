@@ -1,197 +1,221 @@
-"""Look at clusters that were submitted, wait for them, cancel them."""
+"""The one query loop: watches submitted clusters and reports on them.
+
+The cluster's folder is read for every report. The batch scheduler is queried rarely: once for all
+clusters it has, and ever more rarely while nothing changes.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from ..batch.client import RETRY_TIMEOUT, SchedulerClient
-from ..errors import GpujobsError, UnavailableError
+from ..batch.client import SchedulerClient
+from ..errors import GpujobsError, NoSuchClusterError, UnavailableError
+from ..injob.folder import EndKind
 from ..schedulers import JobId, JobState, JobStatus, get_scheduler
-from ..schedulers.base import NOT_LISTED
 from . import folder as folders
+from .folderstate import FolderReader, FolderState
+from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger, Submission
-from .report import CANCELLED, GRACE, ClusterReport, vanished, view
+from .report import ClusterReport, JobReport
 
-SLOWEST_POLL = 60.0
-SILENCE = 60.0
-"""Seconds without a sign of life after which an owner is taken for gone."""
-Tell = Callable[[str], None]
+QUERY_TIMEOUT = 15.0
+"""Seconds for which a query waits for a batch scheduler that is away."""
+SLOWEST_QUERY = 60.0
+"""Seconds between two queries when nothing changes."""
+BACK_OFF = 1.5
+RECOVERY_AGE = 120.0
+"""Seconds after which a submission without a reply has been interrupted."""
+NO_ANSWER = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
+
+logger = logging.getLogger("gpujobs")
 
 
-def batch_of(record: ClusterRecord, timeout: float = RETRY_TIMEOUT) -> SchedulerClient:
-    """Return the client of the batch scheduler that has the jobs of ``record``."""
-    scheduler = get_scheduler(record.scheduler)(record.cluster)
-    return SchedulerClient(scheduler, record.commands, timeout=timeout)
+def _never() -> bool:
+    return False
 
 
-def accepted(
-    record: ClusterRecord, number: str, ledger: Ledger, batch: SchedulerClient
+def client_of(
+    record: ClusterRecord, *, timeout: float = 90.0, stopping: Callable[[], bool] = _never
+) -> SchedulerClient:
+    """Return a client of the batch scheduler that has the jobs of ``record``."""
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+    return SchedulerClient(scheduler, record.commands, timeout=timeout, stopping=stopping)
+
+
+class ClusterMonitor:
+    """Reports on clusters; call `reports` as often as you like."""
+
+    def __init__(
+        self,
+        records: Iterable[ClusterRecord],
+        ledger: Ledger,
+        *,
+        stopping: Callable[[], bool] = _never,
+    ) -> None:
+        self.ledger = ledger
+        self.records = list(records)
+        self._stopping = stopping
+        self._readers = {record.id: FolderReader(record.path) for record in self.records}
+        self._answers: dict[JobId, JobStatus] = {}
+        self._settled: set[JobId] = set()
+        """Jobs that have ended, and are not queried any more."""
+        self._next_query = 0.0
+        self._interval = 0.0
+
+    def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
+        """Return a report on every cluster; query the batch scheduler if that is due.
+
+        ``connected``: see `judge`; only for a monitor of one cluster.
+        """
+        self.records = [self._current(record) for record in self.records]
+        states = {record.id: self._readers[record.id].read() for record in self.records}
+        if time.monotonic() >= self._next_query:
+            self._query(states)
+        return [self._report(record, states[record.id], connected) for record in self.records]
+
+    def report(self, connected: Iterable[str] | None = None) -> ClusterReport:
+        """Return the report on the only cluster; see `judge` for ``connected``."""
+        return self.reports(connected)[0]
+
+    def latest(self, connected: Iterable[str] | None = None) -> ClusterReport:
+        """Return a report on the only cluster without a query; see `judge` for ``connected``."""
+        record = self.records[0] = self._current(self.records[0])
+        state = self._readers[record.id].read()
+        return judge(record, state, self._answers, now=time.time(), connected=connected)
+
+    def query_soon(self, seconds: float = 0.0) -> None:
+        """Something has changed: query in ``seconds``, and often for a while."""
+        self._interval = self._fastest()
+        self._next_query = min(self._next_query, time.monotonic() + seconds)
+
+    def wait_until_inactive(self, timeout: float) -> ClusterReport:
+        """Wait until all jobs of a cluster that has ended are gone; return the last report."""
+        deadline = time.monotonic() + timeout
+        while (report := self.report()).active and time.monotonic() < deadline:
+            running = (job.number for job in report.jobs if job.state is JobState.RUNNING)
+            if all(number in report.folder.exits for number in running):
+                self.query_soon()
+            time.sleep(0.5)
+        return report
+
+    def _current(self, record: ClusterRecord) -> ClusterRecord:
+        """Return the record as it is now: another process may have scaled the cluster."""
+        try:
+            return self.ledger.get(record.id)
+        except NoSuchClusterError:
+            return record
+
+    def _report(
+        self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
+    ) -> ClusterReport:
+        report = judge(record, state, self._answers, now=time.time(), connected=connected)
+        settled = (job.job for job in report.jobs if not job.active and not job.stuck)
+        self._settled.update(settled)
+        if record.finished or not report.jobs or report.active:
+            return report
+        if not any(job.stuck for job in report.jobs):
+            self._remember_outcomes(report)
+        return report
+
+    def _remember_outcomes(self, report: ClusterReport) -> None:
+        outcomes = {str(job.number): job.state.value for job in report.jobs}
+        reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
+        self.ledger.update(report.record.id, finished=True, outcomes=outcomes, reasons=reasons)
+
+    # -- query -------------------------------------------------------------------------------------
+    def _query(self, states: dict[str, FolderState]) -> None:
+        before = dict(self._answers)
+        self.records = [recover_submission(record, self.ledger) for record in self.records]
+        groups: dict[object, list[ClusterRecord]] = {}
+        for record in self.records:
+            if not record.finished:
+                key = (record.scheduler, record.multi_cluster, tuple(record.commands.items()))
+                groups.setdefault(key, []).append(record)
+        for group in groups.values():
+            self._query_group(group, states)
+        changed = self._answers != before
+        slower = min(max(SLOWEST_QUERY, self._fastest()), self._interval * BACK_OFF)
+        self._interval = self._fastest() if changed else slower
+        self._next_query = time.monotonic() + self._interval
+
+    def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
+        jobs = {job for record in group for job in record.jobs.values()}
+        jobs |= {job for record in group for job in states[record.id].claims.values()}
+        jobs -= self._settled
+        if not jobs:
+            return
+        client = client_of(group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping)
+        try:
+            answers = client.status(sorted(jobs, key=str), [record.id for record in group])
+        except UnavailableError as error:
+            logger.warning("%s", error)
+            for job in jobs:
+                self._answers.setdefault(job, NO_ANSWER)
+            return
+        self._answers.update(answers)
+        for record in group:
+            self._remember_unlisted(record, states[record.id])
+
+    def _remember_unlisted(self, record: ClusterRecord, state: FolderState) -> None:
+        unlisted = unlisted_since(record, state, self._answers, time.time())
+        if unlisted != record.unlisted:
+            updated = self.ledger.update(record.id, unlisted=unlisted)
+            self.records = [updated if item.id == record.id else item for item in self.records]
+
+    def _fastest(self) -> float:
+        return float(max((record.poll for record in self.records), default=5))
+
+
+# -- submissions -----------------------------------------------------------------------------------
+def record_submission(
+    record: ClusterRecord, submission_id: str, ledger: Ledger, client: SchedulerClient
 ) -> ClusterRecord:
-    """Write down that the batch scheduler took what the record's intent says, under the id ``number``."""
-    intent = record.intent or {}
-    first_index = batch.scheduler.first_index
+    """Add the accepted submission that the record's intent describes; return the new record."""
+    intent = record.intent
+    if intent is None:
+        raise GpujobsError(f"{record.id}: no submission is under way")
     submission = Submission(
-        number, intent["first"], intent["count"], intent["group"], intent["array"], first_index
+        id=submission_id,
+        first=intent.first,
+        count=intent.count,
+        group=intent.group,
+        array=intent.array,
+        first_index=client.scheduler.first_index,
     )
-    record = ledger.submitted(record.id, submission)
-    targets = [word for sent in record.submissions for word in batch.scheduler.target(sent.id)]
+    record = ledger.end_submission(record.id, submission)
+    targets = [word for sent in record.submissions for word in client.scheduler.target(sent.id)]
     folders.write_job_ids(record.path, targets)
     return record
 
 
-# -- look ------------------------------------------------------------------------------------------------------
-def look(records: Iterable[ClusterRecord], ledger: Ledger, tell: Tell) -> Iterator[ClusterReport]:
-    """Yield what the clusters are doing: one question per batch scheduler for all of them.
-
-    A batch scheduler that does not answer is told about, and its jobs are UNKNOWN.
-    """
-    groups: dict[object, list[ClusterRecord]] = {}
-    for record in records:
-        key = (record.scheduler, record.cluster, tuple(sorted(record.commands.items())))
-        groups.setdefault(key, []).append(_adopted(record, ledger, tell))
-    for group in groups.values():
-        active = [record for record in group if not record.finished]
-        statuses: dict[JobId, JobStatus] = {}
-        try:
-            statuses = ask(active, tell)
-        except UnavailableError as error:
-            tell(str(error))
-            statuses = {
-                job: JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not answer")
-                for record in active
-                for job in record.jobs.values()
-            }
-        for record in group:
-            yield _seen(record, ledger, statuses)
-
-
-def ask(records: list[ClusterRecord], tell: Tell, patience: float = 15.0) -> dict[JobId, JobStatus]:
-    """Ask the batch scheduler once for all jobs of ``records``, which it all has."""
-    if not records:
-        return {}
-    batch = batch_of(records[0], patience)
-    jobs = {job for record in records for job in record.jobs.values()}
-    jobs |= {job for record in records for job in folders.read(record.path).claims.values()}
-    return batch.status(sorted(jobs, key=str), [record.id for record in records])
-
-
-def _seen(record: ClusterRecord, ledger: Ledger, statuses: dict[JobId, JobStatus]) -> ClusterReport:
-    facts = folders.read(record.path)
-    if record.finished:
-        jobs = {**record.jobs, **facts.claims}
-        final = {
-            jobs[int(number)]: JobStatus(JobState(state), reason=record.reasons.get(number, ""))
-            for number, state in record.outcomes.items()
-        }
-        return view(record, facts, final)
-    record, statuses = _settled(record, ledger, facts, statuses)
-    seen = view(record, facts, statuses)
-    if seen.jobs and not seen.active and not any(job.stuck for job in seen.jobs):
-        outcomes = {str(job.number): job.state.value for job in seen.jobs}
-        reasons = {str(job.number): job.reason for job in seen.jobs if job.reason}
-        ledger.update(record.id, finished=True, outcomes=outcomes, reasons=reasons)
-    return seen
-
-
-def _settled(
-    record: ClusterRecord,
-    ledger: Ledger,
-    facts: folders.FolderState,
-    statuses: dict[JobId, JobStatus],
-) -> tuple[ClusterRecord, dict[JobId, JobStatus]]:
-    """Give up jobs that nothing has listed for a while, and left no record: they are not waited for any more."""
-    jobs, now = {**record.jobs, **facts.claims}, time.time()
-    missing = {number: job for number, job in jobs.items() if statuses.get(job) == NOT_LISTED}
-    since = {
-        str(number): record.unlisted.get(str(number), now)
-        for number in missing
-        if number not in facts.records
-    }
-    if since != record.unlisted:
-        record = ledger.update(record.id, unlisted=since)
-    gone = {
-        job: vanished(n in facts.claims)
-        for n, job in missing.items()
-        if now - since.get(str(n), now) > GRACE
-    }
-    return record, {**statuses, **gone}
-
-
-def _adopted(record: ClusterRecord, ledger: Ledger, tell: Tell) -> ClusterRecord:
-    """Finish a submission that was cut short between asking the batch scheduler and writing down its answer."""
-    if record.intent is None or time.time() - record.created < 120:
+def recover_submission(record: ClusterRecord, ledger: Ledger) -> ClusterRecord:
+    """Complete a submission that was interrupted before the batch scheduler replied."""
+    if record.intent is None or time.time() - record.intent.time < RECOVERY_AGE:
         return record
-    batch = batch_of(record, 5.0)
+    client = client_of(record, timeout=5.0)
     try:
-        found = batch.find(record.id) - {submission.id for submission in record.submissions}
+        known = {submission.id for submission in record.submissions}
+        found = client.find(record.id) - known
     except GpujobsError:
         return record
     if found:
-        return accepted(record, min(found), ledger, batch)
-    folders.end(record.path, 70, "it was never submitted: gpujobs was interrupted")
-    return ledger.update(record.id, intent=None, finished=not record.submissions)
+        return record_submission(record, min(found), ledger, client)
+    if record.submissions:
+        return ledger.update(record.id, intent=None)
+    reason = "gpujobs was interrupted before the batch scheduler accepted a job"
+    folders.end(record.path, EndKind.FAILED, 70, reason)
+    return ledger.update(record.id, intent=None, finished=True)
 
 
-# -- wait ------------------------------------------------------------------------------------------------------
-@dataclass
-class ClusterWatcher:
-    """Looks at one cluster: at its folder as often as asked, at the batch scheduler seldom and ever more seldom."""
-
-    record: ClusterRecord
-    ledger: Ledger
-    tell: Tell
-    statuses: dict[JobId, JobStatus] | None = None
-    next_question: float = 0.0
-    interval: float = 0.0
-
-    def look(self) -> ClusterReport:
-        """Return what the cluster is doing now."""
-        if time.monotonic() >= self.next_question:
-            self._ask()
-        return view(self.record, folders.read(self.record.path), self.statuses or {})
-
-    def _ask(self) -> None:
-        before = self.statuses
-        try:
-            self.statuses = ask([self.record], self.tell)
-        except UnavailableError as error:
-            self.tell(str(error))
-        else:
-            facts = folders.read(self.record.path)
-            self.record, self.statuses = _settled(self.record, self.ledger, facts, self.statuses)
-        moved = self.statuses != before
-        self.interval = float(self.record.poll) if moved else min(SLOWEST_POLL, self.interval * 1.5)
-        self.next_question = time.monotonic() + self.interval
+def report_on(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
+    """Return a report on one cluster, with one query."""
+    return ClusterMonitor([record], ledger).report()
 
 
-def wait_until_gone(watch: ClusterWatcher, patience: float) -> ClusterReport:
-    """Wait until the jobs of a cluster that has ended have left their records; return its last view."""
-    deadline = time.monotonic() + patience
-    while (seen := watch.look()).active and time.monotonic() < deadline:
-        if all(
-            job.number in seen.facts.records for job in seen.jobs if job.state is JobState.RUNNING
-        ):
-            watch.next_question = 0.0
-        time.sleep(0.5)
-    return next(look([watch.record], watch.ledger, watch.tell))
-
-
-def orphaned(record: ClusterRecord) -> bool:
-    """Tell whether the Python process that owned a cluster is gone: it has given no sign of life for a minute."""
-    if record.owner != "client" or record.finished:
-        return False
-    return folders.silence(record.path) > SILENCE
-
-
-# -- cancel ----------------------------------------------------------------------------------------------------
-def cancel(record: ClusterRecord, tell: Tell, patience: float = RETRY_TIMEOUT) -> None:
-    """End a cluster: its jobs are told through the folder, and the batch scheduler is asked to end them."""
-    if record.path.is_dir():
-        folders.end(record.path, 143, CANCELLED)
-    if not record.finished and record.submissions:
-        claimed = {job.submission for job in folders.read(record.path).claims.values()}
-        submissions = {submission.id for submission in record.submissions} | claimed
-        batch = batch_of(record, patience)
-        batch.cancel({submission: () for submission in sorted(submissions)})
+def with_log(record: ClusterRecord, job: JobReport, lines: int = 8) -> JobReport:
+    """Return the report of a job with the last lines of its log."""
+    path = record.path / "logs" / f"job-{job.number}.log"
+    return replace(job, log=tuple(folders.tail(path, lines)))

@@ -1,15 +1,15 @@
-"""From an order to a plan and its scripts: all that happens before anything is submitted."""
+"""From a specification to a plan and its scripts: everything before a submission."""
 
 from __future__ import annotations
 
-from ..config.sources import ClusterSpec
+from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
 
 
 def make_cluster_plan(spec: ClusterSpec, *, elastic: bool = False) -> Plan:
-    """Return the plan of ``order`` (see `make_plan`); the local site looks at this machine for it."""
+    """Return the plan of ``spec`` (see `make_plan`); the local site inspects this machine."""
     machine: Machine | None = None
     if get_scheduler(spec.site.site.scheduler).on_this_machine:
         from .machine import this_machine
@@ -19,7 +19,7 @@ def make_cluster_plan(spec: ClusterSpec, *, elastic: bool = False) -> Plan:
 
 
 def scripts_of(
-    spec: ClusterSpec, plan: Plan, cluster: str, limit: int | None = None
+    spec: ClusterSpec, plan: Plan, cluster_id: str, limit: int | None = None
 ) -> list[Script]:
-    """Return what is sent for the cluster with the id ``cluster``."""
-    return render(plan, cluster, limit=limit, site_folder=spec.site.path.parent)
+    """Return the scripts of a cluster; ``limit`` is the largest size of an array."""
+    return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)

@@ -1,103 +1,156 @@
-"""More or fewer jobs of a cluster that `gpujobs submit` started."""
+"""Change the number of jobs of a cluster."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..config import sources
+from ..config.spec import ClusterSpec, read_spec, settings_document, with_settings
 from ..errors import InputError
-from ..names import HEAD
+from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.plan import make_plan
+from ..planning.limits import exceeded, job_limits
+from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
-from ..schedulers import JobState
+from ..schedulers import JobId
 from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, Ledger
-from .monitor import Tell, batch_of, look
-from .report import ClusterReport, JobReport
+from .monitor import ClusterMonitor, client_of
+from .report import ClusterReport, JobPhase, JobReport
 from .submit import send
 
+logger = logging.getLogger("gpujobs")
 
-def scale(record: ClusterRecord, workers: int, ledger: Ledger, tell: Tell) -> ClusterRecord:
-    """Ask for ``workers`` workers in all; whole jobs come and go, and the head's never goes.
 
-    Waiting jobs are cancelled first; workers that run hand their data over and leave. Nobody refills the cluster
-    later: `gpujobs status` says what is missing.
+def jobs_to_release(
+    jobs: Iterable[JobReport], count: int, load: Mapping[str, int] | None = None
+) -> list[JobReport]:
+    """Return the ``count`` jobs that cost least to lose, never the head's.
+
+    Waiting jobs go first, then those whose workers have not connected, then those with the fewest
+    tasks (``load``, by worker name); of equal jobs the newest.
     """
-    with ledger.busy(record.id):
-        record = ledger.get(record.id)
-        if record.owner != "cluster":
-            raise InputError(f"{record.id} is owned by a Python process, which scales it")
-        if record.layout == "mpi":
-            raise InputError(f"{record.id} is one MPI allocation, which has its size for good")
-        seen = next(iter(look([record], ledger, tell)))
-        if seen.over:
-            raise InputError(f"{record.id} has ended: {seen.reason or 'run: is done'}")
-        jobs = [
-            job
-            for job in seen.jobs
-            if job.expected and job.state.active and job.number not in record.removed
-        ]
+    tasks = load or {}
+
+    def cost(job: JobReport) -> tuple[int, int, int]:
+        progress = 0 if job.phase.waits else 2 if job.connected else 1
+        return progress, sum(tasks.get(name, 0) for name in job.connected), -job.number
+
+    return sorted((job for job in jobs if not job.head), key=cost)[:count]
+
+
+def counting_jobs(report: ClusterReport) -> list[JobReport]:
+    """Return the jobs that count towards the target: active ones with workers that do not leave."""
+    return [
+        job
+        for job in report.jobs
+        if job.workers and job.active and job.phase is not JobPhase.LEAVING
+    ]
+
+
+def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
+    """Return submissions and indexes for `SchedulerClient.cancel`.
+
+    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
+    """
+    kept = {job.submission for job in remaining}
+    targets: dict[str, list[int]] = {}
+    for job in jobs:
+        indexes = targets.setdefault(job.submission, [])
+        if job.index is not None and job.submission in kept:
+            indexes.append(job.index)
+    return targets
+
+
+def check_job_limits(plan: Plan, jobs: int) -> None:
+    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
+    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    if limit is not None:
+        raise InputError(limit.message(jobs))
+
+
+def scale(record: ClusterRecord, workers: int, ledger: Ledger) -> ClusterRecord:
+    """Change a cluster to ``workers`` workers in whole jobs; the head's job always stays.
+
+    Waiting jobs are cancelled first; running workers transfer their data and exit. Lost jobs are
+    not replaced later. Raises InputError if the cluster cannot be scaled from here.
+    """
+    with ledger.exclusive(record.id):
+        report = ClusterMonitor([ledger.get(record.id)], ledger).report()
+        record = report.record
+        _check_scalable(report)
+        jobs = counting_jobs(report)
         wanted = math.ceil(workers / record.workers_per_job)
         if wanted * record.workers_per_job != workers:
-            tell(f"{workers} workers are {plural(wanted, 'job')} of {record.workers_per_job}")
+            logger.info(
+                "%d workers are %s of %d", workers, plural(wanted, "job"), record.workers_per_job
+            )
         if wanted > len(jobs):
-            record = _more(record, wanted - len(jobs), ledger, tell)
+            record = _add(report, wanted - len(jobs), ledger)
         elif wanted < len(jobs):
-            record = _fewer(record, seen, jobs, len(jobs) - wanted, ledger, tell)
+            record = _remove(report, jobs, len(jobs) - wanted, ledger)
         kept = max(wanted, sum(job.head for job in jobs))
         return ledger.update(
             record.id, workers=kept * record.workers_per_job, gpus=kept * record.gpus_per_job
         )
 
 
-def _more(record: ClusterRecord, jobs: int, ledger: Ledger, tell: Tell) -> ClusterRecord:
-    spec = sources.read_spec(record.path / "order.json")
-    settings = sources.settings_document(
-        (f"gpus={jobs * record.gpus_per_job}", f"gpus_per_job={record.gpus_per_job}")
-    )
-    if not record.gpus_per_job:
-        settings = sources.settings_document((f"workers.count={jobs}",))
-    spec = sources.with_settings(spec, settings)
+def _check_scalable(report: ClusterReport) -> None:
+    record = report.record
+    if record.owner != "cluster":
+        raise InputError(f"{record.id} is owned by a Python process, which scales it")
+    if record.layout == "mpi":
+        raise InputError(f"{record.id} is one MPI allocation and cannot be resized")
+    if report.finished:
+        raise InputError(f"{record.id} has ended: {report.reason or 'run: has finished'}")
+
+
+def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
+    record = report.record
+    spec = _spec_of_more(record, jobs)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    batch = batch_of(record)
+    active = sum(job.active for job in report.jobs)
+    check_job_limits(plan, active + jobs)
+    client = client_of(record)
     first = max(submission.first + submission.count for submission in record.submissions)
     own_head = any(submission.group == HEAD for submission in record.submissions)
     roles = JobRoles(scheduler=not own_head, workers=True, run=not own_head)
-    folder = spec.site.path.parent
     for script in render_jobs(
-        plan, record.id, plan.workers, roles, first, jobs, site_folder=folder
+        plan, record.id, plan.workers, roles, first, jobs, site_folder=spec.site.path.parent
     ):
-        record = send(record, script, batch, ledger)
-    tell(f"{plural(jobs, 'job')} more")
+        record = send(record, script, client, ledger)
+    logger.info("%s more", plural(jobs, "job"))
     return record
 
 
-def _fewer(
-    record: ClusterRecord,
-    seen: ClusterReport,
-    jobs: list[JobReport],
-    number: int,
-    ledger: Ledger,
-    tell: Tell,
-) -> ClusterRecord:
-    def cost(job: JobReport) -> tuple[bool, bool, int]:
-        return (job.state is not JobState.PENDING, bool(job.connected), -job.number)
+def _spec_of_more(record: ClusterRecord, jobs: int) -> ClusterSpec:
+    """Return the specification of ``jobs`` more jobs of the cluster."""
+    spec = read_spec(folders.spec_path(record.path))
+    settings: tuple[str, ...] = (f"workers.count={jobs}",)
+    if record.gpus_per_job:
+        gpus = jobs * record.gpus_per_job
+        settings = (f"gpus={gpus}", f"gpus_per_job={record.gpus_per_job}")
+    return with_settings(spec, settings_document(settings))
 
-    chosen = sorted((job for job in jobs if not job.head), key=cost)[:number]
+
+def _remove(
+    report: ClusterReport, jobs: Sequence[JobReport], number: int, ledger: Ledger
+) -> ClusterRecord:
+    record = report.record
+    chosen = jobs_to_release(jobs, number)
     if len(chosen) < number:
-        tell("the head's job stays: the dask scheduler is in it")
-    targets: dict[str, list[int]] = {}
+        logger.info("the head's job stays: it runs the dask scheduler")
+    removed = (*record.removed, *(job.number for job in chosen))
+    record = ledger.update(record.id, removed=removed)
     for job in chosen:
-        native = record.jobs[job.number]
-        if job.state is JobState.PENDING:
-            indexes = targets.setdefault(native.submission, [])
-            indexes += [native.index] if native.index is not None else []
-        else:
+        if not job.phase.waits:
             folders.ask_to_leave(record.path, job.number)
-    record = ledger.update(record.id, removed=(*record.removed, *(job.number for job in chosen)))
-    batch_of(record).cancel(targets)
-    tell(f"{plural(len(chosen), 'job')} fewer")
+    waiting = [job.job for job in chosen if job.phase.waits]
+    others = [job.job for job in report.jobs if job.active and job.job not in waiting]
+    if waiting:
+        client_of(record).cancel(cancel_targets(waiting, others))
+    logger.info("%s fewer", plural(len(chosen), "job"))
     return record

@@ -1,119 +1,230 @@
-"""The base of every model, and the way from a YAML document to a model with all its errors told at once."""
+"""Models: the keys that a file may have, declared once for reading and for the JSON Schema.
+
+::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Container(Model):
+        '''Run in a container image.'''
+
+        image: str = required(TEXT, "path or address")
+        cpus: int = optional(POSITIVE, "CPUs", default=1)
+        memory: int | None = optional(SIZE, "host memory")  # null is allowed, too
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, TypeVar, get_args
-
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast, overload
 
 from ..errors import InputError, Position, Problem
-from .yamlfile import Document, Loc
+from ..text import walltime_text
+from .document import Document
+from .kinds import DURATION, Errors, Kind, Place, Schema
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Model")
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Model(BaseModel):
-    """Frozen, and an unknown key is an error."""
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A section of a file. Its keys are declared with `optional` and `required`."""
 
-    # Only the outermost models are ever built: the others are parts of their schemas.
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    given: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
+    """Names of the keys that were written."""
+
+    def check(self) -> None:
+        """Check the keys against each other; ValueError if they do not fit together."""
 
 
-M = TypeVar("M", bound=Model)
+@dataclass(frozen=True)
+class Key:
+    """One key of a model."""
+
+    name: str
+    kind: Kind[object]
+    description: str
+    required: bool
+    default: object = None
+
+    @property
+    def nullable(self) -> bool:
+        """Whether null may be written, which means the same as leaving the key out."""
+        return not self.required and self.default is None
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema of the value."""
+        schema = self.kind.schema(definitions)
+        if self.nullable:
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        schema = {**schema, "description": self.description}
+        if self.required:
+            return schema
+        return {**schema, "default": self._json_default()}
+
+    def _json_default(self) -> object:
+        if isinstance(self.default, Model):
+            return {}
+        if isinstance(self.default, tuple):
+            return list(self.default)
+        if self.kind is DURATION and isinstance(self.default, int):
+            return walltime_text(self.default)
+        return self.default
 
 
-def build(cls: type[M], document: Document) -> M:
-    """Return the ``cls`` that ``document`` describes; InputError with every problem, in the order of the file."""
+@overload
+def optional(kind: Kind[T], description: str) -> T | None: ...
+@overload
+def optional(kind: Kind[T], description: str, default: T) -> T: ...
+def optional(kind: Kind[T], description: str, default: T | None = None) -> T | None:
+    """Declare a key that may be left out; null is allowed if there is no ``default``."""
+    metadata = {"kind": kind, "description": description}
+    if isinstance(default, dict):
+        return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(kind: Kind[T], description: str) -> T:
+    """Declare a key that must be written."""
+    metadata = {"kind": kind, "description": description}
+    return cast(T, dataclasses.field(metadata=metadata))
+
+
+def keys_of(model: type[Model]) -> dict[str, Key]:
+    """Return the keys of ``model`` by name, in the order of their declaration."""
+    keys = {}
+    for field in dataclasses.fields(model):
+        if "kind" not in field.metadata:
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        keys[field.name] = Key(
+            name=field.name,
+            kind=field.metadata["kind"],
+            description=field.metadata["description"],
+            required=default is dataclasses.MISSING,
+            default=default,
+        )
+    return keys
+
+
+def key_names(model: type[Model]) -> Iterator[str]:
+    """Yield the dotted names of all keys of ``model`` and of the models inside it."""
+    for name, key in keys_of(model).items():
+        yield name
+        for inner in key.kind.key_names():
+            yield f"{name}.{inner}"
+
+
+@dataclass(frozen=True)
+class Section(Kind[M]):
+    """A mapping with the keys of a model."""
+
+    model: type[M]
+
+    def read(self, value: object, place: Place) -> M:
+        """Return the model."""
+        if not isinstance(value, Mapping):
+            raise place.error(ValueError("must be a mapping of keys"))
+        values = self._read_keys(value, place)
+        section = self.model(**values, given=frozenset(values))
+        try:
+            section.check()
+        except ValueError as error:
+            raise place.error(error) from None
+        return section
+
+    def _read_keys(self, value: Mapping[str, object], place: Place) -> dict[str, object]:
+        known = keys_of(self.model)
+        errors = Errors()
+        values = {}
+        for name, item in value.items():
+            with errors.collect():
+                if name not in known:
+                    raise self._unknown_key(place.inside(name), sorted(known))
+                values[name] = _read_key(known[name], item, place.inside(name))
+        for name, key in known.items():
+            if key.required and name not in value:
+                errors.problems += place.inside(name).missing_error().problems
+        errors.check()
+        return values
+
+    def _unknown_key(self, place: Place, known: Sequence[str]) -> InputError:
+        inside = "".join(f"{step}." for step in place.loc[:-1])
+        here = [inside + name for name in known]
+        hint = suggest(str(place.loc[-1]), here, place.key_names())
+        return place.key_error(f"unknown key `{place}`", hint)
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return a reference to the model's JSON Schema."""
+        name = self.model.__name__
+        if name not in definitions:
+            definitions[name] = {}  # ends the recursion if a model contains itself
+            definitions[name] = _object_schema(self.model, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def key_names(self) -> Iterator[str]:
+        """Yield the dotted names of the model's keys."""
+        return key_names(self.model)
+
+
+def build(model: type[M], document: Document) -> M:
+    """Return the ``model`` that ``document`` describes.
+
+    InputError has every problem, in the order of the file.
+    """
+    place = Place(document, lambda: list(key_names(model)))
     try:
-        return cls.model_validate(document.value)
-    except ValidationError as error:
-        problems = [_problem(cls, details, document) for details in error.errors(include_url=False)]
-    raise InputError(sorted(problems, key=_place))
+        return Section(model).read(document.value, place)
+    except InputError as error:
+        raise InputError(sorted(error.problems, key=_order)) from None
 
 
-def _place(problem: Problem) -> tuple[str, int, int]:
-    place = problem.position or Position("")
-    return place.source, place.line, place.column
+def json_schema(model: type[Model]) -> Schema:
+    """Return the JSON Schema of a file that ``model`` describes."""
+    definitions: dict[str, Schema] = {}
+    schema = _object_schema(model, definitions)
+    return {"$schema": DIALECT, **schema, "$defs": definitions}
 
 
-def keys(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all keys of ``cls`` and of the models inside it."""
-    for name, info in cls.model_fields.items():
-        yield prefix + name
-        for inner in (info.annotation, *get_args(info.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from keys(inner, f"{prefix}{name}.")
+def suggest(word: str, here: Sequence[str], everywhere: Sequence[str]) -> str:
+    """Return "did you mean …?" for the key whose last part is most similar to ``word``, or "".
 
-
-def suggest(word: str, here: list[str], everywhere: list[str]) -> str:
-    """Return "did you mean …?" for the nearest key by its last part: ``here`` first, unless it is right elsewhere."""
+    An exact match of a key elsewhere comes first, then the keys ``here``, then all.
+    """
     word = word.replace("-", "_")
-    for known, likeness in ((everywhere, 1.0), (here, 0.6), (everywhere, 0.6)):
-        last = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
-        if near := difflib.get_close_matches(word, last, n=1, cutoff=likeness):
-            return f"did you mean `{last[near[0]]}`?"
+    for known, similarity in ((everywhere, 1.0), (here, 0.6), (everywhere, 0.6)):
+        by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
+        if near := difflib.get_close_matches(word, by_last_part, n=1, cutoff=similarity):
+            return f"did you mean `{by_last_part[near[0]]}`?"
     return ""
 
 
-def _problem(cls: type[BaseModel], details: ErrorDetails, document: Document) -> Problem:
-    loc: Loc = tuple(step for step in details["loc"] if step != "[key]")
-    kind, path = details["type"], _path(loc)
-    if kind == "extra_forbidden":
-        around = _model_at(cls, loc[:-1])
-        here = sorted(around.model_fields) if around else []
-        inside = "".join(f"{step}." for step in loc[:-1])
-        hint = suggest(str(loc[-1]), [inside + key for key in here], list(keys(cls)))
-        return Problem(f"unknown key `{path}`", _key(document, loc), hint=hint)
-    if kind == "missing":
-        place = document.position(loc[:-1])
-        return Problem(f"`{path}` is required", place if place.line else Position(document.source))
-    position = document.position(loc)
-    if kind == "value_error":
-        error = details["ctx"]["error"]
-        if offset := getattr(error, "offset", 0):  # a place inside the text
-            quoted = position.text[position.column - 1 : position.column] in ("'", '"')
-            position = replace(position, column=position.column + offset + quoted, width=1)
-        return Problem(f"`{path}`{_says(str(error))}", position)
-    if kind == "literal_error":
-        choices = str(details["ctx"]["expected"])
-        return Problem(
-            f"`{path}`: {details['input']!r} is not one of {choices.replace(chr(39), '')}", position
-        )
-    if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return Problem(f"`{path}` must be a mapping of keys", position)
-    return Problem(f"`{path}`: {details['msg'][0].lower()}{details['msg'][1:]}", position)
+def _read_key(key: Key, value: object, place: Place) -> object:
+    if value is None and key.nullable:
+        return None
+    return key.kind.read(value, place)
 
 
-def _says(message: str) -> str:
-    return (
-        f" {message}" if message.startswith(("must", "has ", "needs", "cannot")) else f": {message}"
-    )
+def _order(problem: Problem) -> tuple[str, int, int]:
+    position = problem.position or Position("")
+    return position.source, position.line, position.column
 
 
-def _path(loc: Loc) -> str:
-    text = ""
-    for step in loc:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text
-
-
-def _key(document: Document, loc: Loc) -> Position:
-    return document.keys.get(loc) or document.position(loc)
-
-
-def _model_at(cls: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
-    """Return the model whose keys stand at ``loc``."""
-    current: Any = cls
-    for step in loc:
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            info = current.model_fields.get(str(step))
-            current = info.annotation if info else None
-        else:
-            current = (get_args(current) or (None,))[
-                -1
-            ]  # the values of a dict, the items of a tuple
-        if type(None) in get_args(current):
-            current = get_args(current)[0]
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+def _object_schema(model: type[Model], definitions: dict[str, Schema]) -> Schema:
+    keys = keys_of(model)
+    schema: dict[str, object] = {
+        "title": model.__name__,
+        "description": model.__doc__,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: key.schema(definitions) for name, key in keys.items()},
+    }
+    if names := [name for name, key in keys.items() if key.required]:
+        schema["required"] = names
+    return schema

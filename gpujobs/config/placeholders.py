@@ -1,7 +1,8 @@
-"""Placeholders of site files: ``{gpus_per_node}``, ``{memory_per_cpu:MB}``.
+"""Placeholders in site files: ``{gpus_per_node}``, ``{memory_per_cpu:MB}``.
 
-Not Jinja and not ``str.format``: one fixed list of names, each replaced by a number or by an allow-listed word. The
-scope is in the name (per node, per job, per CPU, per GPU: always of this one job), the memory unit in the placeholder.
+They are not Jinja and not ``str.format``: each name of a fixed list is replaced by a number or by
+an allow-listed word. The name contains the scope (per node, job, CPU or GPU, always of one job),
+and the placeholder contains the memory unit.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ RESOURCES = (
 ACCOUNT = ("account",)
 LAUNCH = ("ranks", "nodes", "ranks_per_node")
 
+_TOKEN = re.compile(r"\{(?P<name>\w+)(?::(?P<unit>\w+))?\}|[{}]")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _UNIT = re.compile(r"([KMGT])(i?B)?")
 
 
 class PlaceholderError(ValueError):
-    """A brace that is no placeholder; ``offset`` is its 0-based place in the text."""
+    """A brace that is not part of a valid placeholder.
+
+    ``offset`` is its 0-based place in the text.
+    """
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -36,58 +41,65 @@ def names(text: str) -> list[str]:
 
 
 def check(text: str, known: Sequence[str] = RESOURCES) -> str:
-    """Return ``text`` if every brace in it is a placeholder of ``known``, else raise PlaceholderError."""
-    _expand(text, known, None)
+    """Return ``text`` if every brace in it belongs to a placeholder of ``known``.
+
+    Otherwise raise PlaceholderError.
+    """
+    for token in _TOKEN.finditer(text):
+        _check_token(token, known)
     return text
 
 
 def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
     """Return ``text`` with its placeholders replaced; memory ``values`` are in bytes.
 
-    LookupError, with the placeholder's name, where a value is None: the site does not say it.
+    Raise LookupError with the placeholder's name if its value is None: the site does not define it.
     """
-    return _expand(text, list(values), values)
+
+    def value_of(token: re.Match[str]) -> str:
+        _check_token(token, list(values))
+        return _value_text(values[token["name"]], token["name"], token["unit"])
+
+    return _TOKEN.sub(value_of, text)
 
 
-def _expand(
-    text: str, known: Sequence[str], values: Mapping[str, int | float | str | None] | None
-) -> str:
-    parts, end = [], 0
-    for brace in re.finditer(r"[{}]", text):
-        if brace.start() < end:
-            continue
-        found = re.compile(r"\{(\w+)(?::(\w+))?\}").match(text, brace.start())
-        if not found or found[1] not in known:
-            raise PlaceholderError(
-                f"{found[0] if found else brace[0]} is no placeholder; known: {_list(known)}",
-                brace.start(),
-            )
-        name, unit = found.groups()
-        if name.startswith("memory") != bool(unit):
-            wrong = f"needs its unit, as in {{{name}:GB}}" if not unit else "has no unit"
-            raise PlaceholderError(f"{found[0]} {wrong}", brace.start())
-        if unit and not _UNIT.fullmatch(unit):
-            raise PlaceholderError(f"{found[0]}: the unit is one of KB, MB, GB, TB", brace.start())
-        parts += [
-            text[end : found.start()],
-            "" if values is None else _value(values[name], name, unit),
-        ]
-        end = found.end()
-    return "".join([*parts, text[end:]])
+def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
+    name, unit = token["name"], token["unit"]
+    if name not in known:
+        raise _error(token, f" is not a placeholder; known: {_list(known)}")
+    if not unit and _is_memory(name):
+        raise _error(token, f" needs a unit, as in {{{name}:GB}}")
+    if unit and not _is_memory(name):
+        raise _error(token, " cannot have a unit")
+    if unit and not _UNIT.fullmatch(unit):
+        raise _error(token, ": the unit must be one of KB, MB, GB, TB")
 
 
-def _value(value: int | float | str | None, name: str, unit: str | None) -> str:
+def _error(token: re.Match[str], message: str) -> PlaceholderError:
+    return PlaceholderError(token[0] + message, token.start())
+
+
+def _is_memory(name: str) -> bool:
+    return name.startswith("memory")
+
+
+def _value_text(value: int | float | str | None, name: str, unit: str | None) -> str:
     if value is None:
         raise LookupError(name)
-    if not unit:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    whole = int(value) // _UNITS[unit[0]]
-    if whole == 0:
+    if unit:
+        return _memory_text(int(value), name, unit)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _memory_text(n_bytes: int, name: str, unit: str) -> str:
+    number = n_bytes // _UNITS[unit[0]]
+    if number == 0:
         raise ValueError(f"{name} is less than 1 {unit}")
-    return str(whole)
+    return str(number)
 
 
 def _list(known: Sequence[str]) -> str:
-    return " ".join(
-        f"{{{name}:GB}}" if name.startswith("memory") else f"{{{name}}}" for name in known
-    )
+    memory_units = {True: ":GB", False: ""}
+    return " ".join(f"{{{name}{memory_units[_is_memory(name)]}}}" for name in known)

@@ -1,246 +1,280 @@
-"""The profile: what a user writes to say what is wanted."""
+"""The profile: the job that a user wants."""
+
+from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator
-
-from .fields import (
-    Argv,
-    Count,
-    Duration,
-    Flag,
-    Number,
-    Positive,
-    Size,
-    SizeOrFraction,
-    Text,
-    Variable,
-    Word,
-    count,
-    printable,
+from . import fields
+from .document import core_value
+from .kinds import (
+    ARGV,
+    COUNT,
+    DIRECTIVES,
+    DURATION,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    SCRIPT,
+    SIZE,
+    SIZE_OR_FRACTION,
+    TEXT,
+    VARIABLE,
+    WORD,
+    Items,
+    Scalar,
+    Table,
+    choice,
 )
-from .model import Model
-from .site import Directives, Script
-from .yamlfile import core_value
+from .model import Model, Section, optional, required
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+LONGEST_NAME = 40
 RESERVED_GROUPS = ("n", "jobs", "memory", "cores", "minimum", "maximum")
 RESERVED_OPTIONS = (
-    "name", "scheduler_file", "nthreads", "memory_limit", "resources", "preload_argv", "security", "worker_class",
-    "protocol", "interface", "host", "listen_address", "contact_address", "nworkers", "nanny", "tls_ca_file",
-    "tls_cert", "tls_key", "local_directory", "scheduler",
+    "name", "scheduler", "scheduler_file", "nworkers", "nthreads", "memory_limit", "resources",
+    "preload_argv", "worker_class", "nanny", "local_directory",
+    "protocol", "interface", "host", "listen_address", "contact_address",
+    "security", "tls_ca_file", "tls_cert", "tls_key",
 )  # fmt: skip
 
 
-def _name(value: Any) -> str:
-    text = printable(value)
-    if not NAME.fullmatch(text) or len(text) > 40:
+def _name(value: object) -> str:
+    text = fields.printable(value)
+    if not NAME.fullmatch(text) or len(text) > LONGEST_NAME:
         raise ValueError(f"{text!r}: up to 40 letters, digits and '-', not starting with '-'")
     return text
 
 
-def _gpus(value: Any) -> int | str:
-    return "auto" if value == "auto" else count(value)
+def _gpus(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    return fields.count(value)
 
 
-def _option(name: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
-        raise ValueError(f"{name!r} is not an option's name")
-    plain = name.replace("-", "_")
-    if plain in RESERVED_OPTIONS:
-        raise ValueError(f"{name} is set by gpujobs")
-    return plain
+def _module(value: object) -> str:
+    return fields.printable(value, "a module's name").strip()
 
 
-def _check_texts(value: Any) -> None:
-    if isinstance(value, dict | list | tuple):
-        for item in [*value.values(), *value] if isinstance(value, dict) else value:
-            _check_texts(item)
-    elif isinstance(value, str):
-        printable(value)
+def _ports(value: object) -> str:
+    text = fields.printable(value, "a port")
+    if not re.fullmatch(r"\d+(:\d+)?", text):
+        raise ValueError(f"{text!r} is not a port; write it as 8000 or 8000:8100")
+    return text
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _option_name(value: object) -> str:
+    text = fields.printable(value, "an option's name")
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", text):
+        raise ValueError(f"{text!r} is not an option's name")
+    name = text.replace("-", "_")
+    if name in RESERVED_OPTIONS:
+        raise ValueError(f"{text} is set by gpujobs")
+    return name
+
+
+def _option_value(value: object) -> object:
+    for text in _texts(value):
+        fields.printable(text)
+    return core_value(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in ``value``, names of mappings included."""
     if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, list | tuple):
-        raise ValueError("must be a list, as in [cudf, cupy]")
-    return tuple(printable(item, "a module's name").strip() for item in value)
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
-_WORDS = WithJsonSchema({"type": "array", "items": {"type": "string"}})
-Name = Annotated[
-    str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})
-]
-Gpus = Annotated[
-    int | Literal["auto"],
-    BeforeValidator(_gpus),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]}),
-]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words), _WORDS]
+_NAME = Scalar(_name, {"type": "string", "pattern": f"^{NAME.pattern}$"})
+_GPUS = Scalar(_gpus, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]})
+_MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
+_PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
+_OPTIONS = Table(Scalar(_option_name, {"type": "string"}), Scalar(_option_value, {}))
 
 
+@dataclass(frozen=True, kw_only=True)
 class Workers(Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
-    threads: Positive = Field(1, description="threads of a worker")
-    memory: Size | None = Field(
-        None, description="host memory of a worker; default: the GPU's share of the node"
+    threads: int = optional(POSITIVE, "threads of a worker", default=1)
+    memory: int | None = optional(
+        SIZE, "host memory of a worker; default: the GPU's share of the node"
     )
-    count: Positive | None = Field(None, description="CPU workers wanted, with `gpus: 0`")
-    resources: dict[Word, Number] | None = Field(
-        None, description="dask resources; default GPU: 1 on GPU workers"
+    count: int | None = optional(POSITIVE, "number of CPU workers, with `gpus: 0`")
+    resources: dict[str, float] | None = optional(
+        Table(WORD, NUMBER), "dask resources; default GPU: 1 on GPU workers"
     )
-    worker_class: Literal["cuda", "nanny"] = Field(
-        "cuda", description="nanny: a plain worker pinned to its GPU"
+    worker_class: Literal["cuda", "nanny"] = optional(
+        choice("cuda", "nanny"), "nanny: a plain worker pinned to its GPU", default="cuda"
     )
-    local_directory: Text | None = Field(
-        None, description="scratch folder; default: the site's node-local one"
+    local_directory: str | None = optional(
+        TEXT, "scratch folder; default: the site's node-local one"
     )
-    death_timeout: Duration | None = Field(
-        None, description="how long a worker looks for the dask scheduler at start"
+    death_timeout: int | None = optional(
+        DURATION, "how long a worker tries to reach the dask scheduler at start"
     )
-    preload: Words = Field((), description="modules or files that every worker runs at start")
+    preload: tuple[str, ...] = optional(
+        _MODULES, "modules or files that every worker runs at start", default=()
+    )
     # dask-cuda's, by name
-    device_memory_limit: SizeOrFraction | None = Field(
-        None, description="device memory above which data spills to host"
+    device_memory_limit: str | None = optional(
+        SIZE_OR_FRACTION, "device memory above which data spills to host"
     )
-    enable_cudf_spill: Flag | None = Field(
-        None, description="cuDF's own spilling instead of dask-cuda's"
+    enable_cudf_spill: bool | None = optional(FLAG, "cuDF's own spilling instead of dask-cuda's")
+    cudf_spill_stats: int | None = optional(COUNT, "level of cuDF's spill statistics")
+    rmm_pool_size: str | None = optional(
+        SIZE_OR_FRACTION, "RMM pool of each worker: size, or fraction of GPU"
     )
-    cudf_spill_stats: Count | None = Field(None, description="level of cuDF's spill statistics")
-    rmm_pool_size: SizeOrFraction | None = Field(
-        None, description="RMM pool of each worker: size, or fraction of GPU"
+    rmm_maximum_pool_size: str | None = optional(SIZE_OR_FRACTION, "largest size of the pool")
+    rmm_managed_memory: bool | None = optional(FLAG, "managed memory; not together with NVLink")
+    rmm_async: bool | None = optional(
+        FLAG, "RMM's asynchronous allocator; not together with managed memory"
     )
-    rmm_maximum_pool_size: SizeOrFraction | None = Field(
-        None, description="largest size of the pool"
+    rmm_release_threshold: str | None = optional(
+        SIZE_OR_FRACTION, "with rmm_async: most memory that is kept"
     )
-    rmm_managed_memory: Flag | None = Field(
-        None, description="managed memory; not together with NVLink"
+    rmm_log_directory: str | None = optional(TEXT, "folder of RMM's logs")
+    rmm_track_allocations: bool | None = optional(FLAG, "track RMM's allocations")
+    set_rmm_allocator_for_libs: tuple[str, ...] | None = optional(_MODULES, "cupy, torch")
+    pre_import: tuple[str, ...] | None = optional(
+        _MODULES, "modules that workers import before they accept tasks"
     )
-    rmm_async: Flag | None = Field(
-        None, description="RMM's asynchronous allocator; not together with managed memory"
+    worker_port: str | None = optional(_PORTS, "port or first:last")
+    enable_tcp_over_ucx: bool | None = optional(
+        FLAG, "UCX: leave unset unless a transport is being measured"
     )
-    rmm_release_threshold: SizeOrFraction | None = Field(
-        None, description="with rmm_async: memory kept at most"
-    )
-    rmm_log_directory: Text | None = Field(None, description="folder of RMM's logs")
-    rmm_track_allocations: Flag | None = Field(None, description="track RMM's allocations")
-    set_rmm_allocator_for_libs: Words | None = Field(None, description="cupy, torch")
-    pre_import: Words | None = Field(
-        None, description="modules that workers import before they take work"
-    )
-    worker_port: (
-        Annotated[str, BeforeValidator(printable), Field(pattern=r"^\d+(:\d+)?$")] | None
-    ) = Field(None, description="port or first:last")
-    enable_tcp_over_ucx: Flag | None = Field(
-        None, description="UCX: leave unset unless a transport is being measured"
-    )
-    enable_infiniband: Flag | None = Field(None, description="UCX: as above")
-    enable_nvlink: Flag | None = Field(None, description="UCX: as above")
-    enable_rdmacm: Flag | None = Field(None, description="UCX: as above")
-    options: dict[Annotated[str, AfterValidator(_option)], Any] = Field(
-        {}, description="any other option of the worker"
-    )
-
-    @field_validator("options", mode="after")
-    @classmethod
-    def _resolve(cls, value: dict[str, Any]) -> dict[str, Any]:
-        _check_texts(value)
-        return {name: core_value(item) for name, item in value.items()}
+    enable_infiniband: bool | None = optional(FLAG, "UCX: as above")
+    enable_nvlink: bool | None = optional(FLAG, "UCX: as above")
+    enable_rdmacm: bool | None = optional(FLAG, "UCX: as above")
+    options: dict[str, object] = optional(_OPTIONS, "any other option of the worker", default={})
 
 
+@dataclass(frozen=True, kw_only=True)
 class Network(Model):
-    """What dask's processes talk over."""
+    """How dask's processes communicate."""
 
-    protocol: Literal["auto", "tcp", "ucxx", "ws"] = Field(
-        "auto", description="auto: the site's best that works"
+    protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
+        choice("auto", "tcp", "ucxx", "ws"),
+        "auto: the first of the site's protocols that works",
+        default="auto",
     )
-    encryption: Flag | None = Field(
-        None, description="TLS between all processes; default: true for tcp and ws"
+    encryption: bool | None = optional(
+        FLAG, "TLS between all processes; default: true for tcp and ws"
     )
-    interface: Word | None = Field(None, description="as `ip link` names it; default: the site's")
+    interface: str | None = optional(WORD, "as `ip link` names it; default: the site's")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Container(Model):
     """Run in a container image."""
 
-    runtime: Literal["apptainer", "pyxis"] = Field(description="what starts it")
-    image: Text = Field(description="path or address")
-    args: Argv = Field((), description="further arguments")
-
-
-class Environment(Model):
-    """What must happen before Python works."""
-
-    setup: Script = Field("", description="bash text, run after the site's")
-    python: Text | None = Field(
-        None, description="the jobs' python; default: `python` after a setup, else this one"
+    runtime: Literal["apptainer", "pyxis"] = required(
+        choice("apptainer", "pyxis"), "container runtime"
     )
-    container: Container | None = Field(None, description="run in a container image")
+    image: str = required(TEXT, "path or address")
+    args: tuple[str, ...] = optional(ARGV, "extra arguments", default=())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Environment(Model):
+    """How a job prepares its environment."""
+
+    setup: str = optional(SCRIPT, "bash text, run after the site's", default="")
+    python: str | None = optional(
+        TEXT, "the jobs' python; default: `python` after a setup, else this one"
+    )
+    container: Container | None = optional(Section(Container), "run in a container image")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head(Model):
-    """A job of its own for the dask scheduler and `run`."""
+    """A separate job for the dask scheduler and `run`."""
 
-    queue: Word | None = Field(None, description="default: the first queue without GPUs")
-    cpus: Positive = Field(1, description="CPUs")
-    memory: Size | None = Field(None, description="host memory")
-    walltime: Duration | None = Field(None, description="default: the profile's")
+    queue: str | None = optional(WORD, "default: the first queue without GPUs")
+    cpus: int = optional(POSITIVE, "CPUs", default=1)
+    memory: int | None = optional(SIZE, "host memory")
+    walltime: int | None = optional(DURATION, "default: the profile's")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Group(Model):
     """Workers of one kind."""
 
-    gpus: Gpus = Field(1, description="workers wanted")
-    gpus_per_job: Count | None = Field(None, description="GPUs of one job")
-    gpu_type: Word | None = Field(None, description="kind of GPU")
-    queue: Word | None = Field(None, description="queue entry of the site")
-    account: Word | None = Field(None, description="account")
-    walltime: Duration | None = Field(None, description="walltime")
-    workers: Workers = Field(Workers(), description="worker options")
-    directives: Directives = Field((), description="further lines")
+    gpus: int | Literal["auto"] = optional(_GPUS, "number of workers", default=1)
+    gpus_per_job: int | None = optional(COUNT, "GPUs of one job")
+    gpu_type: str | None = optional(WORD, "GPU type")
+    queue: str | None = optional(WORD, "queue entry of the site")
+    account: str | None = optional(WORD, "account")
+    walltime: int | None = optional(DURATION, "walltime")
+    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
+    directives: tuple[str, ...] = optional(DIRECTIVES, "extra directives", default=())
 
 
+@dataclass(frozen=True, kw_only=True)
 class Profile(Model):
     """A profile file."""
 
-    site: Text | None = Field(None, description="name of a site, or a path to a site file")
-    name: Name | None = Field(None, description="part of the job's name; default: the file's stem")
-    layout: Literal["workers", "mpi"] = Field(
-        "workers", description="elastic jobs, or one allocation at once"
+    site: str | None = optional(TEXT, "name of a site, or a path to a site file")
+    name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
+    layout: Literal["workers", "mpi"] = optional(
+        choice("workers", "mpi"),
+        "workers: elastic jobs; mpi: one allocation of fixed size",
+        default="workers",
     )
-    gpus: Gpus = Field(
-        1, description="workers wanted = GPUs; auto: all free ones (local); 0: CPU workers"
+    gpus: int | Literal["auto"] = optional(
+        _GPUS,
+        "number of workers, one on each GPU; auto: all free GPUs (local); 0: CPU workers",
+        default=1,
     )
-    gpus_per_job: Positive | None = Field(
-        None, description="GPUs of one job; default: as many as divide evenly"
+    gpus_per_job: int | None = optional(
+        POSITIVE, "GPUs of one job; default: as many as divide evenly"
     )
-    gpu_type: Word | None = Field(None, description="kind of GPU, as the site names it")
-    queue: Word = Field("auto", description="queue entry of the site; auto: the first that fits")
-    walltime: Duration | None = Field(None, description="e.g. 2h or 02:00:00; default: the site's")
-    account: Word | None = Field(None, description="account, where the site has one")
-    run: Argv = Field(
-        (), description="command that runs in the cluster; none: it stays until walltime or cancel"
+    gpu_type: str | None = optional(WORD, "GPU type, as the site names it")
+    queue: str = optional(
+        WORD, "queue entry of the site; auto: the first that fits", default="auto"
     )
-    run_on: Literal["head", "ranks"] = Field(
-        "head",
-        description="ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
+    walltime: int | None = optional(DURATION, "e.g. 2h or 02:00:00; default: the site's")
+    account: str | None = optional(WORD, "account, if the site has accounts")
+    run: tuple[str, ...] = optional(
+        ARGV,
+        "command that runs in the cluster; without one it runs until walltime or cancel",
+        default=(),
     )
-    workdir: Text | None = Field(
-        None, description="where run starts; default: where submit was called"
+    run_on: Literal["head", "ranks"] = optional(
+        choice("head", "ranks"),
+        "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
+        default="head",
     )
-    start_workers: Positive | None = Field(
-        None, description="run begins when so many workers are there"
+    workdir: str | None = optional(
+        TEXT, "working directory of run; default: the one in which submit was called"
     )
-    start_timeout: Duration = Field(
-        300, description="how long a living process may take to register"
+    start_workers: int | None = optional(
+        POSITIVE, "number of workers to wait for before run starts"
     )
-    workers: Workers = Field(Workers(), description="worker options")
-    network: Network = Field(Network(), description="protocol, encryption, interface")
-    environment: Environment = Field(Environment(), description="setup, python, container")
-    env: dict[Variable, Text] = Field({}, description="variables of every process of the cluster")
-    directives: Directives = Field((), description="further lines for the batch scheduler")
-    head: Head | None = Field(None, description="own job for the dask scheduler and run")
-    groups: dict[Name, Group] = Field({}, description="workers of several kinds")
+    start_timeout: int = optional(
+        DURATION, "how long an active process may take to register", default=300
+    )
+    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
+    network: Network = optional(
+        Section(Network), "protocol, encryption, interface", default=Network()
+    )
+    environment: Environment = optional(
+        Section(Environment), "setup, python, container", default=Environment()
+    )
+    env: dict[str, str] = optional(
+        Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
+    )
+    directives: tuple[str, ...] = optional(
+        DIRECTIVES, "extra directives for the batch scheduler", default=()
+    )
+    head: Head | None = optional(Section(Head), "separate job for the dask scheduler and run")
+    groups: dict[str, Group] = optional(
+        Table(_NAME, Section(Group)), "workers of several kinds", default={}
+    )

@@ -1,272 +1,289 @@
-"""The site file: what a sysadmin writes once, and what is true of the machine whoever asks."""
+"""The site file: facts about a machine, written once by its administrators for all users."""
+
+from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
-
+from ..errors import InputError
 from ..schedulers import get_scheduler, scheduler_names
-from . import placeholders
-from .fields import (
-    Argv,
-    Count,
-    Duration,
-    Flag,
-    Positive,
-    Size,
-    Text,
-    Word,
-    printable,
-    sequence,
-    word,
-)  # fmt: skip
-from .model import Model
+from . import fields, placeholders
+from .kinds import (
+    ANYTHING,
+    COUNT,
+    DURATION,
+    FLAG,
+    PATTERN,
+    POSITIVE,
+    SCRIPT,
+    SIZE,
+    TEXT,
+    WORD,
+    Items,
+    Kind,
+    Place,
+    Scalar,
+    Schema,
+    Table,
+    choice,
+)
+from .model import Model, Section, optional, required
 
 
-def _directive(value: Any) -> str:
-    line = printable(value, "a directive").strip()
-    if not line.startswith("-"):
-        raise ValueError(
-            f"{line!r} does not start with '-'; write it without its #SBATCH, #PBS, #BSUB or #$"
-        )
-    return line
+def _site_directive(value: object) -> str:
+    return placeholders.check(fields.directive(value))
 
 
-def _pattern(value: Any) -> str:
-    text = printable(value, "a regular expression")
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+def _account_directive(value: object) -> str:
+    text = placeholders.check(fields.printable(value), placeholders.ACCOUNT)
+    if not text.startswith("-") or "{account}" not in text:
+        raise ValueError("must be a directive such as '-A {account}'")
     return text
 
 
-def _shell(value: Any) -> str:
-    text = printable(value, "a path")
+def _launch_word(value: object) -> str:
+    return placeholders.check(fields.printable(value), placeholders.LAUNCH)
+
+
+def _shell(value: object) -> str:
+    text = fields.printable(value, "a path")
     if not re.fullmatch(r"/[\w./-]*bash( -[a-z]+)*", text):
         raise ValueError(f"{text!r}: the jobs are bash scripts; write /bin/bash or /bin/bash -l")
     return text
 
 
-def _folder(value: Any) -> str:
-    text = printable(value, "a path")
+def _folder(value: object) -> str:
+    text = fields.printable(value, "a path")
     if re.search(r'["`\\]|\$\(', text) or not re.match(r"[/~$]", text):
         raise ValueError(
-            f"{text!r} must be an absolute path; ~, $NAME and ${{NAME:-/else}} may stand in it"
+            f"{text!r} must be an absolute path; it may contain ~, $NAME and ${{NAME:-/else}}"
         )
     return text
 
 
-def _script(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be bash text")
-    return value.rstrip() + "\n" if value.strip() else ""
+def _protocols(value: object) -> Sequence[object]:
+    protocols = fields.sequence(value)
+    if not protocols:
+        raise ValueError("needs at least one of tcp, ucxx, ws")
+    return protocols
 
 
-def _scheduler(value: Any) -> str:
-    name = word(value)
-    get_scheduler(name)
-    return name
+@dataclass(frozen=True)
+class Variable:
+    """The GPUs of a job are listed in this environment variable."""
+
+    variable: str
 
 
-class _KnownSchedulers:
-    """Lists the batch schedulers in the JSON Schema."""
+@dataclass(frozen=True)
+class File:
+    """The GPUs of a job are listed in a file; this environment variable has its path."""
 
-    def __get_pydantic_json_schema__(self, *arguments: object) -> dict[str, object]:
+    file: str
+
+
+Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
+VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
+
+
+class _VisibleDevicesKind(Kind[VisibleDevices]):
+    """One of two words, or a mapping with one key."""
+
+    def read(self, value: object, place: Place) -> VisibleDevices:
+        """Return how a job finds out which GPUs it has."""
+        if value == "scheduler":
+            return "scheduler"
+        if value == "exclusive":
+            return "exclusive"
+        if isinstance(value, dict) and list(value) == ["variable"]:
+            return Variable(_VARIABLE.read(value["variable"], place.inside("variable")))
+        if isinstance(value, dict) and list(value) == ["file"]:
+            return File(_VARIABLE.read(value["file"], place.inside("file")))
+        message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
+        raise place.error(ValueError(message))
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema."""
+        words = {"enum": ["scheduler", "exclusive"]}
+        return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
+
+
+class _SchedulerName(Kind[str]):
+    """The name of a batch scheduler that is registered or can be found."""
+
+    def read(self, value: object, place: Place) -> str:
+        """Return the name."""
+        name = WORD.read(value, place)
+        try:
+            get_scheduler(name)
+        except InputError as error:
+            raise place.error(error) from None
+        return name
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema, which lists the batch schedulers that are known now."""
         return {"type": "string", "enum": scheduler_names()}
 
 
-Directive = Annotated[
-    str, BeforeValidator(_directive), WithJsonSchema({"type": "string", "pattern": "^-"})
-]
-Directives = Annotated[tuple[Directive, ...], BeforeValidator(sequence)]
-"""Lines for the batch scheduler, without their prefix."""
-SiteDirectives = Annotated[
-    tuple[Annotated[Directive, AfterValidator(placeholders.check)], ...], BeforeValidator(sequence)
-]
-"""The same, in which placeholders may stand."""
-Pattern = Annotated[
-    str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "format": "regex"})
-]
-Folder = Annotated[str, BeforeValidator(_folder), WithJsonSchema({"type": "string"})]
-Script = Annotated[str, BeforeValidator(_script), WithJsonSchema({"type": "string"})]
-Shell = Annotated[str, BeforeValidator(_shell), WithJsonSchema({"type": "string"})]
-SchedulerName = Annotated[str, BeforeValidator(_scheduler), _KnownSchedulers()]
-"""A batch scheduler that is registered, or can be found."""
+def _one_key(name: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": {name: _VARIABLE.json_schema},
+        "required": [name],
+        "additionalProperties": False,
+    }
 
 
+_VARIABLE = Scalar(
+    fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
+)
+_PATH = {"type": "string"}
+_DIRECTIVES = Items(Scalar(_site_directive, {"type": "string", "pattern": "^-"}))
+_FOLDER = Scalar(_folder, _PATH)
+_SHELL = Scalar(_shell, _PATH)
+_LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
+_PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+_VISIBLE_DEVICES = _VisibleDevicesKind()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Account(Model):
     """How the account (project, budget, bank) is named."""
 
-    directive: Text = Field("-A {account}", description="the line; {account} is replaced")
-    required: Flag = Field(False, description="refuse profiles without an account")
-    pattern: Pattern | None = Field(None, description="what the whole account must match")
-    hint: Text | None = Field(None, description="shown when it does not")
-
-    @model_validator(mode="after")
-    def _check(self) -> "Account":
-        placeholders.check(self.directive, placeholders.ACCOUNT)
-        if not self.directive.startswith("-") or "{account}" not in self.directive:
-            raise ValueError("needs a directive such as '-A {account}'")
-        return self
+    directive: str = optional(
+        Scalar(_account_directive, {"type": "string"}),
+        "the directive; {account} is replaced",
+        default="-A {account}",
+    )
+    required: bool = optional(FLAG, "refuse profiles without an account", default=False)
+    pattern: str | None = optional(PATTERN, "regular expression of a valid account")
+    hint: str | None = optional(TEXT, "shown if the account does not match")
 
 
-class Variable(Model):
-    """The GPUs of a job are listed in this environment variable."""
-
-    variable: Annotated[str, BeforeValidator(printable), Field(pattern=r"^[A-Za-z_]\w*$")]
-
-
-class File(Model):
-    """The GPUs of a job are listed in the file that this environment variable names."""
-
-    file: Annotated[str, BeforeValidator(printable), Field(pattern=r"^[A-Za-z_]\w*$")]
-
-
-VisibleDevices = Literal["scheduler", "exclusive"] | Variable | File
-
-
-def _visible_devices(value: Any) -> Any:
-    if isinstance(value, dict) and set(value) == {"variable"}:
-        return Variable.model_validate(value)
-    if isinstance(value, dict) and set(value) == {"file"}:
-        return File.model_validate(value)
-    if value in ("scheduler", "exclusive") or isinstance(value, Variable | File):
-        return value
-    raise ValueError("must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}")
-
-
-WhichDevices = Annotated[VisibleDevices, BeforeValidator(_visible_devices)]
-
-
-def _protocols(value: Any) -> list[Any]:
-    names = sequence(value)
-    if not names:
-        raise ValueError("needs at least one of tcp, ucxx, ws")
-    return names
-
-
+@dataclass(frozen=True, kw_only=True)
 class SiteNetwork(Model):
-    """What dask's processes may talk over."""
+    """How dask's processes may communicate."""
 
-    interface: Word | None = Field(
-        None, description="as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
+    interface: str | None = optional(
+        WORD, "as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
     )
-    protocols: Annotated[tuple[Literal["tcp", "ucxx", "ws"], ...], BeforeValidator(_protocols)] = (
-        Field(
-            ("tcp",),
-            description="allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
-        )
+    protocols: tuple[Protocol, ...] = optional(
+        _PROTOCOLS,
+        "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
+        default=("tcp",),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Mpi(Model):
     """How one command is started on every node of a job."""
 
-    command: Argv | None = Field(
-        None, description="launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+    command: tuple[str, ...] | None = optional(
+        _LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
     )
-    setup: Script = Field("", description="bash text before the launcher, e.g. module load openmpi")
-
-    @model_validator(mode="after")
-    def _check(self) -> "Mpi":
-        for item in self.command or ():
-            placeholders.check(item, placeholders.LAUNCH)
-        return self
+    setup: str = optional(
+        SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
+    )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Queue(Model):
     """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
 
-    name: Word | None = Field(None, description="the batch scheduler's name, if it is not the key")
-    gpus_per_node: Count | None = Field(
-        None, description="GPUs of a node; none: a queue without GPUs"
+    name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
+    gpus_per_node: int | None = optional(
+        COUNT, "GPUs of a node; if left out, the queue has no GPUs"
     )
-    gpu_type: Word | None = Field(None, description="as the batch scheduler names it, e.g. a100")
-    gpu_memory: Size | None = Field(
-        None, description="of one GPU; `plan` then shows fractions of it as sizes"
+    gpu_type: str | None = optional(WORD, "as the batch scheduler names it, e.g. a100")
+    gpu_memory: int | None = optional(
+        SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
     )
-    cpus_per_node: Positive | None = Field(
-        None, description="CPUs of a node; a job gets its GPUs' share"
+    cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
+    cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")
+    memory_per_node: int | None = optional(
+        SIZE, "memory of a node that jobs may request, e.g. 490GiB"
     )
-    cpus_per_gpu: Positive | None = Field(None, description="instead of cpus_per_node")
-    memory_per_node: Size | None = Field(
-        None, description="what jobs may ask for on a node, e.g. 490GiB"
+    exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
+    gpu_fractions: bool = optional(
+        FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False
     )
-    exclusive: Flag = Field(False, description="jobs get whole nodes")
-    gpu_fractions: Flag = Field(
-        False, description="{gpus_per_cpu} may be a decimal fraction such as 0.5"
-    )
-    max_walltime: Duration | None = Field(None, description="longest walltime")
-    max_nodes: Positive | None = Field(None, description="most nodes of one job")
-    min_nodes: Positive | None = Field(None, description="fewest nodes of one job")
-    max_gpus: Positive | None = Field(None, description="most GPUs of one job")
-    max_jobs: Positive | None = Field(None, description="most jobs of one user in the queue")
-    request: SiteDirectives | None = Field(None, description="wins over the site's")
-    cpu_request: SiteDirectives | None = Field(None, description="wins over the site's")
-    directives: SiteDirectives | None = Field(None, description="wins over the site's")
-    account: Account | None = Field(None, description="wins over the site's")
-    visible_devices: WhichDevices | None = Field(None, description="wins over the site's")
+    max_walltime: int | None = optional(DURATION, "longest walltime")
+    max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
+    min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
+    max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
+    max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    request: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
+    cpu_request: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
+    directives: tuple[str, ...] | None = optional(_DIRECTIVES, "overrides the site's")
+    account: Account | None = optional(Section(Account), "overrides the site's")
+    visible_devices: VisibleDevices | None = optional(_VISIBLE_DEVICES, "overrides the site's")
 
-    @model_validator(mode="after")
-    def _check(self) -> "Queue":
+    def check(self) -> None:
+        """Check that the limits agree."""
         if self.cpus_per_node and self.cpus_per_gpu:
             raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
         if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:
             raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
-        return self
 
 
+@dataclass(frozen=True, kw_only=True)
 class Site(Model):
     """A site file. The site's name is the file's stem."""
 
-    description: Text = Field(description="for people: which machine this is")
-    source: Text | None = Field(None, description="for people: where these numbers stand")
-    contact: Text | None = Field(None, description="for people: whom to ask")
-    hostnames: tuple[Pattern, ...] = Field(
-        (), description="regexes; a whole match of the host name chooses the site"
+    description: str = required(TEXT, "name of the machine, for users")
+    source: str | None = optional(TEXT, "reference for these numbers, for administrators")
+    contact: str | None = optional(TEXT, "contact address, for users")
+    hostnames: tuple[str, ...] = optional(
+        Items(PATTERN),
+        "regular expressions; a full match of the host name selects the site",
+        default=(),
     )
-    scheduler: SchedulerName = Field(description="the batch scheduler")
-    extends: Text | None = Field(None, description="another site that this one is layered on")
-    queues: dict[Word, Queue] = Field(
-        description="name → shape and limits, in the order that `queue: auto` tries"
+    scheduler: str = required(_SchedulerName(), "the batch scheduler")
+    extends: str | None = optional(TEXT, "another site that this one is layered on")
+    queues: dict[str, Queue] = required(
+        Table(WORD, Section(Queue), empty="needs at least one queue"),
+        "name → shape and limits, in the order that `queue: auto` tries",
     )
-    request: SiteDirectives | None = Field(
-        None, description="all lines that ask for what one GPU job needs"
+    request: tuple[str, ...] | None = optional(
+        _DIRECTIVES, "all directives that request the resources of a GPU job"
     )
-    cpu_request: SiteDirectives | None = Field(None, description="the same for jobs without GPUs")
-    directives: SiteDirectives = Field((), description="further lines for every job")
-    account: Account | None = Field(None, description="how the account is named")
-    visible_devices: WhichDevices | None = Field(
-        None, description="who says which GPUs are the job's"
+    cpu_request: tuple[str, ...] | None = optional(_DIRECTIVES, "the same for jobs without GPUs")
+    directives: tuple[str, ...] = optional(
+        _DIRECTIVES, "extra directives for every job", default=()
     )
-    network: SiteNetwork = Field(SiteNetwork(), description="interface and allowed protocols")
-    mpi: Mpi = Field(Mpi(), description="how MPI is started")
-    shell: Shell = Field("/bin/bash", description="first line of every script")
-    setup: Script = Field("", description="bash text run first in every job, before the user's")
-    scratch: Folder = Field(
-        "${TMPDIR:-/tmp}", description="node-local scratch space, as the job sees it"
+    account: Account | None = optional(Section(Account), "how the account is named")
+    visible_devices: VisibleDevices | None = optional(
+        _VISIBLE_DEVICES, "how a job finds out which GPUs it has"
     )
-    directory: Folder = Field(
-        "~/.gpujobs", description="folder that login and compute nodes can write"
+    network: SiteNetwork = optional(
+        Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
     )
-    cluster: Word | None = Field(None, description="multi-cluster name, repeated in each command")
-    commands: dict[Word, Text] = Field({}, description="other paths of sbatch, squeue, qsub, …")
-    poll: Duration = Field(5, description="least time between two questions to the batch scheduler")
-    max_array_size: Positive | None = Field(
-        None, description="most jobs of one array; more are sent as several"
+    mpi: Mpi = optional(Section(Mpi), "how MPI is started", default=Mpi())
+    shell: str = optional(_SHELL, "first line of every script", default="/bin/bash")
+    setup: str = optional(SCRIPT, "bash text run first in every job, before the user's", default="")
+    scratch: str = optional(
+        _FOLDER, "node-local scratch space, as the job sees it", default="${TMPDIR:-/tmp}"
     )
-    max_queued_jobs: Positive | None = Field(
-        None, description="most jobs of one user; more are refused"
+    directory: str = optional(
+        _FOLDER, "folder that login and compute nodes can write", default="~/.gpujobs"
     )
-    defaults: dict[str, Any] = Field({}, description="any keys of a profile")
-
-    @model_validator(mode="after")
-    def _check(self) -> "Site":
-        if not self.queues:
-            raise ValueError("needs at least one queue")
-        return self
+    cluster: str | None = optional(WORD, "multi-cluster name, repeated in each command")
+    commands: dict[str, str] = optional(
+        Table(WORD, TEXT), "other paths of sbatch, squeue, qsub, …", default={}
+    )
+    poll: int = optional(
+        DURATION, "shortest time between two queries of the batch scheduler", default=5
+    )
+    max_array_size: int | None = optional(
+        POSITIVE, "most jobs of one array; more are submitted as several arrays"
+    )
+    max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    defaults: dict[str, object] = optional(
+        Table(TEXT, ANYTHING), "any keys of a profile", default={}
+    )
 
     def queue_name(self, key: str) -> str:
-        """Return what the batch scheduler calls the queue entry ``key``."""
+        """Return the batch scheduler's name of the queue entry ``key``."""
         return self.queues[key].name or key

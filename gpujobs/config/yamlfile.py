@@ -1,93 +1,52 @@
-"""Read YAML 1.2 and keep, for every value, where it stood.
+"""Read YAML 1.2 and keep the position of every value and key.
 
-ruamel.yaml's constructor turns ``0123`` into 123 and ``12.10`` into 12.1, so only its parser is used: scalars stay
-the text that was written, and the models decide what it means. What a job description has no use for (anchors,
-aliases, tags, merge keys, several documents) is refused: each has been used to make a small file mean something big.
+Only the parser of ruamel.yaml is used, since its constructor turns ``0123`` into 123 and ``12.10``
+into 12.1: scalars stay text, and the models define their types. Anchors, aliases, tags, merge keys
+and several documents are refused: a job description does not need them, and each of them lets a
+small file expand into something large or surprising.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    DocumentStartEvent,
+    Event,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+)
 
 from ..errors import InputError, Position, Problem
 from ..text import control_character
+from .document import Document, Loc, Plain
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 
-Loc = tuple[str | int, ...]
+Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
-
-class Plain(str):
-    """A scalar written without quotes, whose type the reader may still resolve (see `core_value`)."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Document:
-    """Nested dicts, lists and text, with the position of every value and of every key."""
-
-    value: dict[str, Any]
-    positions: dict[Loc, Position] = field(default_factory=dict)
-    keys: dict[Loc, Position] = field(default_factory=dict)
-    source: str = ""
-
-    def position(self, loc: Loc) -> Position:
-        """Return where ``loc`` was written, or the nearest thing around it that was written."""
-        while loc and loc not in self.positions:
-            loc = loc[:-1]
-        return self.positions.get(loc, Position(self.source))
-
-    def at(self, *loc: str | int) -> Document:
-        """Return the mapping at ``loc`` as a document of its own."""
-        value: Any = self.value
-        for step in loc:
-            value = value.get(step, {}) if isinstance(value, dict) else value[step]
-        n = len(loc)
-
-        def cut(places: dict[Loc, Position]) -> dict[Loc, Position]:
-            return {path[n:]: place for path, place in places.items() if path[:n] == loc}
-
-        return Document(value, cut(self.positions), cut(self.keys), self.source)
-
-    def over(self, below: Document) -> Document:
-        """Return this document laid over ``below``: mappings merge key by key, lists and scalars replace."""
-        value, positions, keys = dict(below.value), dict(below.positions), dict(below.keys)
-
-        def lay(top: dict[str, Any], into: dict[str, Any], loc: Loc) -> None:
-            for key, item in top.items():
-                here = (*loc, key)
-                if isinstance(item, dict) and isinstance(into.get(key), dict):
-                    into[key] = dict(into[key])
-                    lay(item, into[key], here)
-                else:
-                    for places in (positions, keys):
-                        for gone in [path for path in places if path[: len(here)] == here]:
-                            del places[gone]
-                    into[key] = item
-
-        lay(self.value, value, ())
-        return Document(value, positions | self.positions, keys | self.keys, self.source)
+_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read(path: Path) -> Document:
-    """Read the mapping in the file ``path``; InputError with all places where something is wrong."""
+    """Read the mapping in the file ``path``; InputError has every invalid place."""
     try:
-        with path.open(
-            "rb"
-        ) as file:  # not asked for its size first: a pipe has none, and /dev/zero no end
+        # The size is not queried first: a pipe has none, and /dev/zero does not end.
+        with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise InputError(
-                f"{path}: larger than {MAX_BYTES // 1024} KiB; this is not a file for gpujobs"
-            )
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES // 1024} KiB; not a file for gpujobs")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -98,7 +57,7 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, source: str) -> Document:
-    """Parse the mapping in ``text``. ``source`` is what errors call it."""
+    """Parse the mapping in ``text``; error messages call it ``source``."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     reader = _Reader(text, source)
     value = reader.document()
@@ -109,32 +68,42 @@ def parse(text: str, source: str) -> Document:
     return Document(value, reader.positions, reader.keys, source)
 
 
-def parse_value(text: str, source: str) -> Document:
-    """Parse one value as ``--set key=VALUE`` has it; it stands under the key ``"value"``."""
-    reader = _Reader(text, source)
-    value = reader.document()
-    return Document({"value": value}, {("value",): Position(source)}, {}, source)
+def parse_value(text: str, source: str) -> Value:
+    """Parse one value, as in ``--set key=VALUE``."""
+    return _Reader(text, source).document()
 
 
-def core_value(value: Any) -> Any:
-    """Resolve plain scalars by YAML 1.2's core schema (true, null, 1, 0.5), for options whose type nobody declared."""
-    if isinstance(value, dict):
-        return {key: core_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [core_value(item) for item in value]
-    if not isinstance(value, Plain):
-        return value
-    if value in ("true", "false"):
-        return value == "true"
-    if re.fullmatch(r"-?(0|[1-9]\d*)", value):
-        return int(value)
-    if re.fullmatch(r"-?(0|[1-9]\d*)\.\d+([eE][+-]?\d+)?", value):
-        return float(value)
-    return str(value)
+@dataclass
+class _OpenNode:
+    """A mapping or list whose end has not been read."""
+
+    value: list[Value] | dict[str, Value]
+    loc: Loc
+    key: str | None = None
+    """In a mapping: the key whose value comes next."""
+
+    @property
+    def expects_key(self) -> bool:
+        return isinstance(self.value, dict) and self.key is None
+
+    def next_loc(self) -> Loc:
+        """Return the place of the value that comes next."""
+        if isinstance(self.value, list):
+            return (*self.loc, len(self.value))
+        return (*self.loc, str(self.key))
+
+    def add(self, value: Value) -> None:
+        """Add the value that comes next."""
+        if isinstance(self.value, list):
+            self.value.append(value)
+        else:
+            self.value[str(self.key)] = value
+            self.key = None
 
 
 class _Reader:
-    """One pass over the parser's events; no recursion, so no nesting is deep enough to hurt."""
+    """Builds the value in one pass over the parser's events; without recursion, so that the depth
+    of the nesting is not limited by Python's stack."""
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
@@ -143,27 +112,30 @@ class _Reader:
         self.positions: dict[Loc, Position] = {}
         self.keys: dict[Loc, Position] = {}
         self.problems: list[Problem] = []
+        self.documents = 0
+        self.root: Value = None
+        self.open_nodes: list[_OpenNode] = []
 
-    def document(self) -> Any:
+    def document(self) -> Value:
+        """Return the one document of the text; InputError if it is not valid."""
         self._check_characters()
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
         try:
-            value = self._build(YAML(typ="safe", pure=True).parse(self.text))
+            self._build(YAML(typ="safe", pure=True).parse(self.text))
         except MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            if mark is not None and mark.line >= len(
-                self.text.splitlines()
-            ):  # the end of the file tells nothing
-                mark = error.context_mark or mark
             context = f" ({error.context})" if error.context else ""
-            self._refuse(f"not valid YAML: {error.problem}{context}", mark)
+            self._refuse(f"not valid YAML: {error.problem}{context}", self._mark(error))
         except YAMLError as error:
             self._refuse(f"not valid YAML: {error}", None)
         if self.problems:
             raise InputError(self.problems)
-        return value
+        return self.root
+
+    def _mark(self, error: MarkedYAMLError) -> StreamMark | None:
+        """Return the place of a syntax error; the end of the file is not a helpful one."""
+        mark: StreamMark | None = error.problem_mark or error.context_mark
+        if mark is not None and mark.line >= len(self.text.splitlines()):
+            mark = error.context_mark or mark
+        return mark
 
     def _check_characters(self) -> None:
         for number, line in enumerate(self.lines, 1):
@@ -171,106 +143,90 @@ class _Reader:
                 position = Position(self.source, number, line.index(found) + 1, line)
                 raise InputError(Problem(f"has a control character ({found!r})", position))
 
-    def _build(self, events: Iterator[Any]) -> Any:
-        # Frames of what is open: [container, its loc, the key that waits for its value].
-        stack: list[list[Any]] = []
-        root: Any = None
-        documents = 0
+    def _build(self, events: Iterable[Event]) -> None:
         for event in events:
-            kind = type(event).__name__
-            if kind == "DocumentStartEvent":
-                documents += 1
-                if documents > 1:
-                    self._refuse(
-                        "a second document starts here; one file describes one thing",
-                        event.start_mark,
-                    )
-            elif kind in ("MappingEndEvent", "SequenceEndEvent"):
-                stack.pop()
-            elif kind in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent", "AliasEvent"):
-                self._check_event(event, kind, len(stack))
-                loc = self._loc(stack, event, kind)
-                if loc is None:  # the event was a key
-                    continue
-                value: Any = {"MappingStartEvent": dict, "SequenceStartEvent": list}.get(
-                    kind, lambda: None
-                )()
-                if kind == "ScalarEvent":
-                    value = _scalar(event)
-                self.positions[loc] = self._position(event)
-                root = self._put(stack, value) if stack else value
-                if kind != "ScalarEvent":
-                    stack.append([value, loc, None])
-        return root
+            if isinstance(event, DocumentStartEvent):
+                self._start_document(event)
+            elif isinstance(event, CollectionEndEvent):
+                self.open_nodes.pop()
+            elif isinstance(event, NodeEvent):
+                self._check_node(event)
+                self._add_node(event)
 
-    def _check_event(self, event: Any, kind: str, depth: int) -> None:
-        if kind == "AliasEvent" or event.anchor:
-            self._refuse(
-                "anchors and aliases (& and *) are not used in these files", event.start_mark
-            )
-        if event.tag is not None and str(event.tag) != "!":
-            self._refuse(f"tags ({event.tag}) are not used in these files", event.start_mark)
-        if depth > MAX_DEPTH:
+    def _start_document(self, event: Event) -> None:
+        self.documents += 1
+        if self.documents > 1:
+            message = "a second document starts here; a file must have one"
+            self._refuse(message, event.start_mark)
+
+    def _check_node(self, event: NodeEvent) -> None:
+        tag = getattr(event, "tag", None)
+        if isinstance(event, AliasEvent) or event.anchor:
+            self._refuse("anchors and aliases (& and *) are not supported", event.start_mark)
+        if tag is not None and str(tag) != "!":
+            self._refuse(f"tags ({tag}) are not supported", event.start_mark)
+        if len(self.open_nodes) > MAX_DEPTH:
             self._refuse(f"nested more than {MAX_DEPTH} deep", event.start_mark)
 
-    def _loc(self, stack: list[list[Any]], event: Any, kind: str) -> Loc | None:
-        if not stack:
-            return ()
-        container, loc, key = stack[-1]
-        if isinstance(container, list):
-            return (*loc, len(container))
-        if key is not None:
-            return (*loc, key)
-        if kind != "ScalarEvent":
-            self._refuse("a key must be a word", event.start_mark)
+    def _add_node(self, event: NodeEvent) -> None:
+        parent = self.open_nodes[-1] if self.open_nodes else None
+        if parent is not None and parent.expects_key:
+            self._add_key(parent, event)
+            return
+        value = _empty_value(event)
+        loc = parent.next_loc() if parent is not None else ()
+        self.positions[loc] = self._position(event)
+        if parent is not None:
+            parent.add(value)
+        else:
+            self.root = value
+        if isinstance(value, list | dict):
+            self.open_nodes.append(_OpenNode(value, loc))
+
+    def _add_key(self, mapping: _OpenNode, event: NodeEvent) -> None:
+        if not isinstance(event, ScalarEvent):
+            self._refuse("a key must be text", event.start_mark)
         name = str(event.value)
         if name == "<<":
-            self._refuse(
-                "merge keys (<<) are not used in these files; a site file has `extends`",
-                event.start_mark,
-            )
+            message = "merge keys (<<) are not supported; in a site file use `extends`"
+            self._refuse(message, event.start_mark)
         place = self._position(event)
-        if name in container:
-            first = self.keys[(*loc, name)]
-            self.problems.append(
-                Problem(
-                    f"`{name}` is given twice, first in line {first.line}", place, related=first
-                )
-            )
-        self.keys[(*loc, name)] = place
-        stack[-1][2] = name
-        return None
+        loc = (*mapping.loc, name)
+        if name in mapping.value:
+            first = self.keys[loc]
+            message = f"`{name}` is defined twice, first in line {first.line}"
+            self.problems.append(Problem(message, place, related=first))
+        self.keys[loc] = place
+        mapping.key = name
 
-    def _put(self, stack: list[list[Any]], value: Any) -> Any:
-        frame = stack[-1]
-        if isinstance(frame[0], list):
-            frame[0].append(value)
-        else:
-            frame[0][frame[2]] = value
-            frame[2] = None
-        return stack[0][0]
-
-    def _position(self, event: Any) -> Position:
+    def _position(self, event: Event) -> Position:
         start, end = event.start_mark, event.end_mark
         width = end.column - start.column if end.line == start.line else 1
-        return self._place(start.line, start.column, max(1, width))
+        return self._place(start, max(1, width))
 
-    def _place(self, line: int, column: int, width: int = 1) -> Position:
-        return Position(
-            self.source,
-            line + 1,
-            column + 1,
-            self.lines[line] if line < len(self.lines) else "",
-            width,
-        )
+    def _place(self, mark: StreamMark, width: int = 1) -> Position:
+        line = self.lines[mark.line] if mark.line < len(self.lines) else ""
+        return Position(self.source, mark.line + 1, mark.column + 1, line, width)
 
-    def _refuse(self, message: str, mark: Any) -> None:
-        place = self._place(mark.line, mark.column) if mark else Position(self.source)
+    def _refuse(self, message: str, mark: StreamMark | None) -> NoReturn:
+        place = self._place(mark) if mark else Position(self.source)
         raise InputError([*self.problems, Problem(message, place)])
 
 
-def _scalar(event: Any) -> str | None:
-    if event.style is None:
-        return None if event.value in ("", "~", "null", "Null", "NULL") else Plain(event.value)
-    # JSON, which is YAML, writes what is beyond 16 bits as two escapes.
-    return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+def _empty_value(event: NodeEvent) -> Value:
+    """Return the value of a scalar, or the list or mapping that the next events fill."""
+    if isinstance(event, ScalarEvent):
+        return _scalar(event)
+    if isinstance(event, MappingStartEvent):
+        return {}
+    return []
+
+
+def _scalar(event: ScalarEvent) -> str | None:
+    text = str(event.value)
+    if event.style is not None:
+        # JSON, which is valid YAML, writes characters beyond 16 bits as two escapes.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    if text in _NULLS:
+        return None
+    return Plain(text)

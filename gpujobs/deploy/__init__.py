@@ -5,13 +5,9 @@ from __future__ import annotations
 from .cluster import GPUJobQueueCluster
 
 __all__ = [
-    "GPUJobQueueCluster",
-    "GPULSFCluster",
-    "GPULocalCluster",
-    "GPUPBSCluster",
-    "GPUSGECluster",
+    "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
     "GPUSLURMCluster",
-]
+]  # fmt: skip
 
 
 class GPUSLURMCluster(GPUJobQueueCluster):

@@ -1,58 +1,112 @@
-"""The dask scheduler in a job: for dask it is a process to start, to have an address and to close."""
+"""The dask scheduler of a cluster that this process owns: in this process, or in a job."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distributed import Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
 from ..clusters import folder as folders
+from ..clusters.folderstate import FolderState
 from ..errors import JobFailedError
 from ..schedulers import JobState
-from .pool import off_loop
+from .job import PoolJob
+from .pool import JobPool
 
 if TYPE_CHECKING:
-    from .pool import JobPool
+    from distributed.security import Security
+
+ADDRESS_INTERVAL = 0.2
+
+
+def local_scheduler(
+    pool: JobPool, security: Security | None, options: dict[str, Any]
+) -> dict[str, object]:
+    """Return dask's specification of a dask scheduler in this process; ``options`` win."""
+    plan = pool.plan
+    own: dict[str, object] = {
+        "protocol": f"{plan.transport.protocols[0]}://",
+        "security": security,
+        "dashboard_address": ":8787",
+        "scheduler_file": str(pool.record.path / "scheduler.json"),
+    }
+    if "host" not in options and "interface" not in options:
+        if plan.transport.interface:
+            own["interface"] = plan.transport.interface
+        elif plan.scheduler.on_this_machine:
+            own["host"] = "127.0.0.1"
+    return {"cls": Scheduler, "options": {**own, **options}}
+
+
+def job_scheduler(pool: JobPool, security: Security | None) -> dict[str, object]:
+    """Return dask's specification of a dask scheduler in a job."""
+    return {"cls": HeadJob, "options": {"pool": pool, "security": security}}
+
+
+@dataclass
+class _Start:
+    """The start of the head's job; times are those of the monotonic clock."""
+
+    job: PoolJob
+    running_since: float | None = None
+
+    def runs_for(self) -> float:
+        """Return for how many seconds the job has run."""
+        now = time.monotonic()
+        if self.running_since is None and self.job.report.state is JobState.RUNNING:
+            self.running_since = now
+        return 0.0 if self.running_since is None else now - self.running_since
 
 
 class HeadJob(ProcessInterface):  # type: ignore[misc]
-    """Submits the head's job, waits for its dask scheduler, and says why it did not come."""
+    """Submits the head's job and waits for its dask scheduler; for dask it is a process."""
 
-    def __init__(self, workforce: JobPool, security: Any = None, **kwargs: Any) -> None:
-        self.workforce, self.security = workforce, security
-        self.job_started = float("inf")
+    def __init__(self, pool: JobPool, security: Security | None = None, **kwargs: Any) -> None:
+        self.pool = pool
+        self.security = security
         super().__init__(**kwargs)
 
     async def start(self) -> None:
-        """Return when the dask scheduler has an address; JobFailedError when its job is over before that."""
-        force, path = self.workforce, self.workforce.record.path
-        job = await force.submit_head()
-        lock = asyncio.Lock()
-        while (facts := await off_loop(folders.read, path)).address is None:
-            await asyncio.sleep(0.2)
-            if await force.look(frozenset(), lock) or facts.ended is not None:
-                tail = folders.tail(path / "logs" / "scheduler.log", 5) or list(job.tail)
-                reason = (facts.ended or {}).get("reason") or job.reason
-                raise JobFailedError(
-                    f"the dask scheduler's job {job.job_id} ended: {reason}"
-                    + "".join(f"\n  | {line}" for line in tail)
-                )
-            if (
-                job.status.state is JobState.RUNNING
-            ):  # a long queue is no failure, a job that does nothing is
-                self.job_started = min(self.job_started, time.monotonic())
-            if time.monotonic() - self.job_started > force.plan.profile.start_timeout:
-                raise JobFailedError(
-                    f"the dask scheduler's job {job.job_id} runs, but has no address yet"
-                )
-        self.address = facts.address
+        """Return when the dask scheduler has an address.
+
+        Raises JobFailedError if its job ends before that, or runs too long without one.
+        """
+        start = _Start(await self.pool.submit_head())
+        state = await self._wait_for_address(start)
+        self.address = state.address
         if self.security is not None:  # the job may have chosen ucxx
-            self.security.require_encryption = facts.scheme in ("tls", "wss")
+            self.security.require_encryption = state.encrypted
         self.status = Status.running
 
+    async def _wait_for_address(self, start: _Start) -> FolderState:
+        pool, lock = self.pool, asyncio.Lock()
+        while True:
+            ended = await pool.refresh(frozenset(), lock)
+            state = pool.folder_state
+            if state.address is not None and state.ended is None:
+                return state
+            if ended or state.ended is not None:
+                raise JobFailedError(self._why_ended(start.job, state))
+            # A long queue is no failure; a job that runs without a dask scheduler is.
+            if start.runs_for() > pool.plan.profile.start_timeout:
+                job = start.job.report.id
+                raise JobFailedError(f"the dask scheduler's job {job} runs, but has no address yet")
+            await asyncio.sleep(ADDRESS_INTERVAL)
+
+    def _why_ended(self, job: PoolJob, state: FolderState) -> str:
+        reason = state.ended.reason if state.ended else ""
+        last = next(
+            (past for past in self.pool.past if past.number == job.report.number), job.report
+        )
+        log = folders.tail(self.pool.record.path / "logs" / "scheduler.log", 5) or last.log
+        lines = "".join(f"\n  | {line}" for line in log)
+        return f"the dask scheduler's job {job.report.id} ended: {reason or last.reason}{lines}"
+
     async def close(self) -> None:
-        """Nothing is left to do: the cluster cancels all its jobs."""
+        """Do nothing: the cluster cancels all its jobs."""
         self.status = Status.closed

@@ -1,26 +1,26 @@
-"""Keywords of the cluster classes → the same document that a profile file gives.
+"""Keywords of the cluster classes, as the same document that a profile file gives.
 
-A keyword is a key of the profile, or one of dask-jobqueue's that says the same. Those that cannot mean anything here
-are refused with the name of what does.
+A keyword is a key of the profile, or one of dask-jobqueue's with the same meaning. Keywords that
+can have no meaning here are refused with the name of their replacement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import sources
+from ..config.document import Document, Loc
 from ..config.fields import count, positive, sequence, size
-from ..config.model import build
+from ..config.model import build, key_names, keys_of, suggest
 from ..config.profile import Profile, Workers
 from ..config.site import Site
-from ..config.yamlfile import Document, Loc
+from ..config.sitefiles import NoSiteHereError, SiteFile
+from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 
-# dask-jobqueue's names for keys of the profile.
-SAME: dict[str, Loc] = {
+SYNONYMS: dict[str, Loc] = {
     "job_extra_directives": ("directives",),
     "local_directory": ("workers", "local_directory"),
     "python": ("environment", "python"),
@@ -29,6 +29,7 @@ SAME: dict[str, Loc] = {
     "worker_threads": ("workers", "threads"),
     "worker_class": ("workers", "worker_class"),
 }
+"""dask-jobqueue's names for keys of the profile."""
 REFUSED = {
     "project": "account",
     "job_cpu": "cores",
@@ -39,12 +40,12 @@ REFUSED = {
     "job_extra": "directives",
     "extra": "worker_options",
     "env_extra": "environment={'setup': …}, or env={…}",
-    "header_skip": "`request` of the site file: what is not in it is not asked for",
-    "job_directives_skip": "`request` of the site file: what is not in it is not asked for",
+    "header_skip": "`request` of the site file, which is complete: only its lines are written",
+    "job_directives_skip": "`request` of the site file, which is complete",
     "shebang": "`shell` of the site file",
     "nanny": "worker_class",
     "worker_command": "worker_class",
-    "shared_temp_directory": "`directory` of the site file: certificates are in the cluster's folder",
+    "shared_temp_directory": "`directory` of the site file: it holds the certificates",
     "security": "network={'encryption': …}: each cluster makes its own certificate",
     "host": "scheduler_options={'host': …}",
     "dashboard_address": "scheduler_options={'dashboard_address': …}",
@@ -55,8 +56,10 @@ REFUSED = {
     "run": "`gpujobs submit`, which runs a command in the cluster",
     "start_workers": "wait_for_workers",
 }
+"""Keywords without a meaning here, and their replacements."""
 PER_JOB = ("cores", "memory", "processes")
-OWN = (
+"""dask-jobqueue's numbers of one job."""
+CONVERTED = (
     "worker_options",
     "worker_extra_args",
     "job_script_prologue",
@@ -64,6 +67,10 @@ OWN = (
     "protocol",
     *PER_JOB,
 )
+"""Keywords whose value is converted."""
+
+Setting = tuple[Loc, Any]
+"""A key of the profile and its value."""
 
 
 def spec_of(
@@ -71,130 +78,179 @@ def spec_of(
     site: str | None,
     n_workers: int,
     batch_schedulers: tuple[str, ...] = (),
-) -> sources.ClusterSpec:
-    """Return the order that keywords ask for; its GPUs are whole jobs that together have ``n_workers`` or more."""
+) -> ClusterSpec:
+    """Return the specification that keywords describe: whole jobs with ``n_workers`` or more.
+
+    Raises InputError, also if the site's batch scheduler is not one of ``batch_schedulers``.
+    """
     if not isinstance(n_workers, int) or isinstance(n_workers, bool) or n_workers < 0:
         raise InputError(f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)")
-    document = document_of(keywords)
-    value = dict(document.value)
+    document = _with_size(document_of(keywords), n_workers)
+    try:
+        spec = make_spec(document, site=site)
+    except NoSiteHereError:
+        if not batch_schedulers or "queue" not in keywords:
+            raise
+        described = _site_of(keywords, document, batch_schedulers[0])
+        spec = make_spec(document, site=described)
+    found = spec.site.site.scheduler
+    if batch_schedulers and found not in batch_schedulers:
+        message = f"site {spec.site.name} has {found}, not {' or '.join(batch_schedulers)}"
+        raise InputError(message, hint="use GPUJobQueueCluster, which takes any site")
+    return spec
+
+
+def _with_size(document: Document, n_workers: int) -> Document:
+    value: dict[str, Any] = dict(document.value)
     if value.get("gpus") == 0:
         value["workers"] = {**value.get("workers", {}), "count": n_workers or 1}
     elif n_workers or "gpus_per_job" in value:
         per_job = positive(value.get("gpus_per_job", 1))
         value["gpus"] = max(1, math.ceil(n_workers / per_job)) * per_job
     elif value.get("layout") == "mpi":
-        raise InputError(
-            "layout='mpi' is one allocation: say how many GPUs it has", hint="n_workers=8"
-        )
-    document = Document(value, document.positions, document.keys, document.source)
-    try:
-        spec = sources.make_spec(document, site=site)
-    except sources.NoSiteHereError:
-        if not batch_schedulers or "queue" not in keywords:
-            raise
-        spec = sources.make_spec(document, site=_site_of(keywords, document, batch_schedulers[0]))
-    found = spec.site.site.scheduler
-    if batch_schedulers and found not in batch_schedulers:
-        hint = "use GPUJobQueueCluster, which takes any site"
-        raise InputError(
-            f"site {spec.site.name} has {found}, not {' or '.join(batch_schedulers)}", hint=hint
-        )
-    return spec
+        message = "layout='mpi' is one allocation, which needs a number of GPUs"
+        raise InputError(message, hint="n_workers=8")
+    return Document(value, document.positions, document.keys, document.source)
 
 
-def _site_of(
-    keywords: Mapping[str, Any], document: Document, batch_scheduler: str
-) -> sources.SiteFile:
-    """Return a site as far as keywords tell, for those who come from dask-jobqueue: a queue with jobs of one shape."""
-    queue: dict[str, Any] = {
-        "cpus_per_node": keywords.get("cores"),
-        "memory_per_node": keywords.get("memory"),
-    }
+def _site_of(keywords: Mapping[str, Any], document: Document, batch_scheduler: str) -> SiteFile:
+    """Return a site with one queue, as far as the keywords describe it.
+
+    Users of dask-jobqueue have no site file.
+    """
+    queue: dict[str, Any] = {}
+    if keywords.get("cores") is not None:
+        queue["cpus_per_node"] = keywords["cores"]
+    if keywords.get("memory") is not None:
+        queue["memory_per_node"] = keywords["memory"]
     if document.value.get("gpus") != 0:
         queue["gpus_per_node"] = document.value.get("gpus_per_job", 1)
-    queue = {key: item for key, item in queue.items() if item is not None}
     site = {
         "description": "from keywords",
         "scheduler": batch_scheduler,
         "queues": {str(keywords["queue"]): queue},
     }
     described = Document(site, source="keywords (no site file)")
-    return sources.SiteFile("none", Path.cwd() / "none.yaml", build(Site, described), described)
+    path = Path.cwd() / "none.yaml"
+    return SiteFile("none", path, build(Site, described), described)
 
 
 def document_of(keywords: Mapping[str, Any], source: str = "keyword") -> Document:
-    """Return what ``keywords`` ask for as a document, each value at a position that names its keyword."""
-    known = [*(name for name in Profile.model_fields if name not in REFUSED), *SAME, *OWN]
-    problems: list[Problem] = []
-    values: dict[str, Any] = {}
-    positions: dict[Loc, Position] = {}
-
-    def put(loc: Loc, value: Any, keyword: str) -> None:
-        here: dict[Any, Any] = values
-        for step in loc[:-1]:
-            here = here.setdefault(step, {})
-        here[loc[-1]] = value
-        for n in range(1, len(loc) + 1):
-            positions[loc[:n]] = Position(f"{source} {keyword}")
-
+    """Return the profile that ``keywords`` describe; every position names its keyword."""
+    converter = _Converter(source)
     for name, value in keywords.items():
-        place = Position(f"{source} {name}")
+        converter.add(name, value)
+    converter.add_per_job(keywords)
+    return converter.document()
+
+
+class _Converter:
+    """Collects the settings and the problems of keywords."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+        self.values: dict[str, Any] = {}
+        self.positions: dict[Loc, Position] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Convert one keyword; those of `PER_JOB` are converted together."""
+        place = Position(f"{self.source} {name}")
+        if name in REFUSED:
+            self._report(Problem("has no meaning here", place, hint=f"use {REFUSED[name]}"))
+        elif name not in _known():
+            self._report(Problem("unknown keyword", place, hint=_suggestion(name)))
+        elif value is not None and name not in PER_JOB:
+            try:
+                self._put_all(_settings(name, value), name)
+            except ValueError as error:
+                self._report(Problem(str(error), place))
+
+    def add_per_job(self, keywords: Mapping[str, Any]) -> None:
+        """Convert dask-jobqueue's numbers of one job."""
+        given = {name: keywords[name] for name in PER_JOB if keywords.get(name) is not None}
         try:
-            if name in REFUSED:
-                problems.append(Problem("has no meaning here", place, hint=f"use {REFUSED[name]}"))
-            elif value is None or name in PER_JOB:
-                continue
-            elif name == "gpus_per_job" and count(value) == 0:
-                put(("gpus",), 0, name)
-            elif name in SAME:
-                put(SAME[name], value, name)
-            elif name in OWN:
-                for loc, item in _own(name, value):
-                    put(loc, item, name)
-            elif name in known:
-                put((name,), value, name)
-            else:
-                problems.append(Problem("unknown keyword", place, hint=_suggestion(name, known)))
+            settings = list(_per_job_settings(given, keywords.get("gpus_per_job")))
+            self._put_all(settings, "/".join(given))
         except ValueError as error:
-            problems.append(Problem(str(error), place))
-    try:
-        for loc, value in _per_job(keywords):
-            put(loc, value, "/".join(name for name in PER_JOB if keywords.get(name) is not None))
-    except ValueError as error:
-        problems.append(Problem(str(error), Position(f"{source}s cores, memory, processes")))
-    if problems:
-        raise InputError(problems)
-    return Document(values, positions, dict(positions), f"{source}s")
+            place = Position(f"{self.source}s cores, memory, processes")
+            self._report(Problem(str(error), place))
+
+    def document(self) -> Document:
+        """Return the profile. Raises InputError with all problems."""
+        if self.problems:
+            raise InputError(self.problems)
+        keys = dict(self.positions)
+        return Document(self.values, self.positions, keys, f"{self.source}s")
+
+    def _report(self, problem: Problem) -> None:
+        self.problems.append(problem)
+
+    def _put_all(self, settings: list[Setting], keyword: str) -> None:
+        position = Position(f"{self.source} {keyword}")
+        for loc, value in settings:
+            mapping: dict[Any, Any] = self.values
+            for step in loc[:-1]:
+                mapping = mapping.setdefault(step, {})
+            mapping[loc[-1]] = value
+            for length in range(1, len(loc) + 1):
+                self.positions[loc[:length]] = position
 
 
-def _suggestion(name: str, known: list[str]) -> str:
-    from ..config.model import keys, suggest
+def _known() -> list[str]:
+    profile = (name for name in keys_of(Profile) if name not in REFUSED)
+    return [*profile, *SYNONYMS, *CONVERTED]
 
-    return suggest(name, known, [*known, *(f"workers.{key}" for key in keys(Workers))])
+
+def _suggestion(name: str) -> str:
+    known = _known()
+    return suggest(name, known, [*known, *(f"workers.{key}" for key in key_names(Workers))])
 
 
-def _own(name: str, value: Any) -> list[tuple[Loc, Any]]:
+def _settings(name: str, value: Any) -> list[Setting]:
+    """Return the settings of one keyword. Raises ValueError."""
+    if name == "gpus_per_job" and count(value) == 0:
+        return [(("gpus",), 0)]
+    if name in SYNONYMS:
+        return [(SYNONYMS[name], value)]
     if name == "job_script_prologue":
-        lines = [value] if isinstance(value, str) else [str(line) for line in sequence(value)]
-        return [(("environment", "setup"), "\n".join(lines))]
+        return [(("environment", "setup"), _prologue(value))]
     if name == "death_timeout":  # seconds, in dask-jobqueue
-        return [(("workers", "death_timeout"), f"{value}s" if isinstance(value, int) else value)]
+        seconds = f"{value}s" if isinstance(value, int) else value
+        return [(("workers", "death_timeout"), seconds)]
     if name == "protocol":
-        scheme = str(value).removesuffix("://")
-        encrypted = {"tls": ("tcp", True), "wss": ("ws", True)}.get(scheme)
-        if encrypted:
-            return [(("network", "protocol"), encrypted[0]), (("network", "encryption"), True)]
+        return _protocol_settings(str(value).removesuffix("://"))
+    if name == "worker_options":
+        return _worker_settings(dict(value))
+    if name == "worker_extra_args":
+        return _worker_settings(_extra_args(value))
+    return [((name,), value)]
+
+
+def _prologue(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "\n".join(str(line) for line in sequence(value))
+
+
+def _protocol_settings(scheme: str) -> list[Setting]:
+    encrypted = {"tls": "tcp", "wss": "ws"}
+    if scheme not in encrypted:
         return [(("network", "protocol"), scheme)]
-    options = _extra_args(value) if name == "worker_extra_args" else dict(value)
-    fields = Workers.model_fields
-    own = [
-        (("workers", key), item)
-        for key, item in options.items()
-        if key in fields and key != "options"
+    protocol = (("network", "protocol"), encrypted[scheme])
+    return [protocol, (("network", "encryption"), True)]
+
+
+def _worker_settings(options: Mapping[str, Any]) -> list[Setting]:
+    """Return options of workers: those that are keys of the profile under their own names."""
+    fields = set(keys_of(Workers)) - {"options"}
+    own: list[Setting] = [
+        (("workers", key), value) for key, value in options.items() if key in fields
     ]
-    return own + [
-        (("workers", "options", key), item) for key, item in options.items() if key not in fields
+    others: list[Setting] = [
+        (("workers", "options", key), value) for key, value in options.items() if key not in fields
     ]
+    return own + others
 
 
 def _extra_args(value: Any) -> dict[str, Any]:
@@ -202,46 +258,52 @@ def _extra_args(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     last = ""
     for word in sequence(value):
-        if str(word).startswith("--"):
-            name, equals, text = str(word)[2:].partition("=")
-            last = name.replace("-", "_")
-            if equals:
-                found[last] = text
-            elif last.startswith("no_"):
-                found[last.removeprefix("no_")] = False
-            else:
-                found[last] = True
+        text = str(word)
+        if text.startswith("--"):
+            last, option_value = _option(text)
+            found[last] = option_value
         elif last and found.get(last) is True:
-            found[last] = str(word)
+            found[last] = text
         else:
             raise ValueError(f"{word!r} does not follow an option")
     return found
 
 
-def _per_job(keywords: Mapping[str, Any]) -> list[tuple[Loc, Any]]:
-    """Return what dask-jobqueue's numbers of one job mean for each of its workers."""
-    given = {name: keywords[name] for name in PER_JOB if keywords.get(name) is not None}
-    gpus = keywords.get("gpus_per_job")
-    cpu_workers = gpus is not None and count(gpus) == 0
-    found: list[tuple[Loc, Any]] = []
-    workers = 1 if cpu_workers else positive(gpus) if gpus is not None else None
-    if "processes" in given:
-        processes = positive(given["processes"])
-        if workers is not None and processes != workers:
-            what = (
-                "a job of CPU workers has one"
-                if cpu_workers
-                else f"gpus_per_job is {workers}, one worker per GPU"
-            )
-            raise ValueError(f"processes is {processes}, but {what}")
-        workers = processes
-        found.append((("gpus_per_job",), processes))
-    workers = workers or 1
+def _option(word: str) -> tuple[str, str | bool]:
+    name, equals, text = word[2:].partition("=")
+    name = name.replace("-", "_")
+    if equals:
+        return name, text
+    if name.startswith("no_"):
+        return name.removeprefix("no_"), False
+    return name, True
+
+
+def _per_job_settings(given: Mapping[str, Any], gpus_per_job: Any) -> Iterator[Setting]:
+    """Yield each worker's share of dask-jobqueue's numbers of one job."""
+    cpu_workers = gpus_per_job is not None and count(gpus_per_job) == 0
+    workers = _workers_of_job(given, gpus_per_job, cpu_workers)
+    if "processes" in given and not cpu_workers:
+        yield ("gpus_per_job",), workers
     if "cores" in given:
         cores = positive(given["cores"])
         if cores < workers:
             raise ValueError(f"{cores} cores are too few for {workers} workers of a job")
-        found.append((("workers", "threads"), cores // workers))
+        yield ("workers", "threads"), cores // workers
     if "memory" in given:
-        found.append((("workers", "memory"), f"{size(given['memory']) // workers}B"))
-    return found if not cpu_workers else [item for item in found if item[0] != ("gpus_per_job",)]
+        yield ("workers", "memory"), f"{size(given['memory']) // workers}B"
+
+
+def _workers_of_job(given: Mapping[str, Any], gpus_per_job: Any, cpu_workers: bool) -> int:
+    expected, why = None, ""
+    if cpu_workers:
+        expected, why = 1, "a job of CPU workers has one"
+    elif gpus_per_job is not None:
+        expected = positive(gpus_per_job)
+        why = f"gpus_per_job is {expected}, one worker per GPU"
+    if "processes" not in given:
+        return expected or 1
+    processes = positive(given["processes"])
+    if expected is not None and processes != expected:
+        raise ValueError(f"processes is {processes}, but {why}")
+    return processes

@@ -1,4 +1,4 @@
-"""What a Python process and its cluster talk over: nothing that only one of them can."""
+"""Choose a protocol that both this process and the cluster can use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import socket
 import sys
 from dataclasses import replace
 
-from .. import injob
-from ..batch.process import run
+from ..batch import process
 from ..planning.plan import Plan
 
 
 def without_unusable_ucxx(plan: Plan) -> tuple[Plan, str]:
-    """Return ``plan`` without ucxx where it does not work in this process, and why it does not."""
-    transport, reason = plan.transport, ""
-    if "ucxx" in transport.schemes:
-        interface = ["--interface", transport.interface] if transport.interface else []
-        result = run([sys.executable, injob.__file__, "try-ucxx", *interface])
-        if result.exit_code != 0:
-            said = [line.strip() for line in result.message.splitlines() if line.strip()]
-            reason = f"ucxx does not work on {socket.gethostname()}: {said[-1][:300]}"
-            others = tuple(scheme for scheme in transport.schemes if scheme != "ucxx")
-            transport = replace(transport, schemes=others)
-    return replace(plan, transport=transport), reason
+    """Return ``plan`` without ucxx if it does not work in this process, and the reason."""
+    transport = plan.transport
+    if "ucxx" not in transport.protocols:
+        return plan, ""
+    interface = ["--interface", transport.interface] if transport.interface else []
+    result = process.run([sys.executable, "-m", "gpujobs.injob", "try-ucxx", *interface])
+    if result.exit_code == 0:
+        return plan, ""
+    lines = [line.strip() for line in result.message.splitlines() if line.strip()]
+    reason = f"ucxx does not work on {socket.gethostname()}: {lines[-1][:300]}"
+    others = tuple(name for name in transport.protocols if name != "ucxx")
+    return replace(plan, transport=replace(transport, protocols=others)), reason

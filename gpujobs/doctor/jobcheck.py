@@ -1,7 +1,8 @@
-"""What `gpujobs doctor --run` runs inside a job. Standard library and distributed only; Python 3.9 and newer.
+"""The program that `gpujobs doctor --run` runs inside a job.
 
-``python jobcheck.py HOST:PORT…`` connects to the cluster that it is in, looks around, and prints one JSON object: what
-is here, as facts. What they mean is for `doctor` to say.
+It is copied into a shared folder as one file: standard library and distributed only, Python 3.9.
+``python jobcheck.py HOST:PORT…`` connects to the dask cluster of its job, collects facts about the
+job's node and prints them as one line of JSON. `gpujobs doctor` judges them.
 """
 
 from __future__ import annotations
@@ -12,38 +13,100 @@ import shutil
 import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable
+from importlib import metadata
+from typing import TYPE_CHECKING, TypedDict
 
-LARGE = 256 * 2**20
-"""Bytes that are moved between two workers to see how fast that is."""
+if TYPE_CHECKING:
+    from distributed import Client
+
+PREFIX = "gpujobs doctor: "
+"""Start of the line with the facts; `run` may print other lines."""
+PACKAGES = ("dask", "distributed", "dask-cuda", "cuda-bindings")
+"""Packages whose versions should be the same in a job and on the client."""
+BLOCK_BYTES = 256 * 2**20
+"""Size of the block that is sent between two workers to measure the bandwidth."""
+BLOCKS = 4
+"""The first one opens the connection and is not counted."""
+CONNECT_TIMEOUT = 5.0
+WORKERS_TIMEOUT = 120.0
+
+
+class Driver(TypedDict):
+    """The NVIDIA driver. ``cuda``: the newest CUDA that it supports, 12040 for 12.4."""
+
+    version: str
+    cuda: int
+    error: str
+    """Why there is none; "" if there is one."""
+
+
+class Scratch(TypedDict):
+    """The node-local scratch space; ``free`` is in bytes."""
+
+    path: str
+    free: int
+    filesystem: str
+    writable: bool
+
+
+class Bandwidth(TypedDict):
+    """GB/s between two workers, from GPU memory or host memory."""
+
+    rate: float
+    gpu_memory: bool
+
+
+class JobFacts(TypedDict):
+    """All facts about a job."""
+
+    node: str
+    versions: dict[str, str]
+    """By package, also "python"."""
+    driver: Driver
+    interfaces: list[str]
+    scratch: Scratch
+    client: str
+    """``host:port`` of the client, as the job reached it; "" if it did not."""
+    client_error: str
+    address: str
+    """Address of the dask scheduler."""
+    bandwidth: Bandwidth | None
+    """None with fewer than two workers."""
+
+
+def parse_facts(lines: Iterable[str]) -> JobFacts | None:
+    """Return the facts from the output of this program; None if it printed none."""
+    for line in lines:
+        if line.startswith(PREFIX):
+            facts: JobFacts = json.loads(line[len(PREFIX) :])
+            return facts
+    return None
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a job and its client should have alike, as far as they are here."""
-    from importlib.metadata import PackageNotFoundError, version
-
+    """Return the versions of Python and of the installed `PACKAGES`."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("dask", "distributed", "dask-cuda", "cuda-bindings"):
+    for name in PACKAGES:
         try:
-            found[name] = version(name)
-        except PackageNotFoundError:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return found
 
 
-def driver() -> dict[str, Any]:
-    """Return the NVIDIA driver's version and the newest CUDA that it can do (12.4 is 12040)."""
+def driver() -> Driver:
+    """Return the NVIDIA driver of this node."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        name = pynvml.nvmlSystemGetDriverVersion()
-        return {
-            "version": name.decode() if isinstance(name, bytes) else str(name),
-            "cuda": int(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
-        }
-    except Exception as error:  # no driver, or no package to ask it with
-        return {"error": f"{type(error).__name__}: {error}"}
+        version = pynvml.nvmlSystemGetDriverVersion()
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except Exception as error:  # no driver, or no pynvml
+        return {"version": "", "cuda": 0, "error": f"{type(error).__name__}: {error}"}
+    text = version.decode() if isinstance(version, bytes) else str(version)
+    return {"version": text, "cuda": cuda, "error": ""}
 
 
 def interfaces() -> list[str]:
@@ -51,98 +114,101 @@ def interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def reached(doors: list[str]) -> str:
-    """Return the first of ``host:port`` that answers, or why the last one does not."""
-    why = ""
-    for door in doors:
-        host, _, port = door.rpartition(":")
+def first_reachable(addresses: list[str]) -> str:
+    """Return the first ``host:port`` that accepts a connection; raise OSError if none does."""
+    problem = ""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), timeout=5):
-                return door
+            with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT):
+                return address
         except OSError as error:
-            why = f"{door}: {error}"
-    raise OSError(why)
+            problem = f"{address}: {error}"
+    raise OSError(problem)
 
 
-def scratch() -> dict[str, Any]:
-    """Return the node-local scratch space: path, bytes free, and the file system it is on."""
-    path = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - what a job is given
+def scratch() -> Scratch:
+    """Return the scratch space of this job: `$TMPDIR`, or /tmp."""
+    path = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the default of all programs
     try:
-        kinds = {}
-        with open("/proc/mounts") as mounts:  # noqa: PTH123
-            for line in mounts:
-                _, where, kind = line.split()[:3]
-                kinds[where] = kind
-        inside = [
-            where
-            for where in kinds
-            if f"{os.path.realpath(path)}/".startswith(where.rstrip("/") + "/")
-        ]
-        kind = kinds[max(inside, key=len)] if inside else "?"
         return {
             "path": path,
             "free": shutil.disk_usage(path).free,
-            "kind": kind,
+            "filesystem": filesystem(os.path.realpath(path)),
             "writable": os.access(path, os.W_OK),
         }
-    except OSError as error:
-        return {"path": path, "error": str(error)}
+    except OSError:
+        return {"path": path, "free": 0, "filesystem": "?", "writable": False}
 
 
-def block(count: int, key: int) -> Any:
-    """Return ``count`` bytes, on the GPU where CuPy is there to put them."""
+def filesystem(path: str) -> str:
+    """Return the type of the file system that holds the absolute ``path``, such as nfs4 or xfs."""
+    mounts = {}
+    with open("/proc/mounts") as file:  # noqa: PTH123
+        for line in file:
+            _, mount_point, kind = line.split()[:3]
+            mounts[mount_point] = kind
+    holding = [point for point in mounts if f"{path}/".startswith(point.rstrip("/") + "/")]
+    return mounts[max(holding, key=len)] if holding else "?"
+
+
+def block(count: int, key: int) -> object:
+    """Return ``count`` bytes, on the GPU if CuPy can allocate them there."""
     try:
         import cupy
 
         return cupy.full(count, key % 251, dtype="u1")
-    except Exception:  # no CuPy, no CUDA: host memory does as well
+    except Exception:  # without CuPy or CUDA: host memory
         return bytes([key % 251]) * count
 
 
-def on_gpu(value: Any) -> bool:
-    """Tell whether a block is on a GPU."""
+def on_gpu(value: object) -> bool:
+    """Return whether a block is in GPU memory."""
     return not isinstance(value, bytes)
 
 
-def bandwidth(client: Any, addresses: list[str]) -> dict[str, Any]:
-    """Return GB/s from the first worker to the second one, the best of three."""
+def bandwidth(client: Client, source: str, target: str) -> Bandwidth:
+    """Return the best rate of several blocks from one worker to another."""
     from distributed import wait
 
-    source, sink = addresses[:2]
-    best, where = 0.0, False
-    for key in range(4):  # the first one opens the connection
-        made = client.submit(block, LARGE, key, workers=[source], pure=False)
-        wait(made)
+    best, gpu_memory = 0.0, False
+    for key in range(BLOCKS):
+        sent = client.submit(block, BLOCK_BYTES, key, workers=[source], pure=False)
+        wait(sent)
         started = time.perf_counter()
-        where = client.submit(on_gpu, made, workers=[sink], pure=False).result()
+        gpu_memory = client.submit(on_gpu, sent, workers=[target], pure=False).result()
         if key:
-            best = max(best, LARGE / 1e9 / (time.perf_counter() - started))
-    return {"GB/s": round(best, 2), "gpu_memory": where}
+            best = max(best, BLOCK_BYTES / 1e9 / (time.perf_counter() - started))
+    return {"rate": round(best, 2), "gpu_memory": gpu_memory}
 
 
-def look(doors: list[str]) -> dict[str, Any]:
-    """Return all of it."""
+def collect(client_addresses: list[str]) -> JobFacts:
+    """Return all facts. ``client_addresses``: ``host:port`` of the client under several names."""
     from distributed import Client
 
-    found: dict[str, Any] = {
+    facts: JobFacts = {
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "versions": versions(),
         "driver": driver(),
         "interfaces": interfaces(),
         "scratch": scratch(),
+        "client": "",
+        "client_error": "",
+        "address": "",
+        "bandwidth": None,
     }
     try:
-        found["client"] = reached(doors)
+        facts["client"] = first_reachable(client_addresses)
     except OSError as error:
-        found["client_unreachable"] = str(error)
+        facts["client_error"] = str(error)
     with Client() as client:
-        client.wait_for_workers(int(os.environ["GPUJOBS_DOCTOR_WORKERS"]), timeout=120)
-        found["address"] = client.scheduler.address
-        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        if len(addresses) > 1:
-            found["bandwidth"] = bandwidth(client, addresses)
-    return found
+        client.wait_for_workers(int(os.environ["GPUJOBS_DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
+        facts["address"] = client.scheduler.address
+        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        if len(workers) > 1:
+            facts["bandwidth"] = bandwidth(client, workers[0], workers[1])
+    return facts
 
 
 if __name__ == "__main__":
-    print(json.dumps(look(sys.argv[1:])), flush=True)
+    print(PREFIX + json.dumps(collect(sys.argv[1:])), flush=True)

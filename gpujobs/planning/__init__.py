@@ -1,1 +1,1 @@
-"""From what was asked for to the scripts that are sent: pure, no process, no clock, no network."""
+"""From a profile and a site to batch scripts. Pure: no process, no clock, no network."""

@@ -1,180 +1,187 @@
-"""The directive lines of one job that ask for resources: from the site's request, its account and its directives."""
+"""The directives of a job: request, account and extra directives of the site, then the user's."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from ..config import placeholders
-from ..config.site import Account, File, Variable
-from ..errors import Position
+from ..config.site import File, Site, Variable
+from ..errors import Position, Problem
 from ..schedulers import Scheduler
+from .account import find_account
 from .diagnostics import Diagnostics
-from .shape import JobShape
-
-Place = tuple[str | int, ...]
-Values = Mapping[str, int | float | str | None]
+from .shape import JobShape, Place, Values
 
 
-def own_request(diagnostics: Diagnostics, key: str, gpus: bool) -> tuple[str, ...] | None:
-    """Return the request that the site writes for its queue ``key``, or None where the built-in one serves."""
-    site = diagnostics.spec.site.site
-    queue = site.queues[key]
-    return (queue.request or site.request) if gpus else (queue.cpu_request or site.cpu_request)
+def own_request(site: Site, queue_key: str, gpus: bool) -> tuple[str, ...] | None:
+    """Return the request that the site file has for a queue; None: the built-in one is used."""
+    queue = site.queues[queue_key]
+    if gpus:
+        return queue.request or site.request
+    return queue.cpu_request or site.cpu_request
 
 
 class DirectiveWriter:
-    """Writes the lines of jobs of ``shape`` in the site's queue ``key``."""
+    """Writes the directives of jobs of ``shape`` in the site's queue ``queue_key``."""
 
     def __init__(
-        self, diagnostics: Diagnostics, scheduler: Scheduler, key: str, shape: JobShape
+        self, diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str, shape: JobShape
     ) -> None:
-        self.diagnostics, self.scheduler, self.key, self.shape = diagnostics, scheduler, key, shape
+        self.diagnostics, self.scheduler = diagnostics, scheduler
+        self.queue_key, self.shape = queue_key, shape
         self.spec = diagnostics.spec
-        self.site = diagnostics.spec.site.site
-        self.queue = self.site.queues[key]
+        self.site = self.spec.site.site
+        self.queue = self.site.queues[queue_key]
 
     def lines(self) -> tuple[str, ...]:
-        """Return the lines, without their prefix: resources, account, the site's further ones, the user's own."""
-        account = self._account()
+        """Return the directives without their prefix. Reports those that are not allowed."""
+        account = find_account(self.diagnostics, self.scheduler, self.queue_key)
         values: Values = {
             **self.shape.values(),
-            "queue": self.site.queue_name(self.key),
+            "queue": self.site.queue_name(self.queue_key),
             "gpu_type": self.queue.gpu_type,
             "account": account[1] if account else None,
         }
         lines = self._request(values)
         if account:
             lines.append(placeholders.expand(account[0].directive, {"account": account[1]}))
-        lines = self.scheduler.joined([*lines, *self._further(values)])
+        lines = self.scheduler.joined([*lines, *self._extra(values)])
         return (*lines, *self._own(lines))
 
     def visible_devices(self) -> str:
-        """Return who says which GPUs are a job's: scheduler, exclusive, variable:NAME or file:NAME."""
-        said = (
+        """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
+        source = (
             self.queue.visible_devices
             or self.site.visible_devices
             or self.scheduler.visible_devices
         )
-        if said is None and self.queue.exclusive:
+        if source is None:
+            return self._default_visible_devices()
+        if source == "exclusive" and not self.queue.exclusive:
+            message = (
+                "`visible_devices: exclusive` takes all GPUs of a node, "
+                f"so queue {self.queue_key} must be `exclusive: true`"
+            )
+            self.diagnostics.site_error(message, "visible_devices")
+        if isinstance(source, Variable):
+            return f"variable:{source.variable}"
+        if isinstance(source, File):
+            return f"file:{source.file}"
+        return source
+
+    def _default_visible_devices(self) -> str:
+        if self.queue.exclusive:
             return "exclusive"
-        if said is None:
-            message = f"who says which GPUs are a job's? {self.scheduler.name} itself does not"
-            hint = "visible_devices: exclusive, {variable: NAME}, {file: NAME}, or scheduler where a prolog sets it"
-            self.diagnostics.site(message, "queues", self.key, hint=hint)
-            return ""
-        if said == "exclusive" and not self.queue.exclusive:
-            message = f"`visible_devices: exclusive` takes all GPUs of a node, so queue {self.key} must be `exclusive: true`"
-            self.diagnostics.site(message, "visible_devices")
-        if isinstance(said, Variable):
-            return f"variable:{said.variable}"
-        return f"file:{said.file}" if isinstance(said, File) else said
+        name = self.scheduler.name
+        message = f"`visible_devices` is needed: {name} itself does not list a job's GPUs"
+        hint = (
+            "visible_devices: exclusive, {variable: NAME}, {file: NAME}, "
+            "or scheduler if a prolog sets CUDA_VISIBLE_DEVICES"
+        )
+        self.diagnostics.site_error(message, "queues", self.queue_key, hint=hint)
+        return ""
 
     def _request(self, values: Values) -> list[str]:
-        own = own_request(self.diagnostics, self.key, bool(self.shape.gpus))
+        gpus = bool(self.shape.gpus)
+        name, built_in = "cpu_request", self.scheduler.cpu_request
+        if gpus:
+            name, built_in = "request", self.scheduler.request
+        own = own_request(self.site, self.queue_key, gpus)
         if own is None:
-            built_in = self.scheduler.request if self.shape.gpus else self.scheduler.cpu_request
             return [line for text in built_in if (line := _expand_if_known(text, values))]
-        name = "request" if self.shape.gpus else "cpu_request"
-        place: Place = ("queues", self.key, name) if getattr(self.queue, name) else (name,)
-        asks = any(found.startswith("gpus_") for found in placeholders.names(" ".join(own)))
-        if self.shape.gpus and not asks and not self.queue.exclusive:
-            message = f"no line asks for GPUs, so queue {self.key} must be `exclusive: true` (whole nodes)"
-            self.diagnostics.site(message, *place)
+        place: Place = (name,)
+        if getattr(self.queue, name):
+            place = ("queues", self.queue_key, name)
+        if gpus:
+            self._check_asks_for_gpus(own, place)
         return self._expand(own, values, place)
 
-    def _further(self, values: Values) -> list[str]:
-        if self.queue.directives is not None:
-            return self._expand(self.queue.directives, values, ("queues", self.key, "directives"))
-        return self._expand(self.site.directives, values, ("directives",))
+    def _check_asks_for_gpus(self, request: tuple[str, ...], place: Place) -> None:
+        names = placeholders.names(" ".join(request))
+        if self.queue.exclusive or any(name.startswith("gpus_") for name in names):
+            return
+        message = (
+            "no line asks for GPUs, "
+            f"so queue {self.queue_key} must be `exclusive: true` (whole nodes)"
+        )
+        self.diagnostics.site_error(message, *place)
+
+    def _extra(self, values: Values) -> list[str]:
+        if self.queue.directives is None:
+            return self._expand(self.site.directives, values, ("directives",))
+        place = ("queues", self.queue_key, "directives")
+        return self._expand(self.queue.directives, values, place)
 
     def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[str]:
+        """Return the site's lines with their placeholders replaced."""
         lines = []
         for n, text in enumerate(texts):
             line = text
             try:
                 line = placeholders.expand(text, values)
             except LookupError as error:
-                self._unknown(str(error.args[0]), (*place, n))
+                self._report_unknown(str(error.args[0]), (*place, n))
             except ValueError as error:
-                self.diagnostics.site(str(error), *place, n)
-            self._check(line, self.scheduler.managed, self.spec.site_position(*place, n), "gpujobs")
+                self.diagnostics.site_error(str(error), *place, n)
+            position = self.spec.site_position(*place, n)
+            self._check(line, self.scheduler.managed, position=position, writer="gpujobs")
             lines.append(line)
         return lines
 
-    def _unknown(self, name: str, place: Place) -> None:
+    def _report_unknown(self, name: str, place: Place) -> None:
         if name == "account":
-            self.diagnostics.profile(
-                "`account` is needed: the site's directives name it", "account"
-            )
+            message = "`account` is needed: the site's directives name it"
+            self.diagnostics.profile_error(message, "account")
             return
-        wanted = re.sub("per_(job|cpu|gpu)", "per_node", name)
-        self.diagnostics.site(
-            f"{{{name}}} is not known: queue {self.key} does not say {wanted}", *place
-        )
+        key = re.sub("per_(job|cpu|gpu)", "per_node", name)
+        message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"
+        self.diagnostics.site_error(message, *place)
 
     def _own(self, lines: list[str]) -> tuple[str, ...]:
+        """Return the directives of the profile, which must not repeat options of ``lines``."""
         taken = set(self.scheduler.managed)
         for line in lines:
             try:
                 taken |= self.scheduler.options(line)
             except ValueError:
-                continue  # reported where it was expanded
+                continue  # reported when it was expanded
         own = self.spec.profile.directives
         for n, line in enumerate(own):
-            self._check(line, taken, self.spec.position("directives", n), "gpujobs or the site")
+            position = self.spec.position("directives", n)
+            self._check(line, taken, position=position, writer="gpujobs or the site")
         return own
 
-    def _check(
-        self, line: str, taken: frozenset[str] | set[str], position: Position, by: str
-    ) -> None:
+    def _check(self, line: str, taken: Iterable[str], *, position: Position, writer: str) -> None:
+        if message := self._objection(line, taken, writer):
+            self.diagnostics.add(Problem(message, position))
+
+    def _objection(self, line: str, taken: Iterable[str], writer: str) -> str:
+        """Return why the directive is not allowed, or ``""``.
+
+        The options ``taken`` are set by ``writer``.
+        """
         try:
             refused = self.scheduler.options(line) & self.scheduler.refused.keys()
-            if refused:
-                self.diagnostics.at(
-                    f"`{line}` is refused: {self.scheduler.refused[min(refused)]}", position
-                )
-            elif option := self.scheduler.clash(line, taken):
-                self.diagnostics.at(f"`{line}`: {option} is written by {by}", position)
+            clash = self.scheduler.clash(line, taken)
         except ValueError as error:
-            self.diagnostics.at(f"`{line}` is no directive: {error}", position)
-
-    def _account(self) -> tuple[Account, str] | None:
-        """Return how the account is named, and the account; None where there is none."""
-        asked = self.spec.profile.account
-        account = self.queue.account or self.site.account
-        if account is None and (
-            "account" in self.site.model_fields_set or self.scheduler.on_this_machine
-        ):
-            if asked:
-                self.diagnostics.note(
-                    f"account {asked} is ignored: site {self.spec.site.name} has none"
-                )
-            return None
-        account = account or Account(directive=self.scheduler.account_directive)
-        place: Place = ("queues", self.key, "account") if self.queue.account else ("account",)
-        related = self.spec.site_position(*place)
-        if not asked:
-            if account.required:
-                message = f"site {self.spec.site.name} requires an `account`"
-                self.diagnostics.profile(
-                    message, "account", related=related, hint=account.hint or "account: NAME"
-                )
-            return None
-        if account.pattern and not re.fullmatch(account.pattern, asked):
-            message = f"account {asked!r} does not match the site's pattern {account.pattern}"
-            self.diagnostics.profile(message, "account", related=related, hint=account.hint or "")
-        return account, asked
+            return f"`{line}` is no directive: {error}"
+        if refused:
+            return f"`{line}` is refused: {self.scheduler.refused[min(refused)]}"
+        if clash:
+            return f"`{line}`: {clash} is written by {writer}"
+        return ""
 
 
 def _expand_if_known(text: str, values: Values) -> str:
-    """Expand a built-in line; what the site does not say is not asked for: a part of the line, or the line."""
+    """Expand a built-in line without the parts whose numbers are not known, or return ``""``.
+
+    A part is, for example, ``:mem={memory_per_node:MB}mb`` in ``select={nodes}:mem=…``.
+    """
     if values["gpu_type"] is None:
         text = text.replace("{gpu_type}:", "")
     for name in placeholders.names(text):
-        if (
-            values.get(name) is None
-        ):  # as in select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:MB}mb
+        if values.get(name) is None:
             text = re.sub(rf":\w+=\{{{name}(:\w+)?\}}\w*", "", text)
     try:
         return placeholders.expand(text, values)

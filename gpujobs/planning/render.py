@@ -1,33 +1,20 @@
-"""Plan → Script: the text that the batch scheduler gets, from the Jinja templates.
-
-A value is never a template. Whatever ``{{ }}`` puts into a script is quoted for bash, or refused where it has a
-control character; only text marked `Bash` (our own, the setup, checked directives) goes in as it stands.
-"""
+"""From a plan to batch scripts, through the Jinja templates."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from jinja2 import (
-    FileSystemLoader,
-    StrictUndefined,
-    TemplateError,
-    TemplateNotFound,
-    TemplateSyntaxError,
-)
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from ..injob.names import HEAD
+from .bash import Bash
+from .commandlines import JobRoles, commands, supervise, warning
+from .plan import Plan
+from .shape import JobGroup, JobShape
+from .templates import fill, load_template
 
-from ..config.sources import data_folder
-from ..errors import InputError, Position, Problem
-from ..names import HEAD
-from ..text import control_character
-from .commandlines import Bash, JobRoles, commands, supervise, warning
-from .plan import JobGroup, Plan
+ALLOWED_FAILURES = 10
+"""Workers that a task may lose before dask gives it up."""
 
 
 @dataclass(frozen=True)
@@ -39,35 +26,34 @@ class Script:
     first: int
     count: int
     devices: tuple[str, ...] = ()
-    """GPUs of this machine for these jobs, in their order; where a batch scheduler gives them, none are named."""
+    """GPUs of this machine for these jobs, in order; empty if a batch scheduler assigns them."""
 
     @property
     def array(self) -> bool:
-        """The jobs are members of an array, not one plain job."""
+        """Whether the jobs are members of an array; else there is one plain job."""
         return self.count > 1
 
 
 def render(
-    plan: Plan, cluster: str, *, limit: int | None = None, site_folder: Path | None = None
+    plan: Plan, cluster_id: str, *, limit: int | None = None, site_folder: Path | None = None
 ) -> list[Script]:
-    """Return the scripts of the whole cluster, at most ``limit`` jobs each, the head's own job first."""
+    """Return the scripts of the whole cluster, at most ``limit`` jobs each, the head's first."""
     scripts = []
     for jobs in plan.all_jobs:
-        own_head = plan.head is not None
-        roles = JobRoles(
-            scheduler=jobs.group == HEAD or not own_head,
-            workers=jobs.group != HEAD,
-            run=jobs.group == HEAD or not own_head,
-        )
-        # Numbers of workers start at 0 whether or not the head has a job of its own; that one comes after them.
-        first = plan.workers.shape.jobs if jobs.group == HEAD else 0
+        if jobs.group == HEAD:
+            roles = JobRoles(workers=False)
+            first = plan.workers.shape.jobs  # workers are numbered from 0, its number follows
+        else:
+            has_head = plan.head is None
+            roles = JobRoles(scheduler=has_head, run=has_head)
+            first = 0
         scripts += render_jobs(
             plan,
-            cluster,
+            cluster_id,
             jobs,
             roles,
-            first,
-            jobs.shape.jobs,
+            first=first,
+            count=jobs.shape.jobs,
             limit=limit,
             site_folder=site_folder,
             devices=plan.devices,
@@ -76,158 +62,103 @@ def render(
 
 
 def render_jobs(
-    plan: Plan, cluster: str, jobs: JobGroup, roles: JobRoles, first: int, count: int, *, limit: int | None = None,
-    site_folder: Path | None = None, devices: tuple[str, ...] = (),
-) -> list[Script]:  # fmt: skip
+    plan: Plan,
+    cluster_id: str,
+    jobs: JobGroup,
+    roles: JobRoles,
+    first: int,
+    count: int,
+    *,
+    limit: int | None = None,
+    site_folder: Path | None = None,
+    devices: tuple[str, ...] = (),
+) -> list[Script]:
     """Return the scripts of ``count`` jobs numbered from ``first``, one script per array.
 
-    ``devices``: the GPUs of this machine that these jobs take.
+    ``limit``: most jobs of an array. ``devices``: GPUs of this machine for these jobs.
     """
     most = limit or plan.site.max_array_size or plan.scheduler.largest_array
-    template = _template(plan.scheduler.name, site_folder)
+    template = load_template(plan.scheduler.name, site_folder)
+    gpus = jobs.shape.gpus
     scripts = []
     for start in range(0, count, most):
-        n, gpus = min(most, count - start), jobs.shape.gpus
-        script = Script("", jobs, first + start, n, devices[start * gpus : (start + n) * gpus])
-        scripts.append(
-            replace(script, text=_fill(template, _context(plan, cluster, roles, script)))
-        )
+        end = min(count, start + most)
+        own_devices = devices[start * gpus : end * gpus]
+        script = Script("", jobs, first=first + start, count=end - start, devices=own_devices)
+        context = _context(plan, cluster_id, roles, script)
+        scripts.append(replace(script, text=fill(template, context)))
     return scripts
 
 
-def cluster_folder(plan: Plan, cluster: str) -> Path:
-    """Return the folder that login and compute nodes share for this cluster."""
-    return Path(directory(plan.site.directory)) / cluster
+def cluster_folder(plan: Plan, cluster_id: str) -> Path:
+    """Return the cluster's folder, which login and compute nodes share."""
+    return Path(plan.root) / cluster_id
 
 
-def directory(text: str) -> str:
-    """Return the site's ``directory`` with ~ and variables of the login node filled in."""
-    import os
-
-    def value(found: re.Match[str]) -> str:
-        name, default = found["name"] or found["braced"], found["default"]
-        if os.environ.get(name):
-            return os.environ[name]
-        if default is None:
-            raise InputError(f"the site's `directory` is {text}, but ${name} is not set here")
-        return default
-
-    path = re.sub(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::-(?P<default>[^}]*))?\})", value, text)
-    return str(Path(path).expanduser())
-
-
-def _template(name: str, site_folder: Path | None) -> Any:
-    try:
-        return _environment(site_folder).get_template(f"{name}.sh.j2")
-    except TemplateNotFound:
-        folder = site_folder or "SITE_FOLDER"
-        hint = f"write {folder}/templates/{name}.sh.j2"
-        raise InputError(f"there is no template {name}.sh.j2", hint=hint) from None
-    except TemplateSyntaxError as error:
-        raise InputError(
-            Problem(str(error.message), Position(error.filename or name, error.lineno, 1))
-        ) from None
+def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> dict[str, object]:
+    """Return the variables of the templates."""
+    number_of_index_0 = script.first
+    if script.array:
+        number_of_index_0 -= plan.scheduler.first_index
+    return {
+        **_directive_variables(plan, cluster_id, script),
+        **_environment_variables(plan, script),
+        "jobs": _TemplateJobs(script.jobs, roles),
+        "root": plan.root,
+        "first": number_of_index_0,
+        "first_number": script.first,
+        "client_owns": roles.client_owns,
+        "cancel": Bash(plan.scheduler.cancel_waiting),
+        "supervise": supervise(plan, script.jobs, roles),
+        "commands": commands(plan, script.jobs, roles),
+    }
 
 
-@lru_cache(maxsize=8)
-def _environment(site_folder: Path | None) -> ImmutableSandboxedEnvironment:
-    """Return Jinja's environment: the site's own templates first. It keeps compiled templates while files stay."""
-    folders = [site_folder / "templates"] if site_folder else []
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([*folders, data_folder("templates")]),
-        undefined=StrictUndefined,
-        finalize=_quoted,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.globals = {"bash": Bash}
-    return environment
-
-
-def _fill(template: Any, context: dict[str, Any]) -> str:
-    try:
-        text: str = template.render(context)
-    except (TemplateError, ArithmeticError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(Problem(f"template: {error}", _template_line(error, template))) from None
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
-
-
-def _template_line(error: BaseException, template: Any) -> Position:
-    position, traceback = Position(str(template.filename)), error.__traceback__
-    while traceback:
-        name = traceback.tb_frame.f_code.co_filename
-        if name.endswith(".j2"):
-            position = Position(name, traceback.tb_lineno, 1)
-        traceback = traceback.tb_next
-    return position
-
-
-def _quoted(value: Any) -> Any:
-    """Jinja's finalize: quote what a template puts into bash."""
-    if isinstance(value, Bash | StrictUndefined):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        raise TypeError(
-            f"a template may only write text and whole numbers, not {type(value).__name__}"
-        )
-    if found := control_character(value):
-        raise ValueError(f"a value has a control character ({found!r})")
-    return shlex.quote(value)
-
-
-def _context(plan: Plan, cluster: str, roles: JobRoles, script: Script) -> dict[str, Any]:
-    scheduler, profile, jobs = plan.scheduler, plan.profile, script.jobs
-    root = directory(plan.site.directory)
-    python = Path(plan.python)
+def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[str, object]:
+    scheduler, walltime = plan.scheduler, script.jobs.walltime
     return {
         "shell": Bash(plan.site.shell),
-        "name": cluster,
-        "output": Bash(scheduler.output(root, cluster, script.array)),
-        "walltime": Bash(scheduler.walltime(jobs.walltime)) if jobs.walltime else "",
-        "warning": warning(jobs.walltime),
+        "name": cluster_id,
+        "output": Bash(scheduler.output(plan.root, cluster_id, script.array)),
+        "walltime": Bash(scheduler.walltime(walltime)) if walltime else "",
+        "warning": warning(walltime),
         "array": Bash(scheduler.array(script.count)) if script.array else "",
-        "jobs": _JobsView(jobs, roles),
-        "root": root,
-        "first": script.first - scheduler.first_index if script.array else script.first,
-        "first_number": script.first,
+    }
+
+
+def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
+    python = Path(plan.python)
+    return {
         "workdir": plan.workdir,
         "site_setup": Bash(plan.site.setup),
-        "setup": Bash(profile.environment.setup),
+        "setup": Bash(plan.profile.environment.setup),
+        "mpi_setup": Bash(plan.layout.setup),
         "python": plan.python,
         "python_folder": str(python.parent) if python.is_absolute() else "",
-        "env": profile.env,
+        "env": plan.profile.env,
         "devices": Bash(shlex.join(script.devices)),
-        "allowed_failures": 10,
-        "mpi_setup": Bash(plan.ranks.setup if plan.ranks else ""),
-        "client_owns": roles.client_owns,
-        "cancel": Bash(scheduler.cancel_waiting),
-        "supervise": supervise(plan, jobs, roles),
-        "commands": commands(plan, jobs, roles),
+        "allowed_failures": ALLOWED_FAILURES,
     }
 
 
 @dataclass(frozen=True)
-class _JobsView:
-    """What templates see of a `Jobs`."""
+class _TemplateJobs:
+    """The variable ``jobs`` of the templates."""
 
     source: JobGroup
     roles: JobRoles
 
     @property
     def lines(self) -> list[Bash]:
-        """Return the directives, which have been checked."""
+        """Return the directives, which were checked when they were planned."""
         return [Bash(line) for line in self.source.lines]
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> JobShape:
         """Return the numbers of one job."""
         return self.source.shape
 
     @property
     def scheduler(self) -> bool:
-        """Tell whether the jobs may start the dask scheduler."""
+        """Return whether the jobs may start the dask scheduler."""
         return self.roles.scheduler

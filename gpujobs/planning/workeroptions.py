@@ -1,17 +1,25 @@
-"""The options of a worker, as command lines have them and as Python has them.
+"""The options of a worker: on a command line, and as keywords of its class.
 
-`dask cuda worker` and `dask worker` take the first, dask-mpi's ``--worker-options`` takes the second, as JSON.
+`dask cuda worker` and `dask worker` take options, dask-mpi's ``--worker-options`` takes keywords as
+JSON.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ..config.profile import Workers
+from ..text import size_text
 from .diagnostics import Diagnostics
+from .shape import JobShape
 
-# Options of dask-cuda 26.x by name, and the pair of switches of those that are yes or no.
-CUDA = {
+Switches = tuple[str, str]
+"""The options for true and for false."""
+
+# The options of dask-cuda 26.x by name; the boolean ones have a pair of switches.
+CUDA: dict[str, Switches | None] = {
     "device_memory_limit": None,
     "enable_cudf_spill": ("--enable-cudf-spill", "--disable-cudf-spill"),
     "cudf_spill_stats": None,
@@ -30,96 +38,158 @@ CUDA = {
     "enable_nvlink": ("--enable-nvlink", "--disable-nvlink"),
     "enable_rdmacm": ("--enable-rdmacm", "--disable-rdmacm"),
 }
-_PLAIN_TOO = ("worker_port",)  # `dask worker` has these as well
+_ALSO_PLAIN = ("worker_port",)
+"""Options that `dask worker` has, too."""
+_KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
+"""Keywords of CUDAWorker that are not named like the option."""
+_DEATH_TIMEOUT = 60
+"""Default, in seconds."""
 
 
-def words(workers: Workers) -> list[str]:
-    """Return the options that the profile sets, as words of a command line."""
-    found = []
-    for name, switches in CUDA.items():
-        value = getattr(workers, name)
-        if value is None:
-            continue
-        if switches:
-            found.append(switches[0] if value else switches[1])
-        else:
-            found.append(f"--{name.replace('_', '-')}={_text(value)}")
-    for name, value in workers.options.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True or value is False:
-            found.append(option if value else option.replace("--", "--no-", 1))
-        else:
-            found += [
-                f"{option}={_text(item)}"
-                for item in (value if isinstance(value, list) else [value])
-            ]
-    return [*found, *(f"--preload={name}" for name in workers.preload)]
+def words(workers: Workers, gpus: bool) -> list[str]:
+    """Return the options as words of a command line, not quoted; ``gpus``: it is a GPU worker."""
+    cuda = [
+        _cuda_option(name, value) for name in CUDA if (value := getattr(workers, name)) is not None
+    ]
+    others = [
+        word for name, value in workers.options.items() for word in _other_option(name, value)
+    ]
+    preload = [f"--preload={name}" for name in workers.preload]
+    if text := resources(workers, gpus):
+        return [f"--resources={text}", *cuda, *others, *preload]
+    return [*cuda, *others, *preload]
 
 
-def keywords(workers: Workers, cuda: bool) -> dict[str, Any]:
-    """Return the same options as keywords of the worker's class, for dask-mpi, which takes them as JSON."""
-    renamed = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
-    found: dict[str, Any] = {"dashboard": False, "death_timeout": workers.death_timeout or 60}
+def keywords(workers: Workers, cuda: bool) -> dict[str, object]:
+    """Return the same options as keywords of the worker's class; ``cuda``: it is CUDAWorker."""
+    found: dict[str, object] = {"dashboard": False, "death_timeout": death_timeout(workers)}
     if text := resources(workers, True):
         # CUDAWorker takes the text of the command line, Worker a mapping.
-        pairs = (item.split("=") for item in text.split())
-        found["resources"] = text if cuda else {name: float(amount) for name, amount in pairs}
+        found["resources"] = text if cuda else _mapping(text)
     for name in CUDA:
         value = getattr(workers, name)
         if value is not None:
-            found[renamed.get(name, name)] = list(value) if isinstance(value, tuple) else value
+            found[_KEYWORDS.get(name, name)] = list(value) if isinstance(value, tuple) else value
     if workers.preload:
         found["preload"] = list(workers.preload)
     return {**found, **workers.options}
 
 
 def resources(workers: Workers, gpus: bool) -> str:
-    """Return ``GPU=1`` or what the profile says instead, as the command line has it."""
-    wanted = workers.resources if workers.resources is not None else ({"GPU": 1.0} if gpus else {})
+    """Return the text of dask's option for resources; ``GPU=1`` if the profile has none."""
+    wanted = workers.resources
+    if wanted is None and gpus:
+        return "GPU=1"
+    wanted = wanted or {}
     return " ".join(f"{name}={value:g}" for name, value in wanted.items())
+
+
+def death_timeout(workers: Workers) -> int:
+    """Return the seconds for which a worker searches for the dask scheduler at start."""
+    return workers.death_timeout or _DEATH_TIMEOUT
+
+
+def memory_limit(shape: JobShape) -> list[str]:
+    """Return the option for the host memory of a worker, in whole MiB; nothing if not known."""
+    memory = shape.worker_memory
+    if not memory:
+        return []
+    return [f"--memory-limit={size_text(memory // 2**20 * 2**20)}"]
+
+
+def local_directory(workers: Workers, scratch: str) -> str:
+    """Return the option for the scratch folder, as bash; ``scratch`` is the site's default."""
+    if workers.local_directory:
+        return f"--local-directory={shlex.quote(workers.local_directory)}"
+    return f'--local-directory="{scratch}"'
 
 
 def check(diagnostics: Diagnostics, gpus: bool) -> None:
     """Report options that this kind of worker does not have, and those that exclude each other."""
     workers = diagnostics.spec.profile.workers
-    cuda = gpus and workers.worker_class == "cuda"
+    if not gpus:
+        _check_plain(diagnostics, "CPU workers")
+    elif workers.worker_class != "cuda":
+        _check_plain(diagnostics, "`worker_class: nanny`")
+    for conflict in _CONFLICTS:
+        if conflict.found(workers):
+            message = f"`workers.{conflict.option}`: {conflict.message}"
+            diagnostics.profile_error(message, "workers", conflict.option)
+
+
+class _Conflict(NamedTuple):
+    option: str
+    message: str
+    found: Callable[[Workers], object]
+
+
+_CONFLICTS = (
+    _Conflict(
+        "rmm_managed_memory",
+        "NVLink does not work with managed memory",
+        lambda workers: workers.enable_nvlink and workers.rmm_managed_memory,
+    ),
+    _Conflict(
+        "rmm_async",
+        "rmm_async excludes rmm_managed_memory",
+        lambda workers: workers.rmm_async and workers.rmm_managed_memory,
+    ),
+    _Conflict(
+        "rmm_release_threshold",
+        "needs `rmm_async: true`",
+        lambda workers: workers.rmm_release_threshold and not workers.rmm_async,
+    ),
+    _Conflict(
+        "rmm_maximum_pool_size",
+        "needs `rmm_pool_size`",
+        lambda workers: (
+            workers.rmm_maximum_pool_size and not (workers.rmm_pool_size or workers.rmm_async)
+        ),
+    ),
+    _Conflict(
+        "enable_rdmacm",
+        "needs InfiniBand",
+        lambda workers: workers.enable_rdmacm and workers.enable_infiniband is False,
+    ),
+)
+
+
+def _check_plain(diagnostics: Diagnostics, kind: str) -> None:
+    workers = diagnostics.spec.profile.workers
     for name in CUDA:
-        if getattr(workers, name) is not None and not cuda and name not in _PLAIN_TOO:
-            what = "`worker_class: nanny`" if gpus else "CPU workers"
-            diagnostics.profile(
-                f"`workers.{name}` is an option of CUDA workers, not of {what}", "workers", name
-            )
-    conflicts = (
-        (
-            workers.enable_nvlink and workers.rmm_managed_memory,
-            "rmm_managed_memory",
-            "NVLink does not work with managed memory",
-        ),
-        (
-            workers.rmm_async and workers.rmm_managed_memory,
-            "rmm_async",
-            "rmm_async excludes rmm_managed_memory",
-        ),
-        (
-            workers.rmm_release_threshold and not workers.rmm_async,
-            "rmm_release_threshold",
-            "needs `rmm_async: true`",
-        ),
-        (
-            workers.rmm_maximum_pool_size and not (workers.rmm_pool_size or workers.rmm_async),
-            "rmm_maximum_pool_size",
-            "needs `rmm_pool_size`",
-        ),
-        (
-            workers.enable_rdmacm and workers.enable_infiniband is False,
-            "enable_rdmacm",
-            "needs InfiniBand",
-        ),
-    )
-    for clash, name, message in conflicts:
-        if clash:
-            diagnostics.profile(f"`workers.{name}`: {message}", "workers", name)
+        if name not in _ALSO_PLAIN and getattr(workers, name) is not None:
+            message = f"`workers.{name}` is an option of CUDA workers, not of {kind}"
+            diagnostics.profile_error(message, "workers", name)
 
 
-def _text(value: Any) -> str:
-    return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+def _cuda_option(name: str, value: object) -> str:
+    if switches := CUDA[name]:
+        on, off = switches
+        return on if value else off
+    return f"{_option(name)}={_text(value)}"
+
+
+def _other_option(name: str, value: object) -> Iterator[str]:
+    option = _option(name)
+    if value is True:
+        yield option
+    elif value is False:
+        yield option.replace("--", "--no-", 1)
+    else:
+        items = value if isinstance(value, list) else [value]
+        yield from (f"{option}={_text(item)}" for item in items)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def _mapping(text: str) -> dict[str, float]:
+    pairs = (item.split("=") for item in text.split())
+    return {name: float(amount) for name, amount in pairs}

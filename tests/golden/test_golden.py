@@ -1,4 +1,7 @@
-"""Scripts as they are sent, read by eye and kept: ``GPUJOBS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them anew."""
+"""Scripts as they are submitted, read and kept.
+
+``GPUJOBS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +17,14 @@ from gpujobs.planning.commandlines import JobRoles
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render, render_jobs
 
-from ..unit.support import plan
+from ..unit.support import MACHINE, plan
 
 CASES = Path(__file__).parent / "cases"
-SVD: dict[str, Any] = {"run": ["python", "svd.py", "--size", "10000"], "workdir": "/home/ada/svd"}
-PROFILES: dict[str, tuple[str, dict[str, Any]]] = {
+SVD: dict[str, object] = {
+    "run": ["python", "svd.py", "--size", "10000"],
+    "workdir": "/home/ada/svd",
+}
+PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "slurm-two-jobs-of-four": ("mahti", {
         **SVD, "gpus": 8, "account": "project_2001234", "network": {"protocol": "tcp"}, "env": {"OMP_NUM_THREADS": "4", "GREETING": "it's me"},
         "environment": {"setup": "module load python-data\nsource venv/bin/activate\n"},
@@ -73,8 +78,7 @@ MACHINES = {
 
 def text_of(case: str, folder: Path) -> str:
     site, profile = PROFILES[case]
-    machine = {"machine": MACHINES[case]} if case in MACHINES else {}
-    made = plan(folder, profile, site, **machine)
+    made = plan(folder, profile, site, MACHINES.get(case, MACHINE))
     scripts = render(made, "svd-0000")
     if case in OWNED:
         roles = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
@@ -89,14 +93,14 @@ def home_of_ada(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", PROFILES)
-def test_script_is_the_kept_one(case: str, tmp_path: Path) -> None:
+def test_script_is_unchanged(case: str, tmp_path: Path) -> None:
     text, kept = text_of(case, tmp_path), CASES / f"{case}.sh"
     if os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
         kept.write_text(text)
     assert text == kept.read_text()
 
 
-def test_no_case_is_left_over() -> None:
+def test_every_script_has_a_profile() -> None:
     assert {path.stem for path in CASES.glob("*.sh")} == set(PROFILES)
 
 
@@ -107,7 +111,7 @@ def test_bash_and_shellcheck_accept_it(path: Path, tmp_path: Path) -> None:
         script = tmp_path / f"{n}.sh"
         script.write_text(text)
         subprocess.run(["bash", "-n", script], check=True)
-        # 1091: the user's own `source` names a file that is not here.
+        # SC1091: a `source` of the user's setup names a file that does not exist here.
         done = subprocess.run(
             [shellcheck, "--exclude=SC1091", script], capture_output=True, text=True, check=False
         )
@@ -116,5 +120,5 @@ def test_bash_and_shellcheck_accept_it(path: Path, tmp_path: Path) -> None:
         assert "\n\n\n" not in text
 
 
-def test_id_enters_in_one_place(tmp_path: Path) -> None:
+def test_the_id_occurs_once(tmp_path: Path) -> None:
     assert text_of("slurm-two-jobs-of-four", tmp_path).count("svd-0000") == 1

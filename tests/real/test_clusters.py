@@ -96,7 +96,7 @@ def test_workers_are_those_that_plan_promised(
         assert others == [second, first]
     gpus = [(node, devices[0]) for job in by_job.values() for node, *devices in job]
     assert len(set(gpus)) == 8  # one worker per GPU
-    identities = cli.status(cluster)["gpus"]
+    identities = cli.gpus(cluster)
     assert len({gpu["uuid"] for gpu in identities.values()}) == 8
     assert all(
         gpu["model"] == "Fake GPU" and gpu["node"] in gpu["uuid"] for gpu in identities.values()
@@ -114,7 +114,7 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
     code = f"import gpujobs; c = gpujobs.connect('{cluster}'); print(c.submit(lambda x: x + 1, 41).result())"
     found = cli.python_run(code)
     assert found.stdout.strip() == "42", found.stderr
-    gpu = cli.status(cluster)["gpus"][f"{cluster}-1"]
+    gpu = cli.gpus(cluster)[f"{cluster}-1"]
     row = rf"^{cluster}-1 +{gpu['node']} +{gpu['model']} +{gpu['uuid']} +\d+ ?[GM]iB$"
     assert re.search(row, cli("status", cluster).stdout, re.M)
     lines = cli("connect", cluster).stdout
@@ -152,7 +152,7 @@ def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
     assert sorted(found["workers"]) == [f"{cluster}-0", f"{cluster}-1"]
     jobs = cli.status(cluster)["jobs"]
     assert [job["head"] for job in jobs] == [True, False, False]
-    assert jobs[0]["expected_workers"] == []
+    assert jobs[0]["workers"] == []
 
 
 def test_cpu_workers(cli: Cli, backend: Backend) -> None:
@@ -319,7 +319,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     connected(cli, cluster, 2)
     head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
     for pid in processes_with(f"GPUJOBS_JOB={head}\0"):
-        if f"{cluster}/injob.py\0supervise" in _command(pid):
+        if f"{cluster}/injob.pyz\0supervise" in _command(pid):
             os.kill(pid, signal.SIGKILL)
     backend.wait_empty(20, cluster)
     assert "exit code 137" in cli.status(cluster)["reason"]

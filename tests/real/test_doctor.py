@@ -21,15 +21,15 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     nothing_left(slurm_backend)
 
 
-def diagnostics(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+def checks(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     done = cli("doctor", "--json", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
-    return {item["what"]: item for item in json.loads(done.stdout)["findings"]}
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
-    found = diagnostics(cli, "--run")
-    for what in (
+def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
+    found = checks(cli, "--run")
+    for name in (
         "commands",
         "batch scheduler",
         "directory",
@@ -39,14 +39,14 @@ def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
         "scratch space",
         "route",
     ):
-        assert found[what]["state"] == "ok", found[what]
-    assert found["versions"]["seen"].startswith("the same in the job: python 3.")
-    assert "dask-cuda 26" in found["versions"]["seen"]
-    assert found["GPUs"]["seen"].count("Fake GPU GPU-node") == 2
-    assert "CUDA 13" in found["driver"]["seen"] and found["driver"]["state"] == "ok"
+        assert found[name]["state"] == "ok", found[name]
+    assert found["versions"]["result"].startswith("the same in the job: python 3.")
+    assert "dask-cuda 26" in found["versions"]["result"]
+    assert found["GPUs"]["result"].count("Fake GPU GPU-node") == 2
+    assert "CUDA 13" in found["driver"]["result"] and found["driver"]["state"] == "ok"
     assert (
-        "tls, " in found["transport"]["seen"]
-        and "GB/s between two workers (host memory)" in found["transport"]["seen"]
+        "tls, " in found["transport"]["result"]
+        and "GB/s between two workers (host memory)" in found["transport"]["result"]
     )
     backend.wait_empty(15)
     assert not [
@@ -59,7 +59,7 @@ def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what", "state", "seen"),
+    ("change", "name", "state", "result"),
     [
         ({"commands": {"sbatch": "/nosuch/sbatch"}}, "commands", "failed", "not found: "),
         ({"directory": "/proc/nosuch"}, "directory", "failed", "/proc/nosuch"),
@@ -79,15 +79,15 @@ def test_a_site_that_is_right(cli: Cli, backend: SlurmBackend) -> None:
     ids=["commands", "directory", "interface", "ucxx"],
 )
 def test_from_here(
-    cli: Cli, backend: SlurmBackend, change: dict[str, Any], what: str, state: str, seen: str
+    cli: Cli, backend: SlurmBackend, change: dict[str, Any], name: str, state: str, result: str
 ) -> None:
     site = cli.write("s.yaml", backend.site() | change)
-    found = diagnostics(cli, "--site", str(site), code=1 if state == "failed" else 0)[what]
-    assert found["state"] == state and seen in found["seen"] and found["do"]
+    found = checks(cli, "--site", str(site), code=1 if state == "failed" else 0)[name]
+    assert found["state"] == state and result in found["result"] and found["remedy"]
 
 
 @pytest.mark.parametrize(
-    ("setup", "what", "seen", "do"),
+    ("setup", "name", "result", "remedy"),
     [
         ("mkdir -p $HOME/b/dask_cuda; echo 'raise ImportError(\"no cuda.bindings\")' > $HOME/b/dask_cuda/__init__.py; "
          "export PYTHONPATH=$HOME/b:$PYTHONPATH", "job", "no cuda.bindings", "dask-cuda[cu12]"),
@@ -97,37 +97,35 @@ def test_from_here(
     ids=["no-dask-cuda", "no-gpu", "no-scratch"],
 )  # fmt: skip
 def test_from_a_job(
-    cli: Cli, backend: SlurmBackend, setup: str, what: str, seen: str, do: str
+    cli: Cli, backend: SlurmBackend, setup: str, name: str, result: str, remedy: str
 ) -> None:
     site = backend.site()
     site["setup"] += f"\n{setup}"
-    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)[what]
-    assert found["state"] == "failed" and seen in found["seen"] and do in found["do"]
+    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)[name]
+    assert found["state"] == "failed" and result in found["result"] and remedy in found["remedy"]
     backend.wait_empty(15)
 
 
 def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": site["queues"]["main"]}
-    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)["job"]
-    assert "nosuch" in found["seen"] and "request" in found["do"]
+    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)["job"]
+    assert "nosuch" in found["result"] and "request" in found["remedy"]
     assert backend.queue() == []
 
 
-def test_other_versions_are_told(cli: Cli, backend: SlurmBackend) -> None:
-    """A distributed of another version in the job: what is imported there is the same, only its name tag differs."""
+def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
+    """Another version of dask-cuda in the job: only its metadata differ, the code is the same."""
     tag = cli.home / "tags" / "dask_cuda-25.2.0.dist-info"
     tag.mkdir(parents=True)
     (tag / "METADATA").write_text("Metadata-Version: 2.1\nName: dask-cuda\nVersion: 25.2.0\n")
     site = backend.site()
     site["setup"] += f"\nexport PYTHONPATH={tag.parent}:$PYTHONPATH"
-    found = diagnostics(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
-    assert found["state"] == "warning" and "25.2.0 in the job" in found["seen"]
+    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
+    assert found["state"] == "warning" and "25.2.0 in the job" in found["result"]
 
 
 def test_local(cli: Cli, backend: SlurmBackend) -> None:
-    found = diagnostics(
-        cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2"
-    )
+    found = checks(cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2")
     assert found["job"]["state"] == "ok"
-    assert "GB/s" in found["transport"]["seen"]
+    assert "GB/s" in found["transport"]["result"]

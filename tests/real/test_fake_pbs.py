@@ -438,4 +438,4 @@ def test_each_worker_has_its_own_gpu(
     cluster = done.stdout.strip()
     found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["workers"]
     assert len({(node, devices.split(",")[0]) for devices, node, _ in found.values()}) == 8
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8

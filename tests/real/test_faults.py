@@ -70,7 +70,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
 def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
     wrapper = local.work / "python"
     wrapper.write_text(
-        f'#!/bin/bash\ncase $1 in */injob.py) exec {sys.executable} "$@";; esac\n'
+        f'#!/bin/bash\ncase $1 in */injob.pyz) exec {sys.executable} "$@";; esac\n'
         f'case $* in *worker*) exec sleep 600;; esac\nexec {sys.executable} "$@"\n'
     )
     wrapper.chmod(0o755)

@@ -70,7 +70,7 @@ def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class:
         assert all(
             sorted(devices) == ["0", "1", "2", "3"] for devices in lists
         )  # all of the node's are visible
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8
     assert len(cli.status(cluster)["jobs"]) == 1
     backend.wait_empty(20, cluster)
 
@@ -127,7 +127,7 @@ def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywo
     assert (
         len({(node, devices.split(",")[0]) for devices, node, _ in found["workers"].values()}) == 8
     )
-    assert len({gpu["uuid"] for gpu in cli.status(cluster)["gpus"].values()}) == 8
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 8
     everything = cli("logs", cluster, "--all").stdout
     assert everything.count("fake rmm: managed_memory=True") == (8 if "rmm" in keywords else 0)
     backend.wait_empty(20, cluster)
@@ -137,7 +137,7 @@ def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
     assert cli.status(cluster)["workers"]["connected"] == names
-    assert cli.status(cluster)["jobs"][0]["expected_workers"] == names
+    assert cli.status(cluster)["jobs"][0]["workers"] == names
     refused = cli("scale", cluster, "8")
     assert refused.returncode == 2 and "one MPI allocation" in refused.stderr
     cli("cancel", cluster)
@@ -189,7 +189,7 @@ def test_dead_rank_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     connected(cli, cluster, 8)
     ranks = [
         pid
-        for pid in processes_with(f"{cluster}/injob.py")
+        for pid in processes_with(f"{cluster}/injob.pyz")
         if b"\0rank\0" in cmdline(pid) and b"-m\0mpi4py" in cmdline(pid)
     ]
     assert ranks
@@ -226,7 +226,7 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
         ("from dask_mpi import initialize\ninitialize()\nfrom distributed import Client\nClient()", 1, "the script needs `if __name__"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="sys.exit(7)"), 7, "rank 1 on node1: exit code 7"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
-        (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is given by gpujobs"),
+        (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is set by gpujobs"),
         (SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_scale_while_pending_and_during_scale(
         thread.start()
     for thread in threads:
         thread.join()
-    wanted = cluster._target
+    wanted = cluster._scaler.target
     until(lambda: len(backend.queue()) == len(cluster.plan) == wanted, 10)
     cluster.scale(0)
     backend.wait_empty(10)
@@ -180,7 +181,7 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
             worker_options={"rmm_pool_size": 0.5}, name="profile", quiet=True, scheduler_options={"dashboard_address": ":0"},
             **{key: value for key, value in keywords.items() if value is not None},
         ) as two:  # fmt: skip
-            two._pool._next = one._pool._next
+            two._pool._submitter._next_number = one._pool._submitter._next_number
             assert one.job_script().replace(one.id, two.id) == two.job_script()
         submitted = next((one.folder / "scripts").iterdir()).read_text()
         assert one.scheduler_address not in submitted  # read from the cluster's folder
@@ -269,10 +270,9 @@ def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
             await cluster.wait_for_workers(2, timeout=60)
             with pytest.raises(InputError):
                 await cluster.scale(-1)
-            cluster._pool.plan = cluster._pool.plan.__class__(
-                **{**cluster._pool.plan.__dict__, "workers": cluster._pool.plan.workers.__class__(
-                    **{**cluster._pool.plan.workers.__dict__, "lines": ("--partition=nosuch",)})}
-            )  # fmt: skip
+            submitter = cluster._pool._submitter
+            bad = replace(submitter.plan.workers, lines=("--partition=nosuch",))
+            submitter.plan = replace(submitter.plan, workers=bad)
             with pytest.raises(RefusedError, match="nosuch"):
                 await cluster.scale(3)
 
@@ -289,7 +289,7 @@ def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     code = (
         "import signal, threading\n"
-        "def work():\n    import gpujobs.cluster\n    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+        "def work():\n    import gpujobs.deploy\n    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
         "t = threading.Thread(target=work); t.start(); t.join()"
     )
     assert (
@@ -425,7 +425,7 @@ def test_f3_job_cancelled_from_outside_is_replaced(
     )  # another number: names are never used twice
     assert cluster.observed == cluster.plan
     gone = next(job for job in cluster.jobs if job["phase"] == "ENDED")
-    assert gone["job"] == 0
+    assert gone["number"] == 0
 
 
 def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
@@ -450,7 +450,7 @@ def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBacken
     backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     try:
         until(lambda: f"{cluster.id}-2-3" in cluster.observed, 60)
-        assert next(job for job in cluster.jobs if job["job"] == 0)["state"] == "NODE_FAIL"
+        assert next(job for job in cluster.jobs if job["number"] == 0)["state"] == "NODE_FAIL"
     finally:
         backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
@@ -526,7 +526,7 @@ def test_f7_killed_client_leaves_nothing(
     record = json.loads((home / ".gpujobs" / cluster / "jobs" / "4.json").read_text())
     assert record["ended"] - record["started"] <= 10
     assert (
-        "injob.py supervise" not in log.read_text() and "workers" not in log.read_text()
+        "injob.pyz supervise" not in log.read_text() and "workers" not in log.read_text()
     )  # Python never started
     assert not processes_with(cluster)
 

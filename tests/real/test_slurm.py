@@ -138,7 +138,7 @@ def test_worker_job_that_is_preempted_softly_hands_its_data_over(
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
     log = Path(found["folder"]) / "logs" / f"job-{other['number']}.log"
-    assert f"leaving (SIGTERM): {cluster}-{other['number']}" in log.read_text()
+    assert f"stopping (SIGTERM): {cluster}-{other['number']}" in log.read_text()
     cli("cancel", cluster)
     backend.wait_empty(15)
 

@@ -1,4 +1,4 @@
-"""What people see in a terminal: the live line, Ctrl-C, a window that is closed, completion. On the local site."""
+"""Terminals: the line of progress, Ctrl-C, a closed window, completion. On the local site."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def local(home: Path) -> Iterator[Cli]:
 
 
 class Terminal:
-    """A terminal with gpujobs in it; ``said`` is all that came to the screen."""
+    """A terminal that runs gpujobs; ``screen`` is all that was written to it."""
 
     def __init__(self, cli: Cli, *arguments: str, columns: int = 40) -> None:
         self.master, slave = pty.openpty()
@@ -43,9 +43,9 @@ class Terminal:
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(slave)
-        self.said = ""
+        self.screen = ""
 
-    def look(self) -> str:
+    def read(self) -> str:
         while select.select([self.master], [], [], 0)[0]:
             try:
                 new = os.read(self.master, 65536)
@@ -53,22 +53,22 @@ class Terminal:
                 break
             if not new:
                 break
-            self.said += new.decode()
-        return self.said
+            self.screen += new.decode()
+        return self.screen
 
     def until(self, pattern: str, seconds: float = 60) -> str:
-        until(lambda: re.search(pattern, self.look()), seconds, f"{pattern} in {self.said!r}")
-        found = re.search(pattern, self.said)
+        until(lambda: re.search(pattern, self.read()), seconds, f"{pattern} in {self.screen!r}")
+        found = re.search(pattern, self.screen)
         assert found
         return found[0]
 
     def end(self, seconds: float = 60) -> int:
         until(
-            lambda: (self.look(), self.process.poll() is not None)[1],
+            lambda: (self.read(), self.process.poll() is not None)[1],
             seconds,
-            f"the end after {self.said!r}",
+            f"the end after {self.screen!r}",
         )
-        self.look()
+        self.read()
         return int(self.process.returncode)
 
     def close(self) -> None:
@@ -97,21 +97,23 @@ def sleeping(local: Cli, seconds: str) -> str:
     )
 
 
-def test_one_live_line_that_is_gone_at_the_end(local: Cli) -> None:
+def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "4"), "--wait", columns=20) as window:
         assert window.end() == 0
-        said = window.said
-    live = [text.split("\r")[0] for text in said.split("\r\x1b[K")[1:]]
+        screen = window.screen
+    live = [text.split("\r")[0] for text in screen.split("\r\x1b[K")[1:]]
     shown = [text for text in live if re.match(r"[01]/1 workers", text)]
-    assert len(shown) > 6 and len(set(shown)) > 3, said  # it moves
+    assert len(shown) > 6 and len(set(shown)) > 3, screen  # it moves
     assert all(len(text) < 20 and "\n" not in text for text in shown)  # in one row
-    for line in said.split("\r\n"):  # what stays on the screen
+    for line in screen.split("\r\n"):  # the lines that stay
         assert "workers," not in line.split("\x1b[K")[-1], line
-    assert re.search(r"\x1b\[Khere\r\n", said)  # the command's output stands above the live line
-    assert re.search(r"is done after \d\d:\d\d\r\n$", said)
+    assert re.search(
+        r"\x1b\[Khere\r\n", screen
+    )  # the output of `run` is above the line of progress
+    assert re.search(r"is done after \d\d:\d\d\r\n$", screen)
 
 
-def test_plain_lines_where_there_is_no_terminal(local: Cli) -> None:
+def test_plain_lines_without_a_terminal(local: Cli) -> None:
     done = local("submit", sleeping(local, "4"), "--wait")
     assert done.returncode == 0
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
@@ -126,16 +128,16 @@ def test_ctrl_c_while_waiting(local: Cli) -> None:
         window.until(r"here\r\n")
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
-        assert f"the cluster goes on; to end it: gpujobs cancel {cluster}" in window.said
-        assert "Traceback" not in window.said
+        assert f"the cluster continues; to end it: gpujobs cancel {cluster}" in window.screen
+        assert "Traceback" not in window.screen
     assert local.status(cluster)["state"] == "RUNNING"
 
 
-def test_a_window_that_is_closed_changes_nothing(local: Cli) -> None:
+def test_a_closed_window_changes_nothing(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "5"), "--wait") as window:
         cluster = window.until(r"p-[0-9a-f]{4}")
         window.until("0/1 workers")
-        window.close()  # SIGHUP for all that is in it
+        window.close()  # SIGHUP for all its processes
         window.process.wait(20)
     until(lambda: local.status(cluster)["state"] == "DONE", 60)
     assert local("logs", cluster).stdout == "here\n"
@@ -146,21 +148,22 @@ def test_status_watch(local: Cli) -> None:
     with terminal(local, "status", "--watch", columns=200) as window:
         until(
             lambda: (
-                window.look().count("\x1b[2J") >= 2 and cluster in window.said.split("\x1b[2J")[-1]
+                window.read().count("\x1b[2J") >= 2
+                and cluster in window.screen.split("\x1b[2J")[-1]
             ),
             40,
         )
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
-        assert "Traceback" not in window.said
+        assert "Traceback" not in window.screen
     with terminal(local, "status", cluster, "--watch", columns=200) as window:
         window.until(r"WORKERS")
         assert local("cancel", cluster).returncode == 0
-        assert window.end(40) == 0  # nothing more will come
-        assert "CANCELLED" in window.said.split("\x1b[2J")[-1]
+        assert window.end(40) == 0  # its state is final
+        assert "CANCELLED" in window.screen.split("\x1b[2J")[-1]
     listed = local.start("status", cluster, "--watch", "--json")
     out, _ = listed.communicate(timeout=30)
-    assert json.loads(out)["version"] == 1
+    assert json.loads(out)["version"] == 2
 
 
 def test_logs_follow(local: Cli) -> None:
@@ -174,10 +177,10 @@ def test_logs_follow(local: Cli) -> None:
         window.until(r"\b3\r\n")
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
-        assert "Traceback" not in window.said
+        assert "Traceback" not in window.screen
     everything = local.start("logs", cluster, "-f", "--all")
     time.sleep(2)
-    # Nobody is left to say that the cluster has ended: the batch scheduler knows that its jobs are gone.
+    # No process is left to write `ended`: only the batch scheduler knows that the jobs are gone.
     for pid in processes_with(f"GPUJOBS_JOB_NAME={cluster}\0"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -84,6 +84,11 @@ class Cli:
         found: dict[str, Any] = json.loads(done.stdout)["clusters"][0]
         return found
 
+    def gpus(self, cluster: str) -> dict[str, Any]:
+        """Return the GPU of each connected worker of a cluster, by the worker's name."""
+        jobs = self.status(cluster)["jobs"]
+        return {gpu["worker"]: gpu for job in jobs for gpu in job["gpus"]}
+
     def python_run(
         self, code: str, *arguments: str, timeout: float = 180
     ) -> subprocess.CompletedProcess[str]:

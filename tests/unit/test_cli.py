@@ -1,18 +1,25 @@
-"""The installed command without a batch scheduler: what it prints where, and its exit codes."""
+"""The installed command without a batch scheduler: its output, its messages and its exit codes."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
+from gpujobs.config.spec import load_spec
 
+from gpujobs.cli import messages
+from gpujobs.cli.plan_text import submitted_json
 from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
+from gpujobs.clusters.prepare import make_cluster_plan
 
 from ..support.cli import ROOT, text_of
 
@@ -45,7 +52,7 @@ def site(folder: Path, name: str, text: str) -> Path:
 
 
 def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
-    """Write a record as if a cluster had been submitted to a Slurm whose commands are not on this machine."""
+    """Write the record of a cluster of a Slurm whose commands are not on this machine."""
     ledger = Ledger(home / ".local" / "state" / "gpujobs" / "clusters")
     folder = home / ".gpujobs" / cluster
     folder.mkdir(parents=True)
@@ -92,7 +99,7 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     path = site(tmp_path, "here", "x")
     for name in ("./here.yaml", str(path)):
         done = run("sites", "show", name)
-        assert done.stdout == path.read_text() and "site here is right" in done.stderr
+        assert done.stdout == path.read_text() and "site here is valid" in done.stderr
     path.write_text(path.read_text().replace("queues", "queus"))
     done = run("sites", "show", str(path))
     assert (done.returncode, done.stdout) == (2, "")
@@ -102,7 +109,7 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
 
 
 def test_schema(run) -> None:  # type: ignore[no-untyped-def]
-    profile, site_schema = (json.loads(run("schema", what).stdout) for what in ("profile", "site"))
+    profile, site_schema = (json.loads(run("schema", kind).stdout) for kind in ("profile", "site"))
     for schema in (profile, site_schema):
         jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate({"gpus": 8, "walltime": "2h", "run": ["python", "x.py"]}, profile)
@@ -123,7 +130,7 @@ def test_completion(run, shell: str) -> None:  # type: ignore[no-untyped-def]
     assert "_GPUJOBS_COMPLETE" in done.stdout
 
 
-# -- stdout is data ------------------------------------------------------------------------------------------------
+# -- data goes to stdout ------------------------------------------------------------------------------------------------
 def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
     profile.write_text(text_of({"gpus": 8, "account": "p12345", "run": ["python", "svd.py"]}))
@@ -138,14 +145,14 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
     assert "other-0000" in other.stdout and other.stdout != dry.stdout
 
 
-def test_the_clusters_id_is_in_one_place_of_a_script(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_id_of_the_cluster_is_in_one_line_of_a_script(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
     profile.write_text(text_of({"gpus": 8, "account": "p12345", "run": ["python", "train.py"]}))
     script = run("render", str(profile), "--site", "example-slurm").stdout
     assert script.count("svd-0000") == 1
 
 
-def test_plan_says_everything(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_plan_prints_everything(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
     spec = {
         "gpus": 8,
@@ -158,7 +165,7 @@ def test_plan_says_everything(run, tmp_path: Path) -> None:  # type: ignore[no-u
     done = run("plan", str(profile), "--site", "example-slurm", "--set", "network.protocol=tcp")
     assert done.returncode == 0, done.stderr
     for line in (
-        r"jobs +2 x \(1 node, 4 GPUs, .*2h\) in queue gpu", r"GPUs +8 asked for, 8 with a worker of their own",
+        r"jobs +2 x \(1 node, 4 GPUs, .*2h\) in queue gpu", r"GPUs +8 requested, 8 with a worker of their own",
         r"workers +8: svd-0000-0-0, .*, svd-0000-1-3", r"each worker +CUDAWorker, 3 threads, memory limit 20GiB",
         r"dask scheduler +in the job that starts first", r"network +tcp, encrypted \(TLS\); interface: \w+",
         r"run +python x.py", r"limits +.*walltime 2h <= 48h",
@@ -211,7 +218,7 @@ def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: P
     assert done.returncode == 3 and done.stdout == ""
 
 
-def test_3_one_that_cannot_be_cancelled_does_not_keep_the_others(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_3_after_one_that_cannot_be_cancelled_the_others_are(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "a-0001")
     submitted(
         tmp_path,
@@ -234,14 +241,14 @@ def test_2_wrong_usage(run, arguments: list[str]) -> None:  # type: ignore[no-un
     assert "Traceback" not in done.stderr
 
 
-def test_a_record_that_cannot_be_read_is_told(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_that_is_not_valid(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     ledger = submitted(tmp_path, "svd-0001")
     (ledger.folder / "half-0000.json").write_text('{"id": "ha')
     done = run("status", "--all")
     assert (
         done.returncode == 0
         and "svd-0001" in done.stdout
-        and "half-0000.json is no record" in done.stderr
+        and "half-0000.json is not a valid record" in done.stderr
     )
     done = run("cancel", "half-0000")
     assert (
@@ -251,7 +258,7 @@ def test_a_record_that_cannot_be_read_is_told(run, tmp_path: Path) -> None:  # t
     )
 
 
-def test_a_folder_that_was_taken_away(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_folder_that_was_removed(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     (tmp_path / ".gpujobs" / "svd-0001").rmdir()
     for arguments in (
@@ -264,6 +271,96 @@ def test_a_folder_that_was_taken_away(run, tmp_path: Path) -> None:  # type: ign
         assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_examples_are_right(run) -> None:  # type: ignore[no-untyped-def]
+def test_examples_are_valid(run) -> None:  # type: ignore[no-untyped-def]
     for path in (ROOT / "examples").glob("*.yaml"):
         assert run("render", str(path), "--site", "local").returncode == 0
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    messages.install_handler()
+    messages.install_handler()  # the second call changes nothing
+    yield
+    for installed in [
+        item for item in messages.logger.handlers if type(item) is messages.MessageHandler
+    ]:
+        messages.logger.removeHandler(installed)
+
+
+def test_messages_are_above_the_line_of_progress(
+    handler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = messages.Progress()
+    progress.show("1/2 workers", "00:01")
+    logging.getLogger("gpujobs").warning("Slurm is %s", "away")
+    progress.show("x" * 200, "00:02")
+    clear = "\r\x1b[K"
+    shown = terminal.getvalue()
+    assert shown == f"{clear}1/2 workers, 00:01{clear}Slurm is away\n{clear}{'x' * 79}"
+
+
+def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = messages.Progress()
+    for clock in ("00:01", "00:02"):
+        progress.show("1/2 workers", clock)
+    progress.show("2/2 workers", "00:03")
+    logging.getLogger("gpujobs").info("all are there")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "1/2 workers, 00:01\n2/2 workers, 00:03\nall are there\n"
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------
+def documented(section: str, number: int) -> list[str]:
+    """Return the keys in a table of JSON keys of docs/commands.md; ``number`` counts them, from 0."""
+    text = (ROOT / "docs" / "commands.md").read_text()
+    body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert body
+    tables = re.findall(r"^\| Key \| Type \| Meaning \|\n\|.*\n((?:\|.*\n)+)", body[1], re.M)
+    rows = tables[number].splitlines()
+    return sorted(key for row in rows for key in re.findall(r"`(\w+)`", row.split("|")[1]))
+
+
+def test_keys_of_status_are_documented(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    submitted(tmp_path, "svd-0001")
+    value = json.loads(run("status", "--json").stdout)
+    cluster = value["clusters"][0]
+    assert value["version"] == 2
+    assert sorted(cluster) == documented("status", 0)
+    assert sorted(cluster["jobs"][0]) == documented("status", 1)
+    assert cluster["jobs"][0]["workers"] == [f"svd-0001-0-{gpu}" for gpu in range(4)]
+
+
+def test_keys_of_plan_and_submit_are_documented(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    profile = tmp_path / "p.yaml"
+    profile.write_text(text_of({"gpus": 4, "account": "p12345"}))
+    plan = json.loads(run("plan", str(profile), "--site", "example-slurm", "--json").stdout)
+    assert sorted(plan) == documented("plan", 0)
+    assert sorted(plan["jobs"][0]) == documented("plan", 1)
+    record = submitted(tmp_path, "svd-0001").get("svd-0001")
+    spec = load_spec(profile, site="example-slurm")
+    value = submitted_json(make_cluster_plan(spec), record)
+    own = {*documented("plan", 0), *documented("submit", 0)} - {"estimated_start"}
+    assert sorted(value) == sorted(own) and value["cluster"] == "svd-0001"
+    assert value["submissions"] == [{"id": "7", "first": 0, "count": 1}]
+
+
+def test_keys_of_doctor_and_sites_are_documented(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    site(tmp_path, "here", "x")
+    done = run("doctor", "--site", "./here.yaml", "--json")
+    value = json.loads(done.stdout)
+    assert done.returncode == 1 and value["version"] == 2  # there is no sbatch
+    assert all(sorted(check) == documented("doctor", 0) for check in value["checks"])
+    failed = [check for check in value["checks"] if check["state"] == "failed"]
+    assert [check["name"] for check in failed] == ["commands"]
+    assert failed[0]["result"] == "not found: sbatch, scancel, squeue" and failed[0]["remedy"]
+    listed = json.loads(run("sites", "list", "--json").stdout)["sites"]
+    assert sorted(listed[0]) == documented("sites", 0)

@@ -21,9 +21,8 @@ from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
 from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
 
 OURS = {
-    "_adapts", "_address", "_begin", "_check_elastic", "_pool", "_give_up", "_goodbye", "_jobs_for", "_keep_lease", "_ledger", "_load", "_refresh", "_refreshing",
-    "_reach_target", "_record", "_retire", "_round", "_scale", "_scheduler_spec", "_target", "_tasks", "_touch_lease", "_view", "_watch",
-    "_watch_soon", "_write_down_target",
+    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_pool", "_reach_target",
+    "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
 

@@ -1,4 +1,4 @@
-"""The documents are true: their examples load and plan, commands and keys exist, links lead somewhere."""
+"""The documentation matches the code: examples are valid, commands, keys and link targets exist."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from gpujobs.cli.main import main
 from gpujobs.config import profile as profile_models
 from gpujobs.config import site as site_models
-from gpujobs.config.model import Model, build
-from gpujobs.config.sources import load_site
+from gpujobs.config.model import Model, build, keys_of
+from gpujobs.config.sitefiles import load_site
 from gpujobs.config.yamlfile import parse
 from gpujobs.planning.render import render
 
@@ -30,9 +30,7 @@ MODELS = {
     name: model
     for module in (profile_models, site_models)
     for name, model in inspect.getmembers(module, inspect.isclass)
-    if issubclass(model, Model)
-    and model is not Model
-    and name not in ("Variable", "File")  # one key each, in the text
+    if issubclass(model, Model) and model is not Model
 }
 
 
@@ -50,7 +48,7 @@ def blocks(kind: str) -> list[object]:
 def test_rendered_directives(
     mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same job on each batch scheduler is what `gpujobs render` prints for the profile at the top of the page."""
+    """The directives on the page are those that `gpujobs render` prints for its profile."""
     if mark[:1] != ["rendered"]:
         pytest.skip("not a script of gpujobs")
     monkeypatch.setenv("HOME", "/home/ada")
@@ -76,7 +74,7 @@ def prose(path: Path) -> str:
 @pytest.mark.parametrize(("mark", "text"), blocks("yaml"))
 def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
     assert mark and mark[0] in ("profile", "site"), (
-        "say what it is: <!-- profile site=NAME --> or <!-- site -->"
+        "a comment is missing above it: <!-- profile site=NAME --> or <!-- site -->"
     )
     settings = dict(word.split("=") for word in mark[1:] if word != "part")
     if mark[0] == "profile":
@@ -98,7 +96,7 @@ def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
 
 
 def commands() -> list[object]:
-    """Return what follows `gpujobs` in console blocks and in code within the text."""
+    """Return the arguments of `gpujobs` in console blocks and in code within the text."""
     found = []
     for path in FILES:
         consoles = "".join(
@@ -134,7 +132,7 @@ def test_commands_exist(words: str) -> None:
         assert not re.search("ID|svd", words)
 
 
-def test_every_command_and_option_is_told() -> None:
+def test_every_command_and_option_is_documented() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     assert sorted(sections) == sorted(main.commands)
@@ -159,7 +157,7 @@ def test_every_key_is_in_a_table(name: str) -> None:
     keys = [
         key for row in tables[0].splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
     ]
-    assert sorted(keys) == sorted(MODELS[name].model_fields)
+    assert sorted(keys) == sorted(keys_of(MODELS[name]))
 
 
 @pytest.mark.parametrize(("mark", "text"), blocks("python"))
@@ -203,7 +201,7 @@ def test_words(path: Path) -> None:
 def test_messages_are_real() -> None:
     folders = ((ROOT / "gpujobs").rglob("*.py"), (ROOT / "templates").glob("*.j2"))
     code = "".join(path.read_text() for paths in folders for path in paths)
-    code = re.sub(r'"\s*\n\s*f?"', "", code)  # texts that go on in the next line
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # strings that continue on the next line
     rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
     parts = [
         part.strip()
@@ -215,14 +213,33 @@ def test_messages_are_real() -> None:
     assert not [part for part in parts if part not in code]
 
 
-def test_every_module_is_on_the_map() -> None:
+def rooms(package: Path) -> set[str]:
+    """Return the folders and the modules at the root of the package; not `version.py` and the like."""
+    apart = {"__init__.py", "__main__.py", "version.py", "mpi.py"}
+    modules = {path.name for path in package.glob("*.py")} - apart
+    return modules | {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+
+
+def test_every_room_is_in_the_table() -> None:
     text = (ROOT / "docs" / "how-it-works.md").read_text()
+    table = re.search(r"^<!-- rooms -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    assert table
+    rows = re.findall(r"^\| `([^`]+)` \|", table[1], re.M)
+    assert sorted(rows) == sorted(rooms(ROOT / "gpujobs"))
+
+
+def test_every_module_is_on_the_map() -> None:
+    """Each room with several modules has a list of them, a line each; batch schedulers share one."""
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    text = text[text.index("\n## Modules\n") :]
+    section = r"^### `(\w+)/`\n\n(?:\w.*\n\n)?\|.*\n\|.*\n((?:\|.*\n)+)"
+    listed = dict(re.findall(section, text, re.M))
     package = ROOT / "gpujobs"
-    modules = {
-        str(path.relative_to(package)) for path in package.rglob("*.py") if "__" not in path.name
-    }
-    assert not [
-        name
-        for name in sorted(modules)
-        if f"`{name}`" not in text and not name.startswith("schedulers/")
-    ]
+    assert sorted(listed) == sorted(name[:-1] for name in rooms(package) if name[-1] == "/")
+    templates = {path.name.removesuffix(".sh.j2") for path in (ROOT / "templates").iterdir()}
+    for room, table in listed.items():
+        modules = {path.name for path in (package / room).glob("*.py") if "__" not in path.name}
+        if room == "schedulers":  # those are in the table of README.md
+            modules -= {f"{name}.py" for name in templates}
+        rows = re.findall(r"^\| `([^`]+)` \|", table, re.M)
+        assert sorted(rows) == sorted(modules), room

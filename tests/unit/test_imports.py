@@ -1,4 +1,4 @@
-"""The flow goes one way, and commands that need no dask do not import it."""
+"""Imports go one way between rooms and in no cycle inside one; most commands import no dask."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,47 +15,97 @@ import pytest
 import gpujobs
 
 PACKAGE = Path(gpujobs.__file__).parent
-HEAVY = ("dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptography")
+HEAVY = ("pydantic", "dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptography")
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# From the ground up: a room may import from its own floor's folder and from what stands before it, nothing behind it.
-FLOORS = [
-    "version", "errors", "text", "injob", "names", "mpi", "schedulers", "config", "planning", "batch", "clusters",
-    "deploy", "doctor", "cli",
-]  # fmt: skip
-APART = {"__init__", "__main__"}
+FLOORS = (
+    ("version", "errors", "text", "injob"),
+    ("mpi", "schedulers"),
+    ("config",),
+    ("planning", "batch"),
+    ("clusters",),
+    ("deploy", "doctor"),
+    ("cli",),
+)
+"""Rooms from the ground up. A room may import from itself and from the floors below its own."""
+ENTRANCES = ("__init__", "__main__")
+FILES_AT_ROOT = 8
 
 
 def room(path: Path) -> str:
-    """Return the folder of the package that a file is in, or the file's own name."""
+    """Return the folder of the package that holds a file, or the name of a file at its root."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> set[str]:
-    """Return the rooms of this package that a file imports from."""
-    found = set()
+def imported(path: Path) -> Iterator[Path]:
+    """Yield the modules of this package that ``path`` imports, also those inside functions."""
     for item in ast.walk(ast.parse(path.read_text())):
         if isinstance(item, ast.ImportFrom) and item.level:
-            base = path.parents[item.level - 1]
-            names = (
-                [item.module.split(".")[0]] if item.module else [alias.name for alias in item.names]
-            )
-            found |= {room(base / name) for name in names}
-    return found
+            base = path.parents[item.level - 1].joinpath(*(item.module or "").split("."))
+            for alias in item.names:
+                yield module_at(base / alias.name) or module_at(base) or base
+
+
+def module_at(path: Path) -> Path | None:
+    """Return the file of a module or a package, None if ``path`` is neither."""
+    files = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((file for file in files if file.exists()), None)
+
+
+def find_cycle(graph: dict[Path, set[Path]]) -> list[str]:
+    """Return the modules of a cycle, none if there is no cycle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(path.relative_to(PACKAGE)) for path in error.args[1]]
+    return []
 
 
 def test_every_room_has_its_floor() -> None:
-    assert {room(path) for path in PACKAGE.rglob("*.py")} == set(FLOORS) | APART
+    rooms = {name for floor in FLOORS for name in floor}
+    assert {room(path) for path in MODULES} == rooms | set(ENTRANCES)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
+def test_few_files_at_the_root() -> None:
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= FILES_AT_ROOT
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path) -> None:
     own = room(path)
-    if own in APART:
+    if own in ENTRANCES:
         return
-    allowed = {*FLOORS[: FLOORS.index(own)], own}
-    assert imports(path) <= allowed
+    floor = next(number for number, floor in enumerate(FLOORS) if own in floor)
+    allowed = {own, *(name for below in FLOORS[:floor] for name in below)}
+    assert {room(target) for target in imported(path)} <= allowed
+
+
+@pytest.mark.parametrize("name", [name for floor in FLOORS for name in floor])
+def test_no_cycle_inside_a_room(name: str) -> None:
+    graph = {
+        path: {target for target in imported(path) if room(target) == name}
+        for path in MODULES
+        if room(path) == name
+    }
+    assert find_cycle(graph) == []
+
+
+def test_a_cycle_is_found() -> None:
+    first, second, third = (PACKAGE / name for name in ("a.py", "b.py", "c.py"))
+    assert find_cycle({first: {second}, second: {third}, third: set()}) == []
+    cycle = find_cycle({first: {second}, second: {third}, third: {first}})
+    assert sorted(set(cycle)) == ["a.py", "b.py", "c.py"]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
+def test_commands_need_no_alias(path: Path) -> None:
+    imports = [
+        alias
+        for item in ast.walk(ast.parse(path.read_text()))
+        if isinstance(item, ast.Import | ast.ImportFrom)
+        for alias in item.names
+    ]
+    assert not [alias.name for alias in imports if alias.asname]
 
 
 def test_schedulers_do_no_input_or_output() -> None:
@@ -65,26 +117,45 @@ def test_schedulers_do_no_input_or_output() -> None:
 
 
 def test_processes_are_started_in_one_module() -> None:
-    users = {path.stem for path in PACKAGE.rglob("*.py") if "import subprocess" in path.read_text()}
-    assert users == {"process", "injob"}  # injob runs inside jobs
+    users = [
+        path.relative_to(PACKAGE)
+        for path in MODULES
+        if room(path) != "injob" and "import subprocess" in path.read_text()  # injob runs in jobs
+    ]
+    assert users == [Path("batch/process.py")]
 
 
-def test_injob_needs_only_the_standard_library_and_distributed() -> None:
-    for item in ast.walk(ast.parse((PACKAGE / "injob.py").read_text())):
-        names = []
-        if isinstance(item, ast.Import):
-            names = [alias.name for alias in item.names]
-        elif isinstance(item, ast.ImportFrom):
-            assert item.level == 0
-            names = [str(item.module)]
-        for name in names:
-            top = name.split(".")[0]
-            assert top in sys.stdlib_module_names or top in (
-                "distributed",
-                "pynvml",
-                "mpi4py",
-                "dask_mpi",
-            ), name
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "injob").glob("*.py")), ids=lambda path: path.name
+)
+def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
+    """In a job it is a package of another name, in an environment without gpujobs."""
+    others = {"distributed", "pynvml", "mpi4py", "dask_mpi"}
+    if path.name != "preload.py":  # its processes are dask's
+        assert not top_level_imports(path) & others
+    for item in ast.walk(ast.parse(path.read_text())):
+        if isinstance(item, ast.ImportFrom) and item.level:
+            assert item.level == 1
+        elif isinstance(item, ast.Import | ast.ImportFrom):
+            assert {
+                name.split(".")[0] for name in imported_names(item)
+            } <= others | sys.stdlib_module_names
+
+
+def imported_names(item: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(item, ast.ImportFrom):
+        return [str(item.module)]
+    return [alias.name for alias in item.names]
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """Return the packages that a module imports whenever it is imported."""
+    return {
+        name.split(".")[0]
+        for item in ast.parse(path.read_text()).body
+        if isinstance(item, ast.Import | ast.ImportFrom)
+        for name in imported_names(item)
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,11 +182,9 @@ def test_commands_import_no_dask(arguments: list[str], tmp_path: Path) -> None:
     loaded = json.loads(done.stderr.strip().splitlines()[-1])
     assert not [name for name in loaded if name.split(".")[0] in HEAVY]
     if arguments == ["--version"]:
-        assert not [
-            name for name in loaded if name.split(".")[0] in ("pydantic", "jinja2", "ruamel")
-        ]
+        assert not [name for name in loaded if name.split(".")[0] in ("jinja2", "ruamel")]
     if arguments == ["status"]:
-        assert not [name for name in loaded if name.split(".")[0] in ("pydantic", "jinja2")]
+        assert not [name for name in loaded if name.split(".")[0] == "jinja2"]
 
 
 def test_importing_gpujobs_imports_nothing_else() -> None:

@@ -1,241 +1,348 @@
-"""The code that runs in jobs, function by function; as a whole it runs in tests/real."""
+"""A job's supervisor, part by part; as a whole it runs in tests/real."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import subprocess
+import signal
 import sys
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpujobs import injob
-from gpujobs.clusters import folder
-
-from ..support.cli import NVML
-
-
-@pytest.mark.parametrize(
-    ("source", "environ", "devices"),
-    [
-        ("scheduler", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0", "1"]),
-        ("scheduler", {"CUDA_VISIBLE_DEVICES": "1,0"}, ["1", "0"]),  # any order, and kept
-        ("scheduler", {"CUDA_VISIBLE_DEVICES": "GPU-aa, GPU-bb"}, ["GPU-aa", "GPU-bb"]),
-        ("scheduler", {"CUDA_VISIBLE_DEVICES": "MIG-1"}, ["MIG-1"]),
-        ("scheduler", {"CUDA_VISIBLE_DEVICES": ""}, []),
-        ("exclusive", {}, None),
-        ("exclusive", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"]),
-        ("variable:SGE_HGR_gpu", {"SGE_HGR_gpu": "0 3"}, ["0", "3"]),
-        ("variable:SGE_HGR_gpu", {"SGE_HGR_gpu": "gpu0 gpu3"}, ["0", "3"]),
-        ("variable:X", {"X": "cuda:2,cuda:1"}, ["2", "1"]),
-        ("variable:X", {"X": "GPU-aa GPU-bb", "CUDA_VISIBLE_DEVICES": "7"}, ["GPU-aa", "GPU-bb"]),
-    ],
+from gpujobs.clusters import folder as folders
+from gpujobs.injob.folder import Ended, EndKind, Folder
+from gpujobs.injob.head import Head
+from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
+from gpujobs.injob.options import (
+    RankOptions,
+    RetireOptions,
+    SuperviseOptions,
+    TryUcxxOptions,
+    parse,
 )
-def test_visible_devices(source: str, environ: dict[str, str], devices: list[str] | None) -> None:
-    assert injob.visible_devices(source, environ) == devices
+from gpujobs.injob.preload import WorkerRegistry
+from gpujobs.injob.process import ManagedProcess, with_archive
+from gpujobs.injob.supervise import supervise
+from gpujobs.injob.walltime import Walltime
+from gpujobs.injob.workers import Workers
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("scheduler", "CUDA_VISIBLE_DEVICES is not set"),
-        ("variable:X", r"\$X is empty"),
-        ("file:X", r"\$X names no file"),
-    ],
-)
-def test_no_gpu_is_no_gamble(source: str, said: str) -> None:
-    with pytest.raises(LookupError, match=said):
-        injob.visible_devices(source, {})
+def options(folder: Path, **changes: Any) -> SuperviseOptions:
+    for name in ("jobs", "logs"):
+        (folder / name).mkdir(exist_ok=True, parents=True)
+    return SuperviseOptions(folder=str(folder), job=0, started=time.time(), **changes)
 
 
-def test_fenced_gpus_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(NVML))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    monkeypatch.setenv("FAKE_NVML_GPUS", "2")
-    assert injob.own_devices("scheduler", 2, {}, False) == ["0", "1"]
-    with pytest.raises(LookupError, match="CUDA_VISIBLE_DEVICES is not set"):
-        injob.own_devices("scheduler", 1, {}, False)  # of a node with more, nobody knows which
-
-
-def test_file_of_torque(tmp_path: Path) -> None:
-    here = os.uname().nodename.split(".")[0]
-    path = tmp_path / "gpufile"
-    path.write_text(f"other-gpu0\n{here}-gpu2\n{here}-gpu1\n")
-    assert injob.visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(path)}) == ["2", "1"]
-
-
-def test_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(NVML))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    monkeypatch.setenv("SLURMD_NODENAME", "node7")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    found = injob.identity()
-    assert found.pop("fast") == injob.fast_network()
-    assert found == {
-        "node": "node7",
-        "uuid": "GPU-node7-0000-0000-0000-000000000002",
-        "model": "Fake GPU",
-        "memory": 16 * 2**30,
-    }
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-node7-0000-0000-0000-000000000001,0")
-    assert injob.identity()["uuid"].endswith("1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-nosuch")
-    assert injob.identity()["uuid"] == "MIG-nosuch" and "NotFound" in injob.identity()["error"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert injob.identity()["uuid"] is None
-
-
-def test_two_workers_on_one_gpu() -> None:
-    def worker(node: str, uuid: str | None) -> dict[str, Any]:
-        return {"gpu": {"node": node, "uuid": uuid}}
-
-    fine = {
-        "a-0": worker("n1", "GPU-1"),
-        "a-1": worker("n1", "GPU-2"),
-        "a-2": worker("n2", "GPU-1"),
-        "c": worker("n1", None),
-        "d": worker("n1", None),
-    }
-    assert injob.duplicate(fine) == ""
-    assert (
-        injob.duplicate(fine | {"b-0": worker("n1", "GPU-1")})
-        == "workers a-0 and b-0 share GPU GPU-1 on n1"
-    )
-
-
-def test_commands_are_taken_apart() -> None:
+# -- command line ------------------------------------------------------------------------------------
+def test_commands_of_a_job() -> None:
     argv = [
-        "supervise",
-        "--job=3",
-        "--folder=/f",
-        "--scheduler",
-        "python",
-        "-m",
-        "s",
-        "--port=0",
-        "--workers",
-        "dask",
-        "--x",
-        "--run",
-        "p",
-        "--workers",
-        "--run",
-        "--scheduler",
+        *("supervise", "--job=3", "--folder=/f", "--started=1.5", "--schemes=ucxx,tcp"),
+        *("--scheduler", "python", "-m", "s", "--port=0"),
+        *("--workers", "dask", "--x"),
+        *("--run", "p", "--workers", "--run", "--scheduler"),
     ]
-    options = injob.parse(argv)
-    assert (options.job, options.folder) == (3, "/f")
-    assert options.scheduler == ["python", "-m", "s", "--port=0"]
-    assert options.workers == ["dask", "--x"]
-    assert options.run == ["p", "--workers", "--run", "--scheduler"]
+    found = parse(argv)
+    assert isinstance(found, SuperviseOptions)
+    assert (found.job, found.folder, found.started) == (3, "/f", 1.5)
+    assert found.schemes == ("ucxx", "tcp")
+    assert found.scheduler == ("python", "-m", "s", "--port=0")
+    assert found.workers == ("dask", "--x")
+    assert found.run == ("p", "--workers", "--run", "--scheduler")
 
 
-def test_the_first_one_ends_the_cluster(tmp_path: Path) -> None:
-    won = []
-
-    def end(number: int) -> None:
-        if injob.Folder(str(tmp_path)).end(number, f"reason {number}", number):
-            won.append(number)
-
-    threads = [threading.Thread(target=end, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert json.loads((tmp_path / "ended").read_text())["exit_code"] == won[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["ended"]
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"workers": 3', "null", "[1]"])
-def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
-    (tmp_path / "workers.json").write_text(text)
-    assert injob.Folder(str(tmp_path)).registered() == {}
-
-
-def test_last_line(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert injob.last_line(log) == ""
-    log.write_bytes(b"x" * 100_000 + b"\nlast\0 one \xff\n\n  \n")
-    assert injob.last_line(log) == "last one \ufffd"
+def test_a_script_in_all_ranks_may_have_any_arguments() -> None:
+    script = ("all.py", "--run", "--workers", "4", "--")
+    argv = ["supervise", "--job=0", "--folder=/f", "--started=1", "--run-on=ranks"]
+    found = parse([*argv, "--workers", "mpirun", *script])
+    assert isinstance(found, SuperviseOptions)
+    assert found.workers == ("mpirun", *script)
+    assert found.run == ()
+    words = [
+        "rank",
+        "--folder=/f",
+        "--size=4",
+        "--gpus=1",
+        "--script",
+        "--worker-options",
+        '{"a": 1}',
+    ]
+    rank = parse([*words, "--", *script])
+    assert isinstance(rank, RankOptions)
+    assert rank.command == script
+    assert rank.worker_options == {"a": 1}
 
 
-def test_it_compiles_for_older_pythons() -> None:
-    import ast
-
-    ast.parse(Path(injob.__file__).read_text(), feature_version=(3, 9))
-
-
-def test_it_starts_without_gpujobs(tmp_path: Path) -> None:
-    copy = tmp_path / "injob.py"
-    copy.write_text(Path(injob.__file__).read_text())
-    done = subprocess.run(
-        [sys.executable, "-S", str(copy), "--help"],
-        capture_output=True,
-        text=True,
-        env={},
-        check=False,
+def test_other_commands() -> None:
+    assert parse(["retire", "--timeout=5", "--workers=a-0,a-1"]) == RetireOptions(
+        timeout=5.0, workers=("a-0", "a-1")
     )
-    assert done.returncode == 0, done.stderr
+    assert parse(["try-ucxx"]) == TryUcxxOptions(interface=None)
+    assert parse(["try-ucxx", "--interface", "ib0"]) == TryUcxxOptions(interface="ib0")
+
+
+def test_folder_and_number_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        parse(["supervise", "--started=1"])
+    monkeypatch.setenv("GPUJOBS_FOLDER", "/f")
+    monkeypatch.setenv("GPUJOBS_JOB", "7")
+    found = parse(["supervise", "--started=1"])
+    assert isinstance(found, SuperviseOptions)
+    assert (found.folder, found.job) == ("/f", 7)
+
+
+# -- time ----------------------------------------------------------------------------------------------
+def test_the_walltime_does_not_follow_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    walltime = Walltime(now - 10, 100, 20)
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert 80 < walltime.left() <= 90
+    assert not walltime.nearly_over()
+    assert walltime.workers_lifetime() in (69, 70)
+
+
+@pytest.mark.parametrize(
+    ("left", "nearly_over", "explains_signal"),
+    [(10, True, True), (70, False, True), (90, False, False)],
+)
+def test_near_the_walltime(left: int, nearly_over: bool, explains_signal: bool) -> None:
+    walltime = Walltime(time.time(), left, 20)
+    assert walltime.nearly_over() is nearly_over
+    assert walltime.explains_signal() is explains_signal
+    endless = Walltime(time.time(), 0, 20)
+    assert not endless.nearly_over() and not endless.explains_signal()
 
 
 def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
-    head = injob.Head(
-        injob.parse(
-            ["supervise", f"--folder={tmp_path}", "--job=0", "--lease=60", "--scheduler", "x"]
-        )
-    )
+    head = Head(options(tmp_path, lease=60, scheduler=("x",)))
     (tmp_path / "head").mkdir()
-    (tmp_path / "head" / "beat").write_text("1.0")  # by clocks that are years apart
+    (tmp_path / "head" / "heartbeat").write_text("1.0")  # by clocks that are years apart
     lease = tmp_path / "lease"
     lease.write_text("9999999999.0")
-    head._look_at_lease()
-    head.lease_time = 0
+    head._check_lease()
+    head._lease_time = 0
     lease.write_text("0.0")
-    head._look_at_lease()
-    assert folder.silence(tmp_path) < 5
+    head._check_lease()
+    assert folders.silence(tmp_path) < 5
     os.utime(lease, (lease.stat().st_mtime - 100, lease.stat().st_mtime - 100))
-    assert 95 < folder.silence(tmp_path) < 105
-    head.lease_time = 0
-    with pytest.raises(injob.End, match="silent for 100 s"):
-        head._look_at_lease()
+    assert 95 < folders.silence(tmp_path) < 105
+    head._lease_time = 0
+    with pytest.raises(JobExit, match="silent for 100 s") as caught:
+        head._check_lease()
+    assert caught.value.kind is EndKind.FAILED
     lease.unlink()
-    assert folder.silence(tmp_path) == float("inf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]
+    assert folders.silence(tmp_path) == float("inf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "jobs", "logs"]
 
 
-def test_the_walltime_does_not_follow_a_clock_that_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    options = injob.parse(
-        ["supervise", f"--folder={tmp_path}", "--job=0", f"--started={now - 10}", "--walltime=100"]
-    )
-    job = injob.Job(options)
-    monkeypatch.setattr(time, "time", lambda: now + 3600)
-    assert 80 < job.time_left() <= 90
-
-
-def test_warnings_of_the_batch_scheduler_do_not_kill_children(tmp_path: Path) -> None:
+# -- processes -----------------------------------------------------------------------------------------
+def test_warnings_of_the_batch_scheduler_do_not_kill_processes(tmp_path: Path) -> None:
     code = "import os, signal; [os.kill(os.getpid(), n) for n in (signal.SIGUSR1, signal.SIGUSR2)]; print('alive')"
-    child = injob.Child("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
-    assert child.wait(20) and child.code == 0
+    process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+    assert process.wait(20) and process.exit_code == 0
     assert (tmp_path / "log").read_text() == "alive\n"
+
+
+def test_how_a_process_ended(tmp_path: Path) -> None:
+    killed = ManagedProcess("it", ["sleep", "600"], tmp_path / "log", {})
+    assert killed.running and not killed.wait(0.2)
+    killed.kill()
+    assert killed.wait(5) and killed.exit_message() == "it ended (exit code 137)"
+    missing = ManagedProcess("it", ["/nosuch/program"], tmp_path / "log", {})
+    assert missing.wait(5)
+    assert missing.exit_message() == (
+        "it ended (exit code 127): gpujobs: cannot start /nosuch/program: No such file or directory"
+    )
+
+
+def test_only_processes_of_dask_import_from_the_archive(tmp_path: Path) -> None:
+    archive = tmp_path / "injob.pyz"
+    assert with_archive({}, archive)["PYTHONPATH"] == str(archive)
+    assert with_archive({"PYTHONPATH": ""}, archive)["PYTHONPATH"] == str(archive)
+    assert with_archive({"PYTHONPATH": "/a:/b"}, archive)["PYTHONPATH"] == f"/a:/b:{archive}"
+
+
+# -- ends ------------------------------------------------------------------------------------------------
+class Stopped(Head):
+    """A head without a dask scheduler."""
+
+    def work(self) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            self.pause(5)
+            self._check_stop()
+
+
+@pytest.fixture
+def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from gpujobs.injob.job import _SIGNALS
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("keep_handlers")
+@pytest.mark.parametrize(
+    ("walltime", "kind", "reason"),
+    [
+        (0, "cancelled", "the batch scheduler sent SIGTERM"),
+        (600, "cancelled", "the batch scheduler sent SIGTERM"),
+        (100, "walltime", "the walltime is nearly over"),  # Slurm's signal may be a minute early
+    ],
+)
+def test_a_signal_near_the_walltime_is_its_warning(
+    tmp_path: Path, walltime: int, kind: str, reason: str
+) -> None:
+    assert Stopped(options(tmp_path, walltime=walltime)).run() == 143
+    ended = json.loads((tmp_path / "ended").read_text())
+    assert ended["kind"] == kind
+    assert ended["reason"] == f"the head's job was stopped: {reason}"
+    assert (tmp_path / "jobs" / "0.reason").read_text() == f"{ended['reason']}\n"
+
+
+@pytest.mark.usefixtures("keep_handlers")
+@pytest.mark.parametrize(
+    ("code", "kind", "exit_code"),
+    [("0", "done", 0), ("7", "cancelled", 143), ("", "cancelled", 143)],
+)
+def test_run_may_finish_after_a_signal(
+    tmp_path: Path, code: str, kind: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpujobs.injob.head._RUN_CANCEL_TIMEOUT", 1.0)
+    head = Stopped(options(tmp_path))
+    trap = f"trap 'exit {code}' TERM" if code else "trap '' TERM"
+    script = f"{trap}; touch {tmp_path}/ready; while true; do sleep 0.1; done"
+    head.command = ManagedProcess(
+        "run:", ["bash", "-c", script], tmp_path / "log", dict(os.environ)
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    assert head.run() == exit_code
+    assert head.command.wait(5)
+    ended = json.loads((tmp_path / "ended").read_text())
+    assert (ended["kind"], ended["exit_code"]) == (kind, exit_code)
+    if code == "7":
+        assert ended["reason"].endswith("SIGTERM; run: ended with exit code 7")
+
+
+def exited(tmp_path: Path, code: int) -> ManagedProcess:
+    process = ManagedProcess(
+        "the dask scheduler", ["bash", "-c", f"exit {code}"], tmp_path / "log", {}
+    )
+    process.wait(5)
+    return process
+
+
+def test_shutdown_by_a_client(tmp_path: Path) -> None:
+    head = Head(options(tmp_path))
+    with pytest.raises(JobExit) as caught:
+        head._scheduler_ended(exited(tmp_path, 0))
+    assert (caught.value.kind, caught.value.exit_code) == (EndKind.SHUTDOWN, 0)
+    head.command = exited(tmp_path, 0)  # `run` called client.shutdown()
+    with pytest.raises(JobExit) as caught:
+        head._scheduler_ended(exited(tmp_path, 0))
+    assert (caught.value.kind, caught.value.reason) == (EndKind.DONE, "")
+    with pytest.raises(JobExit) as caught:
+        head._scheduler_ended(exited(tmp_path, 3))
+    assert (caught.value.kind, caught.value.exit_code) == (EndKind.FAILED, 70)
+
+
+def test_a_command_that_fails(tmp_path: Path) -> None:
+    head = Head(options(tmp_path))
+    scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
+    with pytest.raises(JobExit, match="run: ended with exit code 9") as caught:
+        head._command_ended(exited(tmp_path, 9), scheduler)
+    assert (caught.value.kind, caught.value.exit_code) == (EndKind.FAILED, 9)
+    scheduler.kill()
+    scheduler.wait(5)
+    with pytest.raises(JobExit, match=r"the dask scheduler ended \(exit code 137\)"):
+        head._command_ended(exited(tmp_path, 9), scheduler)
+
+
+def test_a_head_that_is_restarted_fails(tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    Folder(str(tmp_path)).write("head/owner", {"job": 0})
+    (tmp_path / "job-ids").write_text("")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert supervise(options(tmp_path, scheduler=("x",), workers=("y",))) == 70
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ended = json.loads((tmp_path / "ended").read_text())
+    assert ended["kind"] == "failed"
+    assert "the batch scheduler started the head's job again" in ended["reason"]
+
+
+@pytest.mark.usefixtures("keep_handlers")
+@pytest.mark.parametrize("claim", ["123[0]", None])
+def test_a_job_writes_that_it_has_started(tmp_path: Path, claim: str | None) -> None:
+    made = options(tmp_path, workers=("x",))
+    if claim:
+        (tmp_path / "jobs" / "0.claim").write_text(f"{claim}\n")
+    Folder(str(tmp_path)).end(Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"))
+    assert supervise(made) == 0
+    started = json.loads((tmp_path / "jobs" / "0.started").read_text())
+    assert started == {
+        "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        "started": made.started,
+        "pid": os.getpid(),
+        "job_id": claim or "",
+    }
+    assert json.loads((tmp_path / "ended").read_text())["kind"] == "cancelled"  # as it was
+
+
+@pytest.mark.usefixtures("keep_handlers")
+@pytest.mark.parametrize("client_owns", [False, True])
+def test_a_job_that_fails_ends_the_cluster_unless_a_client_owns_it(
+    tmp_path: Path, client_owns: bool
+) -> None:
+    class Failing(Workers):
+        def work(self) -> Any:
+            self.options = options(tmp_path, gpus=2, workers=("x",), client_owns=client_owns)
+            self.environ = {"CUDA_VISIBLE_DEVICES": "0"}
+            self.start_workers()
+
+    assert Failing(options(tmp_path)).run() == 70
+    assert "2 GPUs were requested, but 1 assigned" in (tmp_path / "jobs" / "0.reason").read_text()
+    assert (tmp_path / "ended").exists() is not client_owns
 
 
 def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
-    (folder / "injob.py").touch()
-    job = injob.Workers(
-        injob.parse(["supervise", f"--folder={folder}", "--job=1", "--workers", "x"])
-    )
-    (folder / "injob.py").unlink()
+    (folder / "injob.pyz").touch()
+    job = Job(SuperviseOptions(folder=str(folder), job=1, started=time.time(), workers=("x",)))
+    (folder / "injob.pyz").unlink()
     folder.rmdir()
-    job.look_for_end()  # a file server may be away for a moment
-    job.folder_seen -= injob.SILENCE + 1
-    with pytest.raises(injob.End, match="has not been there for 120 s"):
-        job.look_for_end()
+    job.check_end()  # a file server may be away for a moment
+    job._folder_seen -= FOLDER_TIMEOUT + 1
+    with pytest.raises(JobExit, match="has been missing for 120 s"):
+        job.check_end()
+
+
+# -- the dask scheduler ----------------------------------------------------------------------------------
+def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
+    def state(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, address=f"tls://{name}", nthreads=2, extra={})
+
+    async def main() -> None:
+        scheduler = SimpleNamespace(workers={})
+        registry = WorkerRegistry(scheduler, str(tmp_path))
+        for name in ("b-1", "b-0"):
+            scheduler.workers[f"tls://{name}"] = state(name)
+            registry.add_worker(scheduler, f"tls://{name}")
+        del scheduler.workers["tls://b-1"]
+        registry.remove_worker(scheduler, "tls://b-1", stimulus_id="x")
+        while not (tmp_path / "workers.json").exists():
+            await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    found = json.loads((tmp_path / "workers.json").read_text())
+    assert found["workers"] == {"b-0": {"address": "tls://b-0", "threads": 2, "gpu": None}}
+    assert found["seen"] == ["b-0", "b-1"]

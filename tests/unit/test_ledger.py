@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from gpujobs.clusters import folder, tls
-from gpujobs.clusters.ledger import (
-    ClusterRecord,
-    Ledger,
-    Submission,
-    private_folder,
-    write_atomically,
-)
+from gpujobs.clusters.files import private_folder, write_atomically
+from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
+from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import JobId
 
 
@@ -68,7 +66,7 @@ def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
     threads = [
-        threading.Thread(target=ledger.submitted, args=("svd-0001", Submission(str(n), n, 1)))
+        threading.Thread(target=ledger.end_submission, args=("svd-0001", Submission(str(n), n, 1)))
         for n in range(20)
     ]
     for thread in threads:
@@ -82,13 +80,15 @@ def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
     "content",
     [b'{"id": "half', b'{"version": 99}', b"", b"[1]", b"null", b'{"version": 1}', b'"x"', b"\xff\xfe\0", b'{"version": 1, "submissions": 3}'],
 )  # fmt: skip
-def test_a_broken_record_does_not_hide_the_others(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_record_does_not_hide_the_others(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
     (tmp_path / "half-0000.json").write_bytes(content)
-    told: list[str] = []
-    assert [found.id for found in ledger.all(told.append)] == ["svd-0001"]
-    assert len(told) == 1 and "half-0000.json is no record of a cluster" in told[0]
+    assert [found.id for found in ledger.all()] == ["svd-0001"]
+    (message,) = caplog.messages
+    assert "half-0000.json is not a valid record of a cluster" in message
     with pytest.raises(GpujobsError, match=r"jobs called half-0000 are in the queue"):
         ledger.get("half-0000")
 
@@ -110,7 +110,7 @@ def test_a_crash_before_the_replacement_loses_nothing(
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".lock")]
 
 
-def test_folder_of_somebody_else(tmp_path: Path) -> None:
+def test_folder_of_another_user(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     private_folder(mine / "deep")
     assert mine.stat().st_mode & 0o777 == (mine / "deep").stat().st_mode & 0o777 == 0o700
@@ -118,12 +118,12 @@ def test_folder_of_somebody_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a symbolic link"):
         private_folder(mine / "link")
     (mine / "deep").chmod(0o770)
-    with pytest.raises(InputError, match="can be written by others"):
+    with pytest.raises(InputError, match="is writable by other users"):
         private_folder(mine / "deep")
     if os.geteuid() == 0:
         (mine / "deep").chmod(0o700)
         os.chown(mine / "deep", 12345, 12345)
-        with pytest.raises(InputError, match="belongs to somebody else"):
+        with pytest.raises(InputError, match="belongs to another user"):
             private_folder(mine / "deep")
 
 
@@ -140,37 +140,70 @@ def test_cluster_folder(tmp_path: Path) -> None:
         "jobs",
         "logs",
         "scripts",
-        "injob.py",
+        "injob.pyz",
         "tls-cert.pem",
         "tls-key.pem",
     }
     assert all(path.stat().st_mode & 0o077 == 0 for path in [made, *made.iterdir()])
     with pytest.raises(InputError, match="exists already"):
         folder.make(made, encrypted=True)
-    assert folder.read(made) == folder.FolderState()
+    assert read_state(made) == FolderState()
 
 
-def test_end_is_said_once(tmp_path: Path) -> None:
-    folder.end(tmp_path, 70, "first")
-    folder.end(tmp_path, 0, "second")
-    assert folder.read(tmp_path).ended["reason"] == "first"  # type: ignore[index]
+def test_the_first_end_counts(tmp_path: Path) -> None:
+    folder.end(tmp_path, EndKind.CANCELLED, 143, "first")
+    folder.end(tmp_path, EndKind.DONE, 0, "second")
+    ended = read_state(tmp_path).ended
+    assert ended is not None and (ended.kind, ended.reason) == (EndKind.CANCELLED, "first")
 
 
-def test_facts(tmp_path: Path) -> None:
+def test_folder_state(tmp_path: Path) -> None:
     made = tmp_path / "root" / "svd-0001"
     folder.make(made, encrypted=False)
-    (made / "jobs" / "3.json").write_text('{"exit_code": 0}')
+    (made / "jobs" / "3.json").write_text('{"exit_code": 0, "host": "n1"}')
     (made / "jobs" / "4.json").write_text('{"exit_c')
     (made / "jobs" / "5.reason").write_text("because\n")
-    (made / "workers.json").write_text(json.dumps({"workers": {"a": {"address": "x"}}}))
+    (made / "jobs" / "6.started").write_text('{"node": "n2", "started": 1}')
+    (made / "jobs" / "6.claim").write_text("7[1]\n")
+    (made / "workers.json").write_text(
+        json.dumps({"workers": {"a": {"address": "x"}}, "seen": ["a", "b"]})
+    )
     (made / "scheduler.json").write_text(
         json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}})
     )
     (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
-    facts = folder.read(made)
-    assert facts.ended == {"exit_code": 1, "reason": "run: ended: [31mred"}
-    assert facts.records == {3: {"exit_code": 0}} and facts.reasons == {5: "because"}
-    assert (facts.address, facts.dashboard, list(facts.workers)) == ("tls://h:1", 8787, ["a"])
+    state = read_state(made)
+    assert state.ended is not None and state.ended.reason == "run: ended: [31mred"
+    assert state.exits[3] == ExitRecord(0, "n1") and state.reasons == {5: "because"}
+    assert state.nodes == {6: "n2"} and state.claims == {6: JobId("7", 1)}
+    assert (state.address, state.dashboard, list(state.workers)) == ("tls://h:1", 8787, ["a"])
+    assert state.seen == {"a", "b"} and state.encrypted is True
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"exit_code": 0, "reason": ""}, EndKind.DONE),
+        ({"exit_code": 70, "reason": "x"}, EndKind.FAILED),
+        ({"exit_code": 143, "reason": "cancelled by gpujobs"}, EndKind.CANCELLED),
+    ],
+)
+def test_ended_of_release_0_1(tmp_path: Path, content: dict[str, object], kind: EndKind) -> None:
+    (tmp_path / "ended").write_text(json.dumps(content))
+    ended = read_state(tmp_path).ended
+    assert ended is not None and ended.kind is kind
+
+
+def test_a_reader_sees_every_change(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    reader, path = FolderReader(tmp_path), tmp_path / "jobs" / "0.json"
+    assert reader.read() == FolderState()
+    write_atomically(path, '{"exit_code": 1, "host": "n1"}')
+    assert reader.read().exits == {0: ExitRecord(1, "n1")}
+    write_atomically(path, '{"exit_code": 2, "host": "n1"}')
+    assert reader.read().exits == {0: ExitRecord(2, "n1")}
+    path.unlink()
+    assert reader.read() == FolderState()
 
 
 def test_tail(tmp_path: Path) -> None:
@@ -201,9 +234,28 @@ def test_write_atomically(tmp_path: Path) -> None:
     "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
 )
 def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
-    from gpujobs.config.sources import read_spec
+    from gpujobs.config.spec import read_spec
 
     path = tmp_path / "order.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"order\.json"):
         read_spec(path)
+
+
+def test_a_record_of_release_0_1(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    value = asdict(record(intent=Intent(0, 2)))
+    value.update(
+        version=1, cluster="other", intent={"first": 0, "count": 2, "group": "", "array": True}
+    )
+    del value["multi_cluster"]
+    (tmp_path / "svd-0001.json").write_text(json.dumps(value))
+    found = ledger.get("svd-0001")
+    assert found.multi_cluster == "other"
+    assert found.intent == Intent(0, 2, array=True, time=found.created)
+
+
+def test_a_new_submission_reopens_a_finished_cluster(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record(finished=True))
+    assert not ledger.begin_submission("svd-0001", Intent(0, 1)).finished

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpujobs.errors import InputError
+from gpujobs.planning.layouts import MpiLayout
 from gpujobs.planning.render import render
 from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.pbs import PBS
@@ -396,7 +397,9 @@ def test_mpi_on_derecho_is_one_job_of_several_nodes(tmp_path: Path) -> None:
         tmp_path, {"gpus": 8, "account": "A1", "walltime": "1h", "layout": "mpi"}, "derecho"
     )
     assert made.workers.lines[1] == "-l select=2:ncpus=64:mpiprocs=1:ompthreads=1:mem=480GB:ngpus=4"
-    assert made.ranks is not None and made.ranks.command == ("mpiexec", "-n", "2", "-ppn", "1")
+    assert isinstance(made.layout, MpiLayout)
+    command = made.layout.launcher(made.workers.shape)
+    assert command == ["mpiexec", "-n", "2", "-ppn", "1"]
 
 
 def site_text(queue: str, more: str = "") -> str:
@@ -425,7 +428,7 @@ def test_built_in_request_leaves_out_what_the_site_does_not_say(
 def test_site_must_say_which_gpus_are_the_jobs(tmp_path: Path) -> None:
     site = tmp_path / "x.yaml"
     site.write_text(site_text("{gpus_per_node: 4}"))
-    with pytest.raises(InputError, match="who says which GPUs are a job's"):
+    with pytest.raises(InputError, match="itself does not list a job's GPUs"):
         plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(site))
 
 

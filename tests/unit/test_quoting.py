@@ -1,4 +1,4 @@
-"""Whatever text stands in `env` and `run` arrives byte for byte in a real bash; what could break a line is refused."""
+"""Text in `env` and `run` arrives in a real bash byte for byte; control characters are refused."""
 
 from __future__ import annotations
 
@@ -50,20 +50,24 @@ names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
 STUB = "import json, os, sys\nopen(os.environ['GPUJOBS_FOLDER'] + '/got.json', 'w').write(json.dumps([sys.argv, dict(os.environ)]))\n"
 
 
+def local_profile(folder: Path, setup: str = "") -> dict[str, object]:
+    """Return a profile for this machine whose command does nothing."""
+    environment = {"setup": setup, "python": sys.executable}
+    return {"gpus": 0, "run": ["true"], "environment": environment, "workdir": str(folder)}
+
+
 def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str, str]]:
-    """Run a rendered script in a bare bash, with a stand-in for injob.py; return its arguments and environment."""
+    """Run a script in a bare bash with a stub of injob.pyz; return its arguments and environment."""
     folder = home / ".gpujobs" / "svd-0000"
     for name in ("jobs", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "injob.py").write_text(STUB)
+    (folder / "injob.pyz").write_text(STUB)
     script = home / "script.sh"
     script.write_text(text)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0", **more}
-    done = subprocess.run(
-        ["env", "-i", *[f"{k}={v}" for k, v in env.items()], "bash", script],
-        capture_output=True,
-        check=False,
-    )
+    variables = [f"{name}={value}" for name, value in env.items()]
+    argv = ["env", "-i", *variables, "bash", script]
+    done = subprocess.run(argv, capture_output=True, check=False)
     log = (folder / "logs" / "job-0.log").read_text()
     assert done.returncode == 0, (done, log)
     assert done.stdout + done.stderr == b""
@@ -81,18 +85,9 @@ def test_text_arrives_byte_for_byte(
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         monkeypatch.setenv("HOME", str(home))
-        made = plan(
-            home,
-            {
-                "gpus": 0,
-                "run": run,
-                "env": env,
-                "workdir": folder,
-                "environment": {"python": sys.executable},
-            },
-            "local",
-        )
-        arguments, environ = run_script(render(made, "svd-0000")[0].text, home)
+        profile = {**local_profile(home), "run": run, "env": env}
+        text = render(plan(home, profile, "local"), "svd-0000")[0].text
+        arguments, environ = run_script(text, home)
         assert arguments[arguments.index("--run") + 1 :] == run
         assert {name: environ[name] for name in env} == env
 
@@ -111,15 +106,18 @@ def test_control_characters_are_refused(
 ) -> None:
     text = before + bad + after
     assert control_character(text)
-    profile = {
-        "run": {"run": ["echo", text]}, "env": {"env": {"A": text}}, "workdir": {"workdir": text}, "python": {"environment": {"python": text}},
-    }[where]  # fmt: skip
+    profiles: dict[str, dict[str, object]] = {
+        "run": {"run": ["echo", text]},
+        "env": {"env": {"A": text}},
+        "workdir": {"workdir": text},
+        "python": {"environment": {"python": text}},
+    }
     with pytest.raises(InputError):
-        plan(tmp_path, {"gpus": 0, **profile}, "local")
+        plan(tmp_path, {"gpus": 0, **profiles[where]}, "local")
 
 
 @given(st.text(max_size=30))
-def test_what_counts_as_a_control_character(text: str) -> None:
+def test_control_characters(text: str) -> None:
     assert bool(control_character(text)) == any(category(c) in LINE_BREAKERS for c in text)
 
 
@@ -136,13 +134,7 @@ def test_what_counts_as_a_control_character(text: str) -> None:
 )
 def test_setup_is_verbatim(setup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    profile = {
-        "gpus": 0,
-        "run": ["true"],
-        "environment": {"setup": setup, "python": sys.executable},
-        "workdir": str(tmp_path),
-    }
-    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    text = render(plan(tmp_path, local_profile(tmp_path, setup), "local"), "svd-0000")[0].text
     assert setup in text
     run_script(text, tmp_path)
 
@@ -154,29 +146,16 @@ def test_a_setup_cannot_change_what_the_script_needs(
     setup = (
         "host=x folder=x number=x cluster=x python=x job=x; cd /; set -euo pipefail; trap - EXIT"
     )
-    profile = {
-        "gpus": 0,
-        "run": ["true"],
-        "environment": {"setup": setup, "python": sys.executable},
-        "workdir": str(tmp_path),
-    }
-    arguments, environ = run_script(
-        render(plan(tmp_path, profile, "local"), "svd-0000")[0].text, tmp_path
-    )
-    assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.py")
+    text = render(plan(tmp_path, local_profile(tmp_path, setup), "local"), "svd-0000")[0].text
+    arguments, environ = run_script(text, tmp_path)
+    assert arguments[0] == str(tmp_path / ".gpujobs" / "svd-0000" / "injob.pyz")
     assert environ["GPUJOBS_JOB"] == "0"
 
 
-def test_a_tmpdir_that_is_not_on_this_node_is_forgotten(
+def test_a_tmpdir_that_this_node_lacks_is_unset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    profile = {
-        "gpus": 0,
-        "run": ["true"],
-        "environment": {"python": sys.executable},
-        "workdir": str(tmp_path),
-    }
-    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    text = render(plan(tmp_path, local_profile(tmp_path), "local"), "svd-0000")[0].text
     assert "TMPDIR" not in run_script(text, tmp_path, TMPDIR="/nosuch/login")[1]
     assert run_script(text, tmp_path, TMPDIR=str(tmp_path))[1]["TMPDIR"] == str(tmp_path)

@@ -288,7 +288,7 @@ def test_gpus_of_each_slot_may_be_a_fraction(tmp_path: Path) -> None:
 def test_site_must_say_which_gpus(tmp_path: Path) -> None:
     site = "description: x\nscheduler: sge\nqueues: {main: {gpus_per_node: 2, cpus_per_node: 8, max_walltime: 1d}}\n"
     (tmp_path / "own.yaml").write_text(site)
-    with pytest.raises(InputError, match="who says which GPUs are a job's"):
+    with pytest.raises(InputError, match="itself does not list a job's GPUs"):
         plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(tmp_path / "own.yaml"))
 
 

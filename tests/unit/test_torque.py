@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.errors import InputError
-from gpujobs.injob import visible_devices
+from gpujobs.injob.gpus import visible_devices
 from gpujobs.planning.render import render
 from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.torque import Torque

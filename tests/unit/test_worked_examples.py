@@ -1,4 +1,4 @@
-"""The worked sites and profiles of the documentation render to what its table says."""
+"""Profiles on real sites: queue, directives and numbers of jobs."""
 
 from __future__ import annotations
 
@@ -60,15 +60,9 @@ def test_gpus_per_job_is_the_largest_divisor(
     assert made.n_workers == gpus == len(set(made.worker_names("svd-0000")))
 
 
-def test_three_lines(tmp_path: Path) -> None:
-    made = plan(
-        tmp_path,
-        'gpus: 8\nwaltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'.replace(
-            "waltime", "walltime"
-        ),
-        "mahti",
-        account="project_1",
-    )
+def test_a_profile_of_three_lines(tmp_path: Path) -> None:
+    text = 'gpus: 8\nwalltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'
+    made = plan(tmp_path, text, "mahti", account="project_1")
     assert made.profile.run == ("python", "svd.py", "--size", "10000")
     assert made.worker_names("svd-0000")[:5] == [
         "svd-0000-0-0",

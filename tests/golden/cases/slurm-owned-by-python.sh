@@ -22,7 +22,7 @@ GPUJOBS_STARTED=$(date +%s)
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
-gpujobs_leave() {   # whatever ends this job, its record says how
+gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
@@ -37,7 +37,7 @@ gpujobs_fail() {
     echo "gpujobs: $1"
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
 }
-# A submission whose reply was lost may have been sent twice: one job of each number does the work.
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
@@ -46,7 +46,7 @@ trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
-gpujobs_reach() {   # does something listen at the dask scheduler's address?
+gpujobs_reach() {   # succeeds if a process listens at the dask scheduler's address
     address=$(sed -n 's/.*"address": *"[a-z]*:\/\/\([^"]*\)".*/\1/p' scheduler.json 2> /dev/null | tr -d '[]')
     # shellcheck disable=SC2016 # $0 is the inner bash's
     [ -z "$address" ] || timeout 3 bash -c ': < "/dev/tcp/${0%:*}/${0##*:}"' "$address" 2> /dev/null
@@ -57,7 +57,7 @@ gpujobs_reach || { sleep 1; gpujobs_reach; } || { sleep 1; gpujobs_reach; } || {
     exit 0; }
 
 # --- environment ---------------------------------------------------------------------------------
-[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada || exit 77
 # of the site
 module load cuda/12.6
@@ -68,14 +68,14 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=2 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
     --client-owns \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=120GiB --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" &
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done

@@ -20,7 +20,7 @@ GPUJOBS_STARTED=$(date +%s)
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
-gpujobs_leave() {   # whatever ends this job, its record says how
+gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
@@ -34,10 +34,11 @@ gpujobs_leave() {   # whatever ends this job, its record says how
 gpujobs_fail() {
     echo "gpujobs: $1"
     echo "$1" > "jobs/$GPUJOBS_JOB.reason"
-    # The first job to say why ends the cluster.
-    (set -C; printf '{"exit_code": 70, "reason": "%s", "job": %d}\n' "$1" "$GPUJOBS_JOB" > ended) 2> /dev/null
+    # The first job that writes a reason ends the cluster.
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+        "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-# A submission whose reply was lost may have been sent twice: one job of each number does the work.
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID%%[[]*}[][$PBS_ARRAYID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
@@ -47,7 +48,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers hand over the login node's
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 # of the site
 module load cuda/11.8
@@ -58,16 +59,16 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
-"$python" "$GPUJOBS_FOLDER/injob.py" supervise --started="$GPUJOBS_STARTED" \
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=2 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls --interface=ib0 \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=90GiB --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload="$GPUJOBS_FOLDER/injob.py" \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

@@ -1,0 +1,185 @@
+"""Commands about clusters that were submitted: status, logs, connect, scale, cancel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import GpujobsError, InputError
+from . import messages, options
+
+if TYPE_CHECKING:
+    from ..clusters.ledger import ClusterRecord, Ledger
+    from ..clusters.report import ClusterReport
+
+IDLE_REFRESH = 5.0
+"""Seconds between two refreshes of `status --watch` without a cluster."""
+
+
+@click.command()
+@options.clusters_argument
+@click.option("--all", "everything", is_flag=True, help="Also show clusters that have ended.")
+@options.json_option
+@click.option("--watch", is_flag=True, help="Refresh every few seconds.")
+def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch: bool) -> None:
+    """Show the state of clusters.
+
+    The named ones in full; without an ID a table of the active ones.
+    """
+    from ..clusters.monitor import ClusterMonitor
+
+    ledger = options.open_ledger()
+    monitor = ClusterMonitor(_choose(ledger, cluster_ids, everything), ledger)
+    while True:
+        reports = monitor.reports()
+        ended = [report for report in reports if report.finished and not report.active]
+        if not cluster_ids and not everything:
+            reports = [report for report in reports if report not in ended]
+        _print_status(reports, named=bool(cluster_ids), as_json=as_json, clear=watch)
+        if not watch or (cluster_ids and len(ended) == len(reports)):
+            return
+        refresh = max((float(report.record.poll) for report in reports), default=IDLE_REFRESH)
+        if any(report.finished for report in reports):
+            monitor.query_soon(refresh)  # its jobs are about to exit
+        time.sleep(refresh)
+        records = _choose(ledger, cluster_ids, everything)
+        if [record.id for record in records] != [record.id for record in monitor.records]:
+            monitor = ClusterMonitor(records, ledger)
+
+
+@click.command()
+@options.cluster_argument
+@click.option("--worker", metavar="NAME", help="Print the log of the job of a worker instead.")
+@click.option("--all", "everything", is_flag=True, help="Print all logs of the cluster.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the cluster has ended.")
+def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) -> None:
+    """Print the output of the cluster's command."""
+    from ..clusters import logs
+    from ..clusters.monitor import ClusterMonitor
+
+    ledger = options.open_ledger()
+    record = ledger.get(cluster_id)
+    paths = logs.choose(record, worker, everything)
+    if not any(path.exists() for path in paths()):
+        messages.progress.write(f"there is no output yet; see gpujobs status {cluster_id}")
+    monitor = ClusterMonitor([record], ledger)
+
+    def complete() -> bool:
+        return not follow or monitor.report().finished
+
+    for line in logs.lines(paths, everything, complete):
+        click.echo(line)
+
+
+@click.command()
+@options.cluster_argument
+@click.option(
+    "--env",
+    "as_environment",
+    is_flag=True,
+    help='Print lines for a shell: eval "$(gpujobs connect ID --env)".',
+)
+def connect(cluster_id: str, as_environment: bool) -> None:
+    """Show how to connect from Python."""
+    from ..clusters import connect
+
+    record = options.open_ledger().get(cluster_id)
+    if as_environment:
+        click.echo(connect.environment_lines(record))
+    else:
+        click.echo(connect.instructions(record))
+
+
+@click.command()
+@options.cluster_argument
+@click.argument("workers", type=click.IntRange(0))
+def scale(cluster_id: str, workers: int) -> None:
+    """Change the number of workers of a cluster.
+
+    WORKERS is the new total; whole jobs are added or removed.
+    """
+    from ..clusters import scale
+
+    ledger = options.open_ledger()
+    scale.scale(ledger.get(cluster_id), workers, ledger)
+
+
+@click.command()
+@options.clusters_argument
+@click.option("--all", "everything", is_flag=True, help="End all active clusters.")
+@click.option("--orphans", is_flag=True, help="Only clusters whose Python process is gone.")
+def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> None:
+    """End clusters and cancel their jobs."""
+    if not cluster_ids and not everything and not orphans:
+        hint = "`gpujobs status` lists them"
+        raise InputError("name the clusters to cancel, or use --all", hint=hint)
+    from ..clusters import cancel
+
+    records = _choose(options.open_ledger(), cluster_ids, everything=False)
+    if orphans:
+        records = [record for record in records if cancel.orphaned(record)]
+        if not records:
+            messages.progress.write("no orphans")
+    _cancel_all(records)
+
+
+def _cancel_all(records: Sequence[ClusterRecord]) -> None:
+    """Cancel each cluster; raise the last error after all of them have been tried."""
+    from ..clusters import cancel
+
+    errors: list[GpujobsError] = []
+    for record in records:
+        try:
+            cancel.cancel(record)
+        except GpujobsError as error:
+            errors.append(error)
+            continue
+        outcome = "had ended already" if record.finished else "is cancelled"
+        messages.progress.write(f"{record.id} {outcome}")
+    for earlier in errors[:-1]:
+        messages.progress.write(f"error: {earlier}")
+    if errors:
+        raise errors[-1]
+
+
+def _choose(ledger: Ledger, cluster_ids: tuple[str, ...], everything: bool) -> list[ClusterRecord]:
+    """Return the records of ``cluster_ids``; without any those not finished, or ``everything``."""
+    if cluster_ids:
+        return [ledger.get(cluster_id) for cluster_id in cluster_ids]
+    return [record for record in ledger.all() if everything or not record.finished]
+
+
+def _print_status(
+    reports: Sequence[ClusterReport], *, named: bool, as_json: bool, clear: bool
+) -> None:
+    from . import display
+
+    if as_json:
+        click.echo(display.status_json([_with_logs(report) for report in reports]))
+        return
+    if clear and sys.stdout.isatty():
+        click.clear()
+    if named:
+        for report in reports:
+            click.echo(display.status_text(_with_logs(report)))
+    elif reports:
+        click.echo(display.status_table(reports))
+    else:
+        messages.progress.write("no active clusters; `gpujobs status --all` lists ended ones")
+
+
+def _with_logs(report: ClusterReport) -> ClusterReport:
+    """Return the report with the last lines of the logs of failed jobs."""
+    from ..clusters.monitor import with_log
+    from ..schedulers import JobState
+
+    jobs = list(report.jobs)
+    for index, job in enumerate(jobs):
+        if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
+            jobs[index] = with_log(report.record, job)
+    return replace(report, jobs=tuple(jobs))

@@ -1,0 +1,54 @@
+"""How `gpujobs plan` describes the use of GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..config.profile import Workers
+from ..planning.plan import Plan
+from ..text import size_text
+
+DEVICE_MEMORY_LIMIT = "0.8"
+"""dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
+
+
+def memory_text(plan: Plan) -> str:
+    """Return spilling and RMM's settings of each GPU, in bytes if the site states its memory."""
+    workers = plan.profile.workers
+    if not plan.gpus or workers.worker_class != "cuda":
+        return "no GPU memory is managed"
+    return ", ".join(_parts(workers, plan.site.queues[plan.workers.queue_key].gpu_memory))
+
+
+def _parts(workers: Workers, total: int | None) -> Iterator[str]:
+    if total:
+        yield f"GPU {size_text(total)}"
+    if workers.enable_cudf_spill:
+        yield "cuDF spills by itself"
+    else:
+        limit = workers.device_memory_limit or DEVICE_MEMORY_LIMIT
+        yield f"spills to host above {_amount(limit, total)}"
+    if workers.rmm_pool_size:
+        yield _pool(workers, total)
+    elif workers.rmm_async:
+        yield "RMM's asynchronous allocator"
+    if workers.rmm_managed_memory:
+        yield "managed memory"
+
+
+def _pool(workers: Workers, total: int | None) -> str:
+    kind = "asynchronous" if workers.rmm_async else "pool"
+    text = f"RMM {kind} of {_amount(str(workers.rmm_pool_size), total)}"
+    if workers.rmm_maximum_pool_size:
+        text += f", at most {_amount(workers.rmm_maximum_pool_size, total)}"
+    return text
+
+
+def _amount(value: str, total: int | None) -> str:
+    """Return a fraction or a number of bytes, as dask-cuda takes it, as text."""
+    if "." not in value and value not in ("0", "1"):
+        return size_text(int(value))
+    part = f"{float(value):.0%} of the GPU"
+    if not total:
+        return part
+    return f"{size_text(int(total * float(value)) // 2**20 * 2**20)} ({part})"

@@ -1,0 +1,77 @@
+"""Options and arguments that several commands share, and the completion of their values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
+
+import click
+
+if TYPE_CHECKING:
+    from ..clusters.ledger import Ledger
+    from ..config.spec import ClusterSpec
+
+P = ParamSpec("P")
+
+
+def open_ledger() -> Ledger:
+    """Return the ledger of this user."""
+    from ..clusters import ledger
+
+    return ledger.Ledger()
+
+
+def complete_sites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of sites that start with ``incomplete``."""
+    from ..config import sitefiles
+
+    return [name for name in sitefiles.site_paths() if name.startswith(incomplete)]
+
+
+def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of clusters that start with ``incomplete``."""
+    return [record.id for record in open_ledger().all() if record.id.startswith(incomplete)]
+
+
+profile_argument = click.argument("profile", type=click.Path(path_type=Path))
+site_option = click.option(
+    "--site",
+    metavar="SITE",
+    shell_complete=complete_sites,
+    help="Name of a site, or path of a site file; overrides the profile.",
+)
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the profile, for example workers.memory=40GiB.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+cluster_argument = click.argument("cluster_id", metavar="ID", shell_complete=complete_clusters)
+clusters_argument = click.argument(
+    "cluster_ids", nargs=-1, metavar="[ID]...", shell_complete=complete_clusters
+)
+
+
+def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:
+    """Add PROFILE, --site and --set to a command; it receives the ClusterSpec made from them."""
+
+    @functools.wraps(command)
+    def load_and_run(
+        profile: Path,
+        site: str | None,
+        settings: tuple[str, ...],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        from ..config import spec
+
+        command(spec.load_spec(profile, site=site, settings=settings), *arguments, **options)
+
+    decorated: Callable[..., None] = load_and_run
+    for decorate in (settings_option, site_option, profile_argument):
+        decorated = decorate(decorated)
+    return decorated

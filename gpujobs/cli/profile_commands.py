@@ -1,0 +1,131 @@
+"""Commands that take a profile: submit, plan, render."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import InputError
+from ..text import plural
+from . import messages, options
+
+if TYPE_CHECKING:
+    from ..clusters.ledger import ClusterRecord
+    from ..config.spec import ClusterSpec
+    from ..planning.plan import Plan
+
+
+@click.command()
+@options.profile_options
+@click.option("--dry-run", is_flag=True, help="Print the scripts and submit nothing.")
+@click.option(
+    "--wait",
+    "wait_for_end",
+    is_flag=True,
+    help="Wait until `run` has ended; without `run`, until all workers are connected.",
+)
+@options.json_option
+def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) -> None:
+    """Submit the cluster that PROFILE describes; print its id."""
+    if dry_run:
+        _print_scripts(spec, None)
+        return
+    from ..clusters import prepare, submit
+
+    plan = prepare.make_cluster_plan(spec)
+    _write_notes(plan)
+    ledger = options.open_ledger()
+    record = submit.submit(spec, plan, ledger)
+    _print_submitted(plan, record, as_json)
+    if wait_for_end:
+        from . import wait
+
+        wait.wait_for_cluster(record, ledger)
+        return
+    commands = (f"gpujobs {words} {record.id}" for words in ("status", "logs -f", "cancel"))
+    messages.progress.write("   |   ".join(commands))
+
+
+@click.command()
+@options.profile_options
+@click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
+def render(spec: ClusterSpec, number: int | None) -> None:
+    """Print the batch scripts of PROFILE."""
+    _print_scripts(spec, number)
+
+
+@click.command()
+@options.profile_options
+@options.json_option
+@click.option(
+    "--estimate",
+    "with_estimate",
+    is_flag=True,
+    help="Query the batch scheduler for the start of the first job.",
+)
+def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
+    """Print the jobs of PROFILE and check limits.
+
+    Submits nothing. An error names the line of the profile and the limit of the site.
+    """
+    from ..clusters import prepare
+    from . import plan_text
+
+    plan = prepare.make_cluster_plan(spec)
+    cluster_id = _example_id(plan)
+    start = _estimate(spec, plan) if with_estimate else None
+    if as_json:
+        document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
+        click.echo(json.dumps(document, indent=1))
+        return
+    click.echo(plan_text.plan_text(plan, cluster_id))
+    if with_estimate:
+        click.echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
+
+
+def _example_id(plan: Plan) -> str:
+    """Return an id of the form that `submit` chooses, always the same for one plan."""
+    return f"{plan.name}-0000"
+
+
+def _estimate(spec: ClusterSpec, plan: Plan) -> str | None:
+    from ..clusters import submit
+
+    return submit.estimate(spec, plan)
+
+
+def _print_scripts(spec: ClusterSpec, number: int | None) -> None:
+    """Print all scripts, or only the one with ``number``."""
+    from ..clusters import prepare
+
+    plan = prepare.make_cluster_plan(spec)
+    scripts = prepare.scripts_of(spec, plan, _example_id(plan))
+    if number is not None and number >= len(scripts):
+        raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
+    _write_notes(plan)
+    for script in scripts:
+        if number is None or script is scripts[number]:
+            click.echo(script.text, nl=False)
+
+
+def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
+    if as_json:
+        from . import plan_text
+
+        click.echo(json.dumps(plan_text.submitted_json(plan, record), indent=1))
+    else:
+        click.echo(record.id)
+    sys.stdout.flush()  # a script that reads the id need not wait for `--wait`
+    jobs = plural(sum(submission.count for submission in record.submissions), "job")
+    ids = ", ".join(submission.id for submission in record.submissions)
+    messages.progress.write(
+        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({ids})"
+    )
+
+
+def _write_notes(plan: Plan) -> None:
+    for note in plan.notes:
+        messages.progress.write(note)

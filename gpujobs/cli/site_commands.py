@@ -1,0 +1,101 @@
+"""Commands about sites: doctor, sites, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import InputError
+from ..text import table
+from . import messages, options
+
+
+@click.command()
+@click.option(
+    "--site",
+    metavar="SITE",
+    shell_complete=options.complete_sites,
+    help="Name of a site, or path of a site file.",
+)
+@click.option(
+    "--run", "with_job", is_flag=True, help="Also submit a small job and check inside it."
+)
+@options.settings_option
+@options.json_option
+def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json: bool) -> None:
+    """Check that a site works as its file says.
+
+    Checks commands, folders, versions and network; with --run also GPUs and driver in a job.
+    --set changes the profile of the job of --run, for example account=p1.
+    """
+    from ..config import spec
+    from ..doctor import checks, host, job
+
+    document = spec.settings_document(settings)
+    found = list(host.check_host(spec.make_spec(document, site=site).site))
+    if with_job and not checks.any_failed(found):
+        found += job.check_job(site, settings, options.open_ledger())
+    if as_json:
+        click.echo(json.dumps(checks.checks_json(found), indent=1))
+    else:
+        click.echo(checks.checks_text(found))
+    if checks.any_failed(found):
+        sys.exit(1)
+
+
+@click.group()
+def sites() -> None:
+    """List and show site files."""
+
+
+@sites.command("list")
+@options.json_option
+def list_sites(as_json: bool) -> None:
+    """List the sites and the paths of their files."""
+    from ..config import sitefiles
+
+    rows = [_site_row(name, path) for name, path in sitefiles.site_paths().items()]
+    if not as_json:
+        click.echo(table(("SITE", "SCHEDULER", "FILE", "DESCRIPTION"), rows))
+        return
+    keys = ("name", "scheduler", "path", "description")
+    listed = [dict(zip(keys, row, strict=True)) for row in rows]
+    click.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
+
+
+@sites.command("show")
+@click.argument("site", shell_complete=options.complete_sites)
+def show_site(site: str) -> None:
+    """Print a site file and validate it."""
+    from ..config import sitefiles
+
+    loaded = sitefiles.load_site(site)
+    click.echo(loaded.path.read_text(), nl=False)
+    messages.progress.write(f"{loaded.path}: site {loaded.name} is valid")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["profile", "site"]))
+def schema(kind: str) -> None:
+    """Print the JSON Schema of profiles or sites.
+
+    Editors complete and check YAML files with it.
+    """
+    from ..config import model, profile, site
+
+    described = profile.Profile if kind == "profile" else site.Site
+    click.echo(json.dumps(model.json_schema(described), indent=1))
+
+
+def _site_row(name: str, path: Path) -> tuple[str, str, str, str]:
+    """Return name, batch scheduler, path and description; the error of a file that is not valid."""
+    from ..config import sitefiles
+
+    try:
+        site = sitefiles.load_site(str(path)).site
+    except InputError as error:
+        return name, "?", str(path), f"error: {str(error).splitlines()[0]}"
+    return name, site.scheduler, str(path), site.description

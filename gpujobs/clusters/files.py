@@ -1,0 +1,76 @@
+"""Writing files that are private to the user: made exclusively, or replaced atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import GpujobsError, InputError
+
+
+def write_new(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file that must not exist yet, with mode 0600.
+
+    ``durable``: return only after the content is on the disk. Raises FileExistsError.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, content: str, *, durable: bool = False) -> None:
+    """Replace a file in one step; the new one has mode 0600. See `write_new` for ``durable``."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    with disk_errors(path.parent):
+        try:
+            write_new(temporary, content, durable=durable)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def private_folder(path: Path) -> None:
+    """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
+
+    Raises InputError if it is a symbolic link, belongs to another user or is writable by others.
+    """
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_symlink() and not folder.exists():
+                folder.mkdir(mode=0o700)
+        problem = _ownership_problem(path.lstat())
+    except OSError as error:
+        hint = "see `directory` of the site"
+        raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
+    if problem:
+        hint = f"chmod 700 {path}, or use another folder"
+        raise InputError(f"{path} {problem}; gpujobs stores keys below it", hint=hint)
+
+
+def _ownership_problem(status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if status.st_uid != os.getuid():
+        return "belongs to another user"
+    if status.st_mode & 0o022:
+        return "is writable by other users"
+    return ""
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn every OSError but FileExistsError into a GpujobsError that names ``path``."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise GpujobsError(f"cannot write in {path}: {error.strerror}") from error

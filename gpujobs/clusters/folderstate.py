@@ -1,0 +1,182 @@
+"""Read the state of a cluster's folder into typed rows.
+
+The files in it are documented in `gpujobs.injob`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..injob.folder import Ended, RegisteredWorker
+from ..schedulers import JobId
+from ..text import clean
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """How a job ended, written by its bash script."""
+
+    exit_code: int | None
+    host: str
+
+
+@dataclass(frozen=True)
+class Transport:
+    """The protocol between dask's processes, and why a better one was not chosen."""
+
+    scheme: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """The contents of a cluster's folder at one moment. Mappings are by job number or worker."""
+
+    ended: Ended | None = None
+    workers: Mapping[str, RegisteredWorker] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()
+    """Names of all workers that were ever registered."""
+    exits: Mapping[int, ExitRecord] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Why jobs failed."""
+    claims: Mapping[int, JobId] = field(default_factory=dict)
+    """The job of the batch scheduler that does the work of each number."""
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """The nodes of the jobs whose supervisor has started."""
+    head: int | None = None
+    """Number of the head's job."""
+    address: str | None = None
+    """Address of the dask scheduler."""
+    dashboard: int | None = None
+    """Port of the dashboard."""
+    transport: Transport = Transport()
+
+    @property
+    def scheme(self) -> str:
+        """The protocol between dask's processes, as in its addresses; "" while it is unknown."""
+        return self.transport.scheme or str(self.address or "").partition("://")[0]
+
+    @property
+    def encrypted(self) -> bool | None:
+        """Whether the traffic is encrypted; None while it is unknown."""
+        return self.scheme in ("tls", "wss") if self.scheme else None
+
+    @property
+    def unused_networks(self) -> list[str]:
+        """Fast networks that workers have and that the chosen protocol does not use."""
+        if not self.scheme or self.scheme == "ucxx":
+            return []
+        return sorted({name for worker in self.workers.values() for name in _fast(worker)})
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user about the transport."""
+        found = [self.transport.reason] if self.transport.reason else []
+        if unused := self.unused_networks:
+            names = " and ".join(unused)
+            found.append(f"{names} seen and left unused: dask uses {self.scheme}, not ucxx")
+        if self.encrypted is False:
+            found.append(f"not encrypted: dask uses {self.scheme}")
+        return found
+
+
+def _fast(worker: RegisteredWorker) -> list[str]:
+    gpu = worker.get("gpu")
+    return gpu.get("fast", []) if gpu else []
+
+
+class FolderReader:
+    """Reads a cluster's folder; files of jobs that have not changed are not read again.
+
+    Files that the cluster replaces are always opened, because NFS checks only then whether its
+    cache is out of date.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._texts: dict[Path, tuple[tuple[int, int, int], str]] = {}
+
+    def read(self) -> FolderState:
+        """Return the present state; an empty one if the folder is gone."""
+        scheduler = self._json("scheduler.json")
+        registry = self._json("workers.json")
+        transport = self._json("transport.json")
+        jobs = self._job_files()
+        head = self._json("head/owner").get("job")
+        services = scheduler.get("services", {})
+        return FolderState(
+            ended=_ended(self._json("ended")),
+            workers=registry.get("workers", {}),
+            seen=frozenset(registry.get("seen", registry.get("workers", {}))),
+            exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
+            reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
+            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text.strip()},
+            nodes={n: str(_parse(t).get("node", "")) for n, t in jobs["started"].items()},
+            head=head,
+            address=scheduler.get("address"),
+            dashboard=services.get("dashboard"),
+            transport=Transport(transport.get("scheme", ""), transport.get("reason", "")),
+        )
+
+    def _job_files(self) -> dict[str, dict[int, str]]:
+        """Return the texts of the files ``jobs/NUMBER.KIND`` by kind and number."""
+        found: dict[str, dict[int, str]] = {"json": {}, "reason": {}, "claim": {}, "started": {}}
+        try:
+            paths = list((self.folder / "jobs").iterdir())
+        except OSError:
+            return found
+        for path in paths:
+            kind = path.suffix[1:]
+            if path.stem.isdigit() and kind in found:
+                found[kind][int(path.stem)] = self._job_text(path)
+        return found
+
+    def _job_text(self, path: Path) -> str:
+        try:
+            status = path.stat()
+        except OSError:  # a restarted job has just removed it
+            return ""
+        key = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if path not in self._texts or self._texts[path][0] != key:
+            self._texts[path] = (key, _text(path))
+        return self._texts[path][1]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return _parse(_text(self.folder / name))
+
+
+def read_state(folder: Path) -> FolderState:
+    """Return the present state of a cluster's folder; an empty one if the folder is gone."""
+    return FolderReader(folder).read()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _ended(value: dict[str, Any]) -> Ended | None:
+    if not value:
+        return None
+    ended = Ended.parse(value)
+    # The reason may quote the last line of a command, with characters that move the cursor.
+    return replace(ended, reason=clean(ended.reason))
+
+
+def _exit_record(value: dict[str, Any]) -> ExitRecord:
+    code = value.get("exit_code")
+    return ExitRecord(code if isinstance(code, int) else None, str(value.get("host", "")))

@@ -1,0 +1,283 @@
+"""The one judge of submitted clusters.
+
+A record, the state of the cluster's folder and the batch scheduler's answers go in, a
+`ClusterReport` comes out. Pure: no process, no clock, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..injob.folder import EndKind
+from ..injob.names import HEAD, job_worker_names
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus
+from .folderstate import ExitRecord, FolderState
+from .ledger import ClusterRecord
+from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
+
+UNLISTED_TIMEOUT = 60.0
+"""Seconds after which a job that neither queue nor accounting lists has ended."""
+TERMINATED = 143
+"""Exit code of a job that was stopped by SIGTERM."""
+
+Answers = Mapping[JobId, JobStatus]
+"""The batch scheduler's answers; a job without one has not been queried yet."""
+
+
+def judge(
+    record: ClusterRecord,
+    folder: FolderState,
+    answers: Answers,
+    *,
+    now: float,
+    connected: Iterable[str] | None = None,
+) -> ClusterReport:
+    """Return the report of a cluster.
+
+    ``now``: seconds since the epoch. ``connected``: names of the connected workers, if the caller
+    knows better than the folder.
+    """
+    names = frozenset(folder.workers if connected is None else connected)
+    if record.finished:
+        answers = _outcomes(record, folder)
+    judged = _Judge(record, folder, answers, names, now)
+    jobs = tuple(judged.jobs())
+    state, reason = _cluster_state(record, folder, jobs, names)
+    ended = folder.ended
+    running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
+    return ClusterReport(
+        record=record,
+        state=state,
+        kind=ended.kind if ended else None,
+        reason=reason,
+        exit_code=ended.exit_code if ended else None,
+        jobs=jobs,
+        folder=folder,
+        connected=len(names) if running else 0,
+    )
+
+
+def unlisted_since(
+    record: ClusterRecord, folder: FolderState, answers: Answers, now: float
+) -> dict[str, float]:
+    """Return the record's ``unlisted`` after new answers."""
+    jobs = {**record.jobs, **folder.claims}
+    return {
+        str(number): record.unlisted.get(str(number), now)
+        for number, job in jobs.items()
+        if answers.get(job) == NOT_LISTED and number not in folder.exits
+    }
+
+
+def lost_job_status(started: bool) -> JobStatus:
+    """Return the status of a job that has disappeared from queue and accounting."""
+    if started:
+        reason = "the job disappeared from the queue without an exit status"
+        return JobStatus(JobState.FAILED, reason=reason)
+    reason = "the job was deleted from the queue before it started"
+    return JobStatus(JobState.CANCELLED, reason=reason)
+
+
+def _outcomes(record: ClusterRecord, folder: FolderState) -> Answers:
+    """Return the final statuses of a finished cluster, which the batch scheduler forgets."""
+    jobs = {**record.jobs, **folder.claims}
+    return {
+        jobs[int(number)]: JobStatus(JobState(state), reason=record.reasons.get(number, ""))
+        for number, state in record.outcomes.items()
+        if int(number) in jobs
+    }
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges the jobs of one cluster."""
+
+    record: ClusterRecord
+    folder: FolderState
+    answers: Answers
+    connected: frozenset[str]
+    now: float
+
+    def jobs(self) -> Iterable[JobReport]:
+        record = self.record
+        for submission in record.submissions:
+            workers = 0 if submission.group == HEAD else record.workers_per_job
+            for number, submitted in submission.jobs.items():
+                # The claim differs only if the number was submitted twice.
+                job = self.folder.claims.get(number, submitted)
+                yield self._job(number, job, self._worker_names(number, workers))
+
+    def _worker_names(self, number: int, workers: int) -> tuple[str, ...]:
+        if not workers:
+            return ()
+        return tuple(job_worker_names(self.record.id, number, workers, self.record.ranks))
+
+    def _job(self, number: int, job: JobId, workers: tuple[str, ...]) -> JobReport:
+        connected = tuple(name for name in workers if name in self.connected)
+        answer = self.answers.get(job)
+        status = self._status(number, answer, connected)
+        return JobReport(
+            number=number,
+            job=job,
+            phase=self._phase(number, status, workers, connected),
+            state=status.state,
+            native=status.native,
+            reason=self.folder.reasons.get(number) or status.reason,
+            exit_code=status.exit_code,
+            node=status.node or self._node(number),
+            starts=status.starts,
+            head=self.folder.head == number,
+            workers=workers,
+            connected=connected,
+            gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
+            stuck=status.stuck,
+        )
+
+    def _status(
+        self, number: int, answer: JobStatus | None, connected: tuple[str, ...]
+    ) -> JobStatus:
+        """Return how a job is doing by all sources; its own exit record wins over old answers."""
+        if answer is None:
+            answer = JobStatus(JobState.UNKNOWN)
+        status = self._expire_unlisted(number, answer)
+        exit_record = self.folder.exits.get(number)
+        if exit_record and status.state not in (JobState.PENDING, JobState.SUSPENDED):
+            status = _with_exit_record(status, exit_record)
+        elif connected and not exit_record and not _really_active(status.state):
+            # A job whose worker is connected runs, even if the batch scheduler does not list it.
+            status = JobStatus(JobState.RUNNING, status.native, node=status.node)
+        return self._explain_cancel(number, status)
+
+    def _expire_unlisted(self, number: int, status: JobStatus) -> JobStatus:
+        since = self.record.unlisted.get(str(number))
+        if status != NOT_LISTED or since is None or self.now - since <= UNLISTED_TIMEOUT:
+            return status
+        return lost_job_status(started=self._started(number))
+
+    def _explain_cancel(self, number: int, status: JobStatus) -> JobStatus:
+        """A cancel that was requested explains a state that the batch scheduler calls failed."""
+        ended = self.folder.ended
+        requested = number in self.record.removed
+        if ended is not None and ended.kind is EndKind.CANCELLED:
+            requested = True
+        ended_before_start = ended is not None and not self._started(number)
+        failed = requested and status.state is JobState.FAILED
+        gone = status == NOT_LISTED and (requested or ended_before_start)
+        return replace(status, state=JobState.CANCELLED) if failed or gone else status
+
+    def _started(self, number: int) -> bool:
+        return number in self.folder.claims or number in self.folder.nodes
+
+    def _node(self, number: int) -> str:
+        exit_record = self.folder.exits.get(number)
+        return exit_record.host if exit_record else self.folder.nodes.get(number, "")
+
+    def _gpu(self, worker: str) -> WorkerGpu | None:
+        row = self.folder.workers.get(worker)
+        gpu = row.get("gpu") if row else None
+        uuid = gpu.get("uuid") if gpu else None
+        if gpu is None or not uuid:
+            return None
+        return WorkerGpu(worker, gpu.get("node", ""), uuid, gpu.get("model"), gpu.get("memory"))
+
+    def _phase(
+        self,
+        number: int,
+        status: JobStatus,
+        workers: tuple[str, ...],
+        connected: tuple[str, ...],
+    ) -> JobPhase:
+        served = self.folder.seen.union(connected).issuperset(workers)
+        if not status.state.active:
+            return self._final_phase(status, served=served and bool(workers))
+        if number in self.record.removed:
+            return JobPhase.LEAVING
+        if status.state is JobState.SUSPENDED:
+            return JobPhase.SUSPENDED
+        runs = status.state is JobState.RUNNING
+        if len(connected) == len(workers) and (workers or runs):
+            return JobPhase.RUNNING
+        if status.state is JobState.PENDING:
+            return JobPhase.PENDING
+        if workers and served:
+            return JobPhase.LOST
+        if runs or connected or self._started(number):
+            return JobPhase.STARTING
+        known = any(job in self.answers for job in self.record.jobs.values())
+        return JobPhase.PENDING if known else JobPhase.SUBMITTED
+
+    def _final_phase(self, status: JobStatus, served: bool) -> JobPhase:
+        """A job that ends before its workers connect has failed, whatever its exit code.
+
+        Only the end of the cluster excuses that.
+        """
+        excused = self.folder.ended is not None and status.state is not JobState.FAILED
+        return JobPhase.ENDED if served or excused else JobPhase.FAILED
+
+
+def _really_active(state: JobState) -> bool:
+    return state in (JobState.RUNNING, JobState.SUSPENDED, JobState.PENDING)
+
+
+def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:
+    """Return the status with the job's own exit code; the batch scheduler may know better why."""
+    code = left.exit_code
+    undecided = (JobState.RUNNING, JobState.UNKNOWN, JobState.FAILED, JobState.COMPLETED)
+    if status.state not in undecided:
+        return replace(status, exit_code=code)
+    states = {0: JobState.COMPLETED, TERMINATED: JobState.CANCELLED}
+    state = states.get(code, JobState.FAILED) if code is not None else JobState.FAILED
+    return replace(status, state=state, exit_code=code)
+
+
+# -- the cluster -----------------------------------------------------------------------------------
+_STATE_OF_KIND = {
+    EndKind.DONE: ClusterState.DONE,
+    EndKind.IDLE: ClusterState.DONE,
+    EndKind.CLOSED: ClusterState.DONE,
+    EndKind.SHUTDOWN: ClusterState.DONE,
+    EndKind.CANCELLED: ClusterState.CANCELLED,
+    EndKind.WALLTIME: ClusterState.FAILED,
+    EndKind.FAILED: ClusterState.FAILED,
+}
+
+
+def _cluster_state(
+    record: ClusterRecord,
+    folder: FolderState,
+    jobs: tuple[JobReport, ...],
+    connected: frozenset[str],
+) -> tuple[ClusterState, str]:
+    if folder.ended is not None:
+        return _STATE_OF_KIND[folder.ended.kind], folder.ended.reason
+    if record.intent is not None and not jobs:
+        return ClusterState.PENDING, "being submitted"
+    if not any(job.active for job in jobs):
+        return _all_ended(jobs)
+    phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
+    if phases == {JobPhase.SUSPENDED}:
+        return ClusterState.SUSPENDED, "all its jobs are suspended"
+    if connected and len(connected) >= record.workers:
+        return ClusterState.RUNNING, ""
+    started = folder.head is not None or any(job.state is JobState.RUNNING for job in jobs)
+    if not started:
+        return ClusterState.PENDING, _waiting(jobs)
+    return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
+
+
+def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:
+    states = sorted({job.state.value for job in jobs})
+    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
+    detail = "".join(f" ({reason})" for reason in list(failed)[:1])
+    state = ClusterState.CANCELLED if states == ["CANCELLED"] else ClusterState.FAILED
+    return state, f"all its jobs have ended: {', '.join(states)}{detail}"
+
+
+def _waiting(jobs: tuple[JobReport, ...]) -> str:
+    pending = [job for job in jobs if job.state is JobState.PENDING]
+    if not pending:
+        return ""
+    reasons = sorted({job.reason for job in pending if job.reason})
+    detail = f" ({', '.join(reasons)})" if reasons else ""
+    return f"{len(pending)} pending{detail}"

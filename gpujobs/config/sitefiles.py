@@ -1,0 +1,155 @@
+"""Find and load site files.
+
+Sites are searched in ``$GPUJOBS_SITE_PATH`` (colon-separated), in the user's configuration folder,
+in ``/etc/gpujobs/sites`` and in the package, in this order; the first ``NAME.yaml`` is used. A file
+that ``extends`` its own name is laid over the next file of that name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import InputError, Position, Problem
+from .document import Document
+from .model import build
+from .site import Site
+from .yamlfile import read
+
+SYSTEM_SITES = Path("/etc/gpujobs/sites")
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site, and the document that it was built from. ``name`` is the file's stem."""
+
+    name: str
+    path: Path
+    site: Site
+    document: Document
+
+
+class NoSuchSiteError(InputError):
+    """There is no site file of that name in any folder."""
+
+
+class NoSiteHereError(InputError):
+    """No site was given, and no site file matches this host."""
+
+
+def data_folder(name: str) -> Path:
+    """Return ``templates`` or ``site_configs``: in the installed package, or in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
+
+
+def site_folders() -> list[Path]:
+    """Return the folders that are searched for sites, in the order of the search."""
+    from platformdirs import user_config_path
+
+    listed = os.environ.get("GPUJOBS_SITE_PATH", "").split(os.pathsep)
+    own = [Path(item).expanduser() for item in listed if item]
+    return [*own, user_config_path("gpujobs") / "sites", SYSTEM_SITES, data_folder("site_configs")]
+
+
+def site_paths() -> dict[str, Path]:
+    """Return the path of every known site by its name, sorted."""
+    found: dict[str, Path] = {}
+    for folder in reversed(site_folders()):
+        found.update({path.stem: path for path in folder.glob("*.yaml")})
+    return dict(sorted(found.items()))
+
+
+def load_site(name: str, base: Path | None = None) -> SiteFile:
+    """Load the site ``name``.
+
+    A name with a slash or one that ends in .yaml is a path, relative to ``base`` (default: the
+    working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
+    """
+    path = _site_path(name, base or Path.cwd())
+    document = _layered(path, ())
+    return SiteFile(path.stem, path, build(Site, document), document)
+
+
+def site_of_this_host() -> str:
+    """Return the name of the one site whose ``hostnames`` match this host.
+
+    NoSiteHereError if there is none, InputError if there are several.
+    """
+    patterns = list(_hostname_patterns())
+    host = ""
+    # The fully qualified name may need a slow query of the network, so the short name comes first.
+    for get_name in (socket.gethostname, socket.getfqdn):
+        host = get_name()
+        found = sorted({name for pattern, name in patterns if _matches(pattern, host)})
+        if len(found) == 1:
+            return found[0]
+        if found:
+            message = f"several sites match this host ({host}): {', '.join(found)}"
+            raise InputError(message, hint="use --site")
+    raise NoSiteHereError(
+        f"no site given, and no site file matches this host ({host})",
+        hint="use --site NAME (`gpujobs sites list`), --site local to run on this machine, "
+        "or set GPUJOBS_SITE",
+    )
+
+
+def _site_path(name: str, base: Path) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = base / Path(name).expanduser()
+        if not path.is_file():
+            raise NoSuchSiteError(Problem(f"there is no site file {path}"))
+        return path
+    paths = site_paths()
+    if name not in paths:
+        message = f"there is no site `{name}`; known: {', '.join(paths)}"
+        raise NoSuchSiteError(Problem(message, hint="`gpujobs sites list` shows their files"))
+    return paths[name]
+
+
+def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
+    """Return the document in ``path``, laid over the file that it extends; ``upper`` extend it."""
+    document = read(path)
+    name = document.value.get("extends")
+    if not isinstance(name, str):
+        return document
+    position = document.position(("extends",))
+    if path in upper:
+        cycle = " → ".join(one.stem for one in (*upper, path))
+        raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
+    lower = _lower_path(name, path, (*upper, path), position)
+    return document.over(_layered(lower, (*upper, path)))
+
+
+def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:
+    """Return the path of the site ``name`` that the file ``path`` extends."""
+    if name == path.stem:
+        for folder in site_folders():
+            other = folder / f"{name}.yaml"
+            if other not in upper and other.is_file():
+                return other
+        raise InputError(Problem(f"`extends: {name}`: no other site has this name", position))
+    try:
+        return _site_path(name, path.parent)
+    except NoSuchSiteError as error:
+        raise InputError(replace(error.problems[0], position=position)) from None
+
+
+def _hostname_patterns() -> Iterator[tuple[str, str]]:
+    """Yield each pattern of a host name, and the site to which it belongs."""
+    for name, path in site_paths().items():
+        hostnames = read(path).value.get("hostnames")
+        if isinstance(hostnames, list):
+            yield from ((str(pattern), name) for pattern in hostnames)
+
+
+def _matches(pattern: str, host: str) -> bool:
+    try:
+        return re.fullmatch(pattern, host) is not None
+    except re.error:
+        return False

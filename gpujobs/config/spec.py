@@ -1,0 +1,183 @@
+"""The specification of a cluster: a site and a profile, with the position of each value."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import InputError, Position, Problem
+from .document import Document, Loc
+from .model import build
+from .profile import Profile
+from .site import Site
+from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host
+from .yamlfile import parse_value, read
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A cluster as it was requested: a site, a profile, and the position of each value."""
+
+    site: SiteFile
+    profile: Profile
+    document: Document
+    """The profile's document, laid over the site's defaults."""
+    name: str
+    """First part of the cluster's id."""
+    workdir: Path
+    python: str = sys.executable
+    """The interpreter that runs gpujobs."""
+
+    def position(self, *loc: str | int) -> Position:
+        """Return the position of the profile's value at ``loc``."""
+        return self.document.position(loc)
+
+    def site_position(self, *loc: str | int) -> Position:
+        """Return the position of the site's value at ``loc``."""
+        return self.site.document.position(loc)
+
+
+def load_spec(
+    profile: Path, *, site: str | None = None, settings: tuple[str, ...] = ()
+) -> ClusterSpec:
+    """Load the profile at the path ``profile``, with ``key=value`` ``settings`` laid over it.
+
+    ``site`` is as in `make_spec`. InputError with all problems of the first file that has any.
+    """
+    document = settings_document(settings).over(read(profile))
+    return make_spec(document, site=site, base=profile.parent, name=default_name(profile.stem))
+
+
+def make_spec(
+    document: Document,
+    *,
+    site: str | SiteFile | None = None,
+    base: Path | None = None,
+    name: str = "dask",
+) -> ClusterSpec:
+    """Return the specification that the profile ``document`` describes.
+
+    The site is ``site``, else the one in the document (a path is relative to ``base``), else
+    ``$GPUJOBS_SITE``, else the one that matches this host. ``name`` is the default of its name.
+    """
+    site_file = site if isinstance(site, SiteFile) else _choose_site(document, site, base)
+    whole = document.over(site_file.document.section("defaults"))
+    profile = build(Profile, whole)
+    return ClusterSpec(
+        site=site_file,
+        profile=profile,
+        document=whole,
+        name=profile.name or name,
+        workdir=Path(profile.workdir or Path.cwd()),
+    )
+
+
+def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:
+    """Return ``spec`` with ``settings`` laid over its profile."""
+    document = settings.over(spec.document)
+    return replace(spec, document=document, profile=build(Profile, document))
+
+
+def write_spec(spec: ClusterSpec, path: Path) -> None:
+    """Write ``spec`` as JSON, so that jobs can be added to a cluster after its files changed."""
+    site = {
+        "name": spec.site.name,
+        "path": str(spec.site.path),
+        "document": spec.site.document.value,
+    }
+    value = {
+        "site": site,
+        "document": _resolved(spec).value,
+        "name": spec.name,
+        "workdir": str(spec.workdir),
+        "python": spec.python,
+    }
+    path.write_text(json.dumps(value))
+
+
+def read_spec(path: Path) -> ClusterSpec:
+    """Return the specification that `write_spec` wrote; all positions are ``path`` itself."""
+    try:
+        value = json.loads(path.read_text())
+        document = Document(value["document"], source=str(path))
+        return ClusterSpec(
+            site=_read_site(value["site"], str(path)),
+            profile=build(Profile, document),
+            document=document,
+            name=value["name"],
+            workdir=Path(value["workdir"]),
+            python=value["python"],
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is not the specification of a cluster: {error}") from None
+
+
+def settings_document(settings: tuple[str, ...]) -> Document:
+    """Return ``("workers.memory=40GiB", …)`` as a document."""
+    whole = Document({}, source="--set")
+    for setting in settings:
+        whole = _setting_document(setting).over(whole)
+    return whole
+
+
+def default_name(text: str) -> str:
+    """Return ``text`` as a name: letters, digits and dashes."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:40] or "dask"
+
+
+def _resolved(spec: ClusterSpec) -> Document:
+    """Return the profile's document for JSON, which does not keep what was written in quotes.
+
+    Only the worker's own options depend on that (see `core_value`).
+    """
+    if not spec.profile.workers.options:
+        return spec.document
+    options = {"workers": {"options": spec.profile.workers.options}}
+    return Document(options).over(spec.document)
+
+
+def _setting_document(setting: str) -> Document:
+    key, equals, text = setting.partition("=")
+    place = Position(f"--set {setting}")
+    if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
+        raise InputError(Problem("must be KEY=VALUE, as in workers.memory=40GiB", place))
+    *sections, last = key.split(".")
+    value: dict[str, object] = {last: parse_value(text, place.source)}
+    for section in reversed(sections):
+        value = {section: value}
+    loc: Loc = (*sections, last)
+    positions = {loc[:length]: place for length in range(1, len(loc) + 1)}
+    return Document(value, positions, {loc: place}, place.source)
+
+
+def _choose_site(document: Document, site: str | None, base: Path | None) -> SiteFile:
+    if site:
+        return load_site(site)
+    own = document.value.get("site")
+    if not isinstance(own, str) or not own:
+        return load_site(os.environ.get("GPUJOBS_SITE") or site_of_this_host())
+    try:
+        return load_site(own, base)
+    except NoSuchSiteError as error:
+        problem = replace(error.problems[0], position=document.position(("site",)))
+        raise InputError(problem) from None
+
+
+def _read_site(value: Mapping[str, object], source: str) -> SiteFile:
+    own = value["document"]
+    if not isinstance(own, dict):
+        raise TypeError("the site's document is not a mapping")
+    document = Document(own, source=source)
+    return SiteFile(
+        name=str(value["name"]),
+        path=Path(str(value["path"])),
+        site=build(Site, document),
+        document=document,
+    )

@@ -1,0 +1,91 @@
+"""Renders the jobs of a pool: numbers, names of workers, GPUs of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from ..clusters.ledger import ClusterRecord
+from ..clusters.report import JobPhase, JobReport
+from ..config.spec import ClusterSpec
+from ..errors import RefusedError
+from ..planning.commandlines import JobRoles
+from ..planning.plan import JobGroup, Plan
+from ..planning.render import Script, render_jobs
+from ..schedulers import JobState
+from .job import PoolJob
+
+WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
+
+
+class Submitter:
+    """Renders scripts of one cluster; every job gets the next number."""
+
+    def __init__(self, spec: ClusterSpec, plan: Plan, cluster_id: str) -> None:
+        self.spec = spec
+        self.plan = plan
+        self.cluster_id = cluster_id
+        self._next_number = 0
+
+    def worker_scripts(self, count: int, used_devices: Collection[str]) -> list[Script]:
+        """Return the scripts of ``count`` worker jobs. Raises RefusedError without free GPUs."""
+        devices = self._free_devices(count, used_devices)
+        return self._render(self.plan.workers, WORKERS, count, devices)
+
+    def head_scripts(self, used_devices: Collection[str]) -> list[Script]:
+        """Return the script of the dask scheduler's job."""
+        workers = self.plan.head is None
+        roles = JobRoles(scheduler=True, workers=workers, run=False, client_owns=True)
+        devices = self._free_devices(1, used_devices) if workers else ()
+        return self._render(self.plan.head or self.plan.workers, roles, 1, devices)
+
+    def next_script(self) -> str:
+        """Return the script of the next worker job, without using its number."""
+        number = self._next_number
+        try:
+            return self._render(self.plan.workers, WORKERS, 1)[0].text
+        finally:
+            self._next_number = number
+
+    def jobs_of(self, record: ClusterRecord, script: Script, workers: bool) -> Iterator[PoolJob]:
+        """Yield the jobs of a script that was just submitted."""
+        gpus = script.jobs.shape.gpus
+        for n, (number, job) in enumerate(record.submissions[-1].jobs.items()):
+            names = self.plan.job_worker_names(self.cluster_id, number) if workers else []
+            report = JobReport(
+                number=number,
+                job=job,
+                phase=JobPhase.SUBMITTED,
+                state=JobState.UNKNOWN,
+                workers=tuple(names),
+            )
+            yield PoolJob(report, devices=script.devices[n * gpus : (n + 1) * gpus])
+
+    def _render(
+        self, group: JobGroup, roles: JobRoles, count: int, devices: tuple[str, ...] = ()
+    ) -> list[Script]:
+        first = self._next_number
+        self._next_number += count
+        folder = self.spec.site.path.parent
+        return render_jobs(
+            self.plan,
+            self.cluster_id,
+            group,
+            roles,
+            first,
+            count,
+            site_folder=folder,
+            devices=devices,
+        )
+
+    def _free_devices(self, count: int, used: Collection[str]) -> tuple[str, ...]:
+        """Return GPUs of this machine for ``count`` jobs; none with a batch scheduler."""
+        if not self.plan.devices:
+            return ()
+        free = [device for device in self.plan.devices if device not in used]
+        wanted = count * self.plan.workers.shape.gpus
+        if len(free) < wanted:
+            total = len(self.plan.devices)
+            raise RefusedError(
+                f"{wanted} more GPUs wanted; {len(free)} of this machine's {total} are free"
+            )
+        return tuple(free[:wanted])

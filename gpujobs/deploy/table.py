@@ -1,0 +1,77 @@
+"""The jobs of a cluster as Python shows them: a table of JSON objects."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable
+
+from ..clusters.report import JobPhase, JobReport, Json, job_json
+from ..text import table
+
+Row = dict[str, Json]
+
+
+class JobTable(list[Row]):
+    """A list of jobs, each as `job_json` returns it, with a human-readable table as its repr."""
+
+    _HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "GPUS", "")
+
+    @classmethod
+    def of(cls, jobs: Iterable[JobReport]) -> JobTable:
+        """Return the table of ``jobs``."""
+        table = cls(job_json(job) for job in jobs)
+        table._cells = [_cells(job) for job in jobs]
+        return table
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        super().__init__(rows)
+        self._cells: list[tuple[str, ...]] = []
+
+    def __repr__(self) -> str:
+        return table(self._HEADER, self._cells) if self else "no jobs"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(_html_row("td", cells) for cells in self._cells)
+        return f"<table>{_html_row('th', self._HEADER)}{rows}</table>"
+
+
+def _cells(job: JobReport) -> tuple[str, ...]:
+    models = Counter(gpu.model or "?" for gpu in job.gpus)
+    gpus = ", ".join(f"{number} {model}" for model, number in models.items())
+    remarks = ["head" if job.head else "", job.reason]
+    if job.starts:
+        remarks.append(f"starts {job.starts}")
+    return (
+        str(job.number),
+        job.id,
+        job.phase.value,
+        job.node or "-",
+        f"{len(job.connected)}/{len(job.workers)}",
+        gpus or "-",
+        ", ".join(remark for remark in remarks if remark),
+    )
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    opening = f"<{tag} style='text-align: left'>"
+    return f"<tr>{''.join(f'{opening}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def phase_counts(jobs: Iterable[JobReport]) -> str:
+    """Return ``2 RUNNING, 1 PENDING (Resources)``."""
+    by_phase: dict[JobPhase, list[JobReport]] = {phase: [] for phase in JobPhase}
+    for job in jobs:
+        by_phase[job.phase].append(job)
+    parts = []
+    for phase, found in by_phase.items():
+        if found:
+            parts.append(f"{len(found)} {phase}{_pending_reasons(phase, found)}")
+    return ", ".join(parts)
+
+
+def _pending_reasons(phase: JobPhase, jobs: Iterable[JobReport]) -> str:
+    reasons = sorted({job.reason for job in jobs if job.reason})
+    if phase is not JobPhase.PENDING or not reasons:
+        return ""
+    return f" ({', '.join(reasons)})"

@@ -1,0 +1,106 @@
+"""The checks of `gpujobs doctor --run`: judge the facts that `jobcheck` collected in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..clusters.report import ClusterReport
+from ..text import size_text
+from . import jobcheck
+from .checks import Check, failed, passed, warning
+from .jobcheck import JobFacts, Scratch
+
+COMPARED = ("python", "dask", "distributed", "dask-cuda")
+"""Versions that must be the same in the job and on this side."""
+SHARED_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs")
+
+
+def check_facts(facts: JobFacts, report: ClusterReport) -> Iterator[Check]:
+    """Check the facts of a job, and the GPUs that its workers reported."""
+    record, node = report.record, facts["node"]
+    yield passed("job", f"{record.id} ran on {node}")
+    yield passed("shared folder", f"{record.path.parent} is writable on {node}")
+    yield _check_versions(facts["versions"])
+    yield _check_driver(facts)
+    yield passed("interfaces", f"in the job: {', '.join(facts['interfaces'])}")
+    yield _check_route(facts)
+    yield _check_transport(facts, report)
+    yield _check_scratch(facts["scratch"])
+    yield _check_gpus(report)
+
+
+def _check_versions(there: dict[str, str]) -> Check:
+    here = jobcheck.versions()
+    names = [name for name in COMPARED if name in here or name in there]
+    different = [
+        f"{name} {here.get(name, 'none')} here, {there.get(name, 'none')} in the job"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+    if different:
+        remedy = "use one environment for both (`environment.python`)"
+        return warning("versions", "; ".join(different), remedy)
+    same = ", ".join(f"{name} {there[name]}" for name in names)
+    return passed("versions", f"the same in the job: {same}")
+
+
+def _check_driver(facts: JobFacts) -> Check:
+    driver = facts["driver"]
+    if driver["error"]:
+        return warning("driver", f"no NVIDIA driver on {facts['node']}: {driver['error']}")
+    newest = driver["cuda"] // 1000
+    result = f"{driver['version']}, supports CUDA {newest}"
+    remedy = f"pip install 'dask-cuda[cu{newest}]'"
+    bindings = facts["versions"].get("cuda-bindings", "")
+    if not bindings:
+        return failed("driver", f"{result}; cuda-bindings is missing", remedy)
+    cuda = int(bindings.split(".")[0])
+    result = f"{result}; the job's python has CUDA {cuda}"
+    if cuda > newest:
+        return failed("driver", result, f"{remedy}, or install a newer driver")
+    return passed("driver", result)
+
+
+def _check_route(facts: JobFacts) -> Check:
+    if facts["client"]:
+        return passed("route", f"the job reaches this host ({facts['client']})")
+    result = f"the job does not reach this host: {facts['client_error']}"
+    remedy = 'set network.interface in the site file, or use scheduler="job" for Python clusters'
+    return warning("route", result, remedy)
+
+
+def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
+    parts = [facts["address"].split("://")[0]]
+    if measured := facts["bandwidth"]:
+        memory = "GPU" if measured["gpu_memory"] else "host"
+        parts[0] += f", {measured['rate']} GB/s between two workers ({memory} memory)"
+    folder = report.folder
+    if not folder.transport.reason and not folder.unused_networks:
+        return passed("transport", parts[0])
+    remedy = (
+        "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
+    )
+    return warning("transport", "; ".join([*parts, *folder.notes]), remedy)
+
+
+def _check_scratch(scratch: Scratch) -> Check:
+    path = scratch["path"]
+    if not scratch["writable"]:
+        return failed("scratch space", f"{path} is not writable", "set `scratch` in the site file")
+    result = f"{path}: {size_text(scratch['free'])} free ({scratch['filesystem']})"
+    if scratch["filesystem"] in SHARED_FILESYSTEMS:
+        remedy = "set `scratch` in the site file to node-local space"
+        return warning("scratch space", result, remedy)
+    return passed("scratch space", result)
+
+
+def _check_gpus(report: ClusterReport) -> Check:
+    requested = report.record.gpus
+    if not requested:
+        return warning("GPUs", "none requested: CPU workers")
+    gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    found = len({gpu.uuid for gpu in gpus})
+    if found != requested:
+        remedy = "see `request` and `visible_devices` of the site file"
+        return failed("GPUs", f"{requested} requested, {found} found", remedy)
+    return passed("GPUs", ", ".join(f"{gpu.model} {gpu.uuid}" for gpu in gpus))

@@ -1,0 +1,34 @@
+"""The code that runs in jobs. Standard library and distributed only; Python 3.9 and newer.
+
+The job's environment need not have gpujobs. So at submit this package is packed into one file,
+`injob.pyz` in the cluster's folder, in which it is named `gpujobs_injob` (see `archive`). Its uses:
+
+- ``python injob.pyz supervise …`` is the parent of all processes of a job: it decides which job is
+  the head, starts the dask scheduler, the workers and the user's command, supervises them, and
+  ends the cluster if one of them fails (`job`, `head`, `workers`);
+- ``python -m mpi4py injob.pyz rank …`` is one rank of an MPI allocation (`layout: mpi`): it checks
+  that MPI and its launcher match, takes its GPUs, and becomes dask-mpi or the user's script;
+- ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
+- ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;
+- ``--preload gpujobs_injob.preload``: a worker reports its GPU, the dask scheduler writes down
+  which workers are registered. For that, dask's processes have the archive on their import path.
+
+The protocol of the cluster's folder (every file is small, and written atomically)::
+
+    head/          made by the job that starts first: mkdir succeeds once, on NFS too.
+                   owner: which job that is; heartbeat: written again and again
+    transport.json the protocol of dask's processes, and why it is not a better one
+    scheduler.json dask's scheduler file
+    workers.json   the registered workers, written by the dask scheduler (`preload.WorkerRegistry`)
+    ended          made once, by the first process that ends the cluster: kind, exit_code, reason,
+                   job, time (`folder.Ended`). Every process that finds it exits
+    jobs/N.started job N has begun: node, started, pid, job_id; written by its supervisor
+    jobs/N.json    how job N ended, written by its bash
+    jobs/N.reason  why, as a sentence
+    jobs/N.claim   which job of the batch scheduler does the work of number N
+    job-ids        the ids with which jobs that still wait are cancelled
+    leave-N        asks the workers of job N to exit
+    rank-error     the first error of an MPI rank: exit_code and reason
+    ranks.json     environment of the ranks; not every MPI launcher passes it to other nodes
+    lease          touched by a client that owns the cluster; when it grows old, the head exits
+"""

@@ -1,0 +1,8 @@
+"""``python -m gpujobs.injob``: the same commands as ``python injob.pyz``."""
+
+import sys
+
+from .main import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

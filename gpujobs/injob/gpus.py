@@ -1,0 +1,168 @@
+"""GPUs: which ones a job has, and which one a worker has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from .folder import Gpu, RegisteredWorker
+from .network import node_name
+
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_INFINIBAND = "/sys/class/infiniband"
+
+
+# -- of a job --------------------------------------------------------------------------------------
+def job_devices(
+    source: str, count: int, environ: Mapping[str, str], *, explicit: bool
+) -> list[str] | None:
+    """Return the ``count`` GPUs of this job on this node, as entries for CUDA_VISIBLE_DEVICES.
+
+    ``source`` is `visible_devices` of the site. None: all of the node, and nothing lists them; with
+    ``explicit`` they are listed then, too. Raises LookupError if their number is not ``count``.
+    """
+    try:
+        devices = visible_devices(source, environ)
+    except LookupError:
+        # Some sites isolate GPUs without setting the variable: the driver shows only the job's own.
+        if source != "scheduler" or _gpus_of_driver() != count:
+            raise
+        return _first_devices(count)
+    if devices is None:
+        return _first_devices(count) if explicit else None
+    if len(devices) != count:
+        listed = ",".join(devices) or "none"
+        raise LookupError(f"{count} GPUs were requested, but {len(devices)} assigned ({listed})")
+    return devices
+
+
+def visible_devices(source: str, environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that are listed for this job, in the order of the list.
+
+    ``source`` is one of scheduler, exclusive, variable:NAME, file:NAME. An entry is an index, a
+    GPU- uuid or a MIG- uuid. None: all of the node. Raises LookupError if the list is missing.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "file":
+        return _devices_in_file(name, environ)
+    if kind == "variable":
+        return _devices_in_variable(name, environ)
+    listed = environ.get(_VARIABLE)
+    if listed is not None:
+        return [item.strip() for item in listed.split(",") if item.strip()]
+    if kind == "scheduler":
+        raise LookupError(f"the batch scheduler gave no GPU: {_VARIABLE} is not set")
+    return None
+
+
+def _devices_in_file(name: str, environ: Mapping[str, str]) -> list[str]:
+    """Torque lists the GPUs of all nodes of the job in a file: one line `node1-gpu0` for each."""
+    path = environ.get(name)
+    if not path or not Path(path).is_file():
+        raise LookupError(f"${name} names no file, but the site says that it lists the job's GPUs")
+    lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    pairs = [line.rpartition("-") for line in lines]
+    here = _short(node_name())
+    own = [device for node, _, device in pairs if _short(node) == here]
+    return [device.removeprefix("gpu") for device in own or [pair[2] for pair in pairs]]
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _devices_in_variable(name: str, environ: Mapping[str, str]) -> list[str]:
+    items = environ.get(name, "").replace(",", " ").split()
+    if not items:
+        raise LookupError(f"${name} is empty, but the site says that it lists the job's GPUs")
+    return [_device(item) for item in items]
+
+
+def _device(item: str) -> str:
+    """`gpu3` and `cuda:3` mean device 3; a uuid stays as it is."""
+    if item.startswith(("GPU-", "MIG-")):
+        return item
+    return item.lstrip("abcdefghijklmnopqrstuvwxyz_-:")
+
+
+def _first_devices(count: int) -> list[str]:
+    return [str(index) for index in range(count)]
+
+
+def _gpus_of_driver() -> int:
+    """Return how many GPUs the driver shows here; 0 without a driver, or without pynvml."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # NVML has many errors, and each means the same here
+        return 0
+
+
+# -- of a worker -----------------------------------------------------------------------------------
+def worker_gpu() -> Gpu:
+    """Return the GPU of this process, which is the first of CUDA_VISIBLE_DEVICES."""
+    gpu: Gpu = {"node": node_name(), "uuid": None, "model": None, "memory": None}
+    first = os.environ.get(_VARIABLE, "").split(",")[0].strip()
+    if not first:
+        return gpu
+    gpu["uuid"] = first
+    gpu["fast"] = fast_network()
+    try:
+        import pynvml
+
+        _ask_nvml(pynvml, first, gpu)
+    except Exception as error:  # an error of NVML must not stop the worker
+        gpu["error"] = f"{type(error).__name__}: {error}"
+    return gpu
+
+
+def _ask_nvml(nvml: ModuleType, device: str, gpu: Gpu) -> None:
+    nvml.nvmlInit()
+    if device.isdigit():
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(device))
+    else:
+        handle = nvml.nvmlDeviceGetHandleByUUID(device.encode())
+    gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
+    gpu["model"] = _text(nvml.nvmlDeviceGetName(handle))
+    gpu["memory"] = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    if _has_nvlink(nvml, handle):
+        gpu["fast"] = [*gpu["fast"], "NVLink"]
+
+
+def fast_network() -> list[str]:
+    """Return ["InfiniBand"] if this node has it, else []."""
+    try:
+        devices = os.listdir(_INFINIBAND)  # noqa: PTH208 - only whether there are any
+    except OSError:
+        return []
+    return ["InfiniBand"] if devices else []
+
+
+def _has_nvlink(nvml: ModuleType, handle: object) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetNvLinkState(handle, 0))
+    except Exception:  # no NVLink, or an NVML without this function
+        return False
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# -- of all workers --------------------------------------------------------------------------------
+def shared_gpu_message(workers: Mapping[str, RegisteredWorker]) -> str:
+    """Return a sentence about the first two workers that share a GPU; "" if none do."""
+    owners: dict[tuple[str, str], str] = {}
+    for name, worker in sorted(workers.items()):
+        gpu = worker.get("gpu") or {}
+        uuid = gpu.get("uuid")
+        if not uuid:
+            continue
+        other = owners.setdefault((gpu["node"], uuid), name)
+        if other != name:
+            return f"workers {other} and {name} share GPU {uuid} on {gpu['node']}"
+    return ""

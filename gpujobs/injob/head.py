@@ -1,0 +1,269 @@
+"""The head: the job with the dask scheduler, the user's command and mostly workers of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from typing import NoReturn
+
+from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, modified_at
+from .job import Job, JobExit, failure
+from .log import last_line, log
+from .names import PRELOAD
+from .network import dask_config, node_name
+from .options import SuperviseOptions
+from .process import ManagedProcess, run_command, with_archive
+
+_POLL_INTERVAL = 0.25
+_HEARTBEAT_INTERVAL = 10
+_LEASE_INTERVAL = 2
+"""Seconds between two looks at the owner's lease."""
+_UCXX_TIMEOUT = 60
+_CANCEL_TIMEOUT = 20
+_SCHEDULER_EXIT_TIMEOUT = 0.5
+"""Seconds by which the end of the dask scheduler may follow that of the command, its victim."""
+_RUN_CANCEL_TIMEOUT = 10.0
+"""Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
+_RUN_WALLTIME_TIMEOUT = 60.0
+_WALLTIME_RESERVE = 15
+"""Seconds of the walltime that are kept to stop the rest of the job."""
+
+
+class Head(Job):
+    """The head's job."""
+
+    is_head = True
+
+    def __init__(self, options: SuperviseOptions) -> None:
+        super().__init__(options)
+        self.scheduler: ManagedProcess | None = None
+        self.command: ManagedProcess | None = None
+        self._heartbeat_time = 0.0
+        self._lease_time = 0.0
+
+    def role(self) -> str:
+        """Return what this job is, for its log."""
+        return "the head"
+
+    def work(self) -> NoReturn:
+        """Start the dask scheduler, the workers and `run`, and supervise them."""
+        (self.folder.path / "scheduler.json").unlink(missing_ok=True)
+        self._heartbeat()
+        self._check_interface()
+        protocol = self._choose_protocol()
+        self.environ.update(dask_config(self.folder.path, protocol))
+        if self.options.run_on == "ranks":
+            self._run_in_ranks(protocol)
+        scheduler = self._start_scheduler(protocol)
+        self.start_workers()
+        while True:
+            self.pause(_POLL_INTERVAL)
+            self._heartbeat()
+            # Some batch schedulers signal all processes of a job, which may end the command first.
+            if self.command is not None and not self.command.running and not self.stop_reason:
+                self._command_ended(self.command, scheduler)
+            self._check_stop()
+            if not scheduler.running:
+                self._scheduler_ended(scheduler)
+            self.check_end()
+            self.check_workers()
+            self._check_lease()
+            self._start_command()
+
+    def _run_in_ranks(self, protocol: str) -> NoReturn:
+        """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
+        self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
+        self.environ["GPUJOBS_PROTOCOL"] = protocol
+        self.start_workers()
+        launcher = self.command = self.worker_processes[0]
+        while launcher.running:
+            self.pause(_POLL_INTERVAL)
+            self._heartbeat()
+            self._check_stop()
+            self.check_end()
+            self._check_lease()
+            if launcher.running:
+                self.check_workers()
+        if launcher.exit_code:
+            raise self.worker_failure(launcher)
+        raise JobExit(0, EndKind.DONE)
+
+    def stop(self) -> None:
+        """Stop all processes; the dask scheduler closes the workers, which must not stop before."""
+        if self.command is not None and self.command.running:
+            self.command.terminate()
+            self.command.wait(2)
+        if self.scheduler is not None:
+            self.scheduler.terminate()
+        self.wait_for_workers()
+        for process in (self.command, self.scheduler):
+            if process is not None:
+                process.wait(0.5)
+                process.kill()
+        self._cancel_waiting_jobs()
+
+    def _cancel_waiting_jobs(self) -> None:
+        """If this fails, or is not possible from a node, waiting jobs find ``ended`` later."""
+        ids = self.folder.read_text("job-ids").split()
+        if not ids or not self.options.cancel:
+            return
+        problem = run_command([*self.options.cancel.split(), *ids], _CANCEL_TIMEOUT)
+        if problem:
+            log(f"cannot cancel the waiting jobs from here ({problem}); they exit when they start")
+
+    # -- start -------------------------------------------------------------------------------------
+    def _check_interface(self) -> None:
+        wanted = self.options.interface
+        names = [name for _, name in socket.if_nameindex()]
+        if wanted and wanted not in names:
+            there = ", ".join(names)
+            raise failure(
+                f"{node_name()} has no interface {wanted}; it has {there} (`network.interface`)"
+            )
+
+    def _choose_protocol(self) -> str:
+        """Return the first of the site's protocols that works, and write it to `transport.json`."""
+        problems: list[str] = []
+        for protocol in self.options.schemes:
+            problem = self._ucxx_problem() if protocol == "ucxx" else ""
+            if not problem:
+                transport = {"scheme": protocol, "reason": "; ".join(problems)}
+                self.folder.write("transport.json", transport)
+                return protocol
+            log(problem)
+            problems.append(problem)
+        raise failure("; ".join(problems))
+
+    def _ucxx_problem(self) -> str:
+        """Return why ucxx cannot be used on this node, or ""."""
+        path = self.folder.logs / "ucxx.log"
+        argv = [sys.executable, str(self.folder.archive), "try-ucxx"]
+        if self.options.interface:
+            argv += ["--interface", self.options.interface]
+        attempt = ManagedProcess("ucxx", argv, path, self.environ)
+        deadline = time.monotonic() + _UCXX_TIMEOUT
+        while attempt.running and time.monotonic() < deadline and not self.stop_reason:
+            self.pause(0.1)
+            self._heartbeat()
+        works = attempt.exit_code == 0
+        attempt.kill()
+        if works:
+            return ""
+        return f"ucxx does not work on {node_name()}: {last_line(path) or 'no answer'}"
+
+    def _start_scheduler(self, protocol: str) -> ManagedProcess:
+        """Start the dask scheduler, and wait until it has an address."""
+        argv = [*self.options.scheduler, f"--protocol={protocol}"]
+        environ = with_archive(self.environ, self.folder.archive)
+        path = self.folder.logs / "scheduler.log"
+        scheduler = self.scheduler = ManagedProcess("the dask scheduler", argv, path, environ)
+        while (address := self.scheduler_address()) is None:
+            self.pause(0.1)
+            self._check_starting(scheduler)
+            self.check_end()
+        self.environ["DASK_SCHEDULER_ADDRESS"] = address
+        log(f"the dask scheduler is at {address}")
+        return scheduler
+
+    def _check_starting(self, scheduler: ManagedProcess) -> None:
+        if not scheduler.running:
+            raise failure(scheduler.exit_message())
+        if self.stop_reason:
+            raise self._stopped(f"{self._stop_message()} while the dask scheduler was starting")
+        limit = self.options.start_timeout
+        if time.monotonic() - self.began > limit:
+            raise failure(f"the dask scheduler did not start within {limit} s")
+
+    def _start_command(self) -> None:
+        """Start `run` once enough workers are registered."""
+        if self.command is not None or not self.options.run:
+            return
+        registered = len(self.folder.registered())
+        if registered >= self.options.start_workers:
+            log(f"run: starts with {registered} workers")
+            path = self.folder.logs / "run.log"
+            self.command = ManagedProcess("run:", self.options.run, path, self.environ)
+
+    # -- ends --------------------------------------------------------------------------------------
+    def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
+        code = command.exit_code or 0
+        if code == 0:
+            raise JobExit(0, EndKind.DONE)
+        if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
+            raise failure(scheduler.exit_message())
+        line = last_line(command.log)
+        reason = f"run: ended with exit code {code}"
+        raise failure(f"{reason}: {line}" if line else reason, code)
+
+    def _scheduler_ended(self, scheduler: ManagedProcess) -> NoReturn:
+        if scheduler.exit_code != 0:
+            raise failure(scheduler.exit_message())
+        if self.command is None:
+            raise JobExit(0, EndKind.SHUTDOWN, "a client shut the dask scheduler down")
+        # The command called client.shutdown() and may have more to do.
+        while self.command.running:
+            self.pause(_POLL_INTERVAL)
+            self._check_stop()
+        self._command_ended(self.command, scheduler)
+
+    def _check_stop(self) -> None:
+        """Stop `run` and exit if the batch scheduler or the walltime requires it."""
+        if not self.stop_reason and not self.walltime.nearly_over():
+            return
+        reason = self._stop_message()
+        if self.command is None:
+            raise self._stopped(reason)
+        self._stop_command(self.command, reason)
+
+    def _stop_command(self, command: ManagedProcess, reason: str) -> NoReturn:
+        """Give `run` some time to exit: near the walltime the rest of it, else a few seconds."""
+        seconds = _RUN_CANCEL_TIMEOUT
+        if self.walltime.nearly_over():
+            left = self.walltime.left() - _WALLTIME_RESERVE
+            seconds = min(_RUN_WALLTIME_TIMEOUT, max(5.0, left))
+        log(f"{reason}: run: has {seconds:.0f} s to finish")
+        command.terminate()
+        command.wait(seconds)
+        code = command.exit_code
+        if code == 0:
+            raise JobExit(0, EndKind.DONE)
+        raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
+
+    def _stopped(self, reason: str) -> JobExit:
+        near = self.walltime.explains_signal()
+        kind = EndKind.WALLTIME if near else EndKind.CANCELLED
+        return JobExit(EXIT_STOPPED, kind, f"the head's job was stopped: {reason}")
+
+    def _stop_message(self) -> str:
+        if self.walltime.explains_signal():
+            return "the walltime is nearly over"
+        return f"the batch scheduler sent {self.stop_reason}"
+
+    # -- signs of life -----------------------------------------------------------------------------
+    def _heartbeat(self) -> None:
+        """Write the head's sign of life, for jobs that wait for the dask scheduler."""
+        now = time.monotonic()
+        if now - self._heartbeat_time <= _HEARTBEAT_INTERVAL:
+            return
+        self._heartbeat_time = now
+        try:
+            self.folder.write(HEARTBEAT, time.time())
+        except OSError as error:
+            log(f"cannot write to {self.folder.path}: {error}")
+
+    def _check_lease(self) -> None:
+        """Exit if the client that owns the cluster has not renewed its lease."""
+        now = time.monotonic()
+        if not self.options.lease or now - self._lease_time < _LEASE_INTERVAL:
+            return
+        self._lease_time = now
+        try:
+            age = modified_at(self.folder.path / HEARTBEAT) - modified_at(
+                self.folder.path / "lease"
+            )
+        except OSError:
+            age = now - self.began
+        if age > self.options.lease:
+            raise failure(f"the client that owns this cluster has been silent for {age:.0f} s")

@@ -1,0 +1,195 @@
+"""A job, as its supervisor sees it: the parts that heads and jobs of workers share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from types import FrameType
+from typing import NoReturn
+
+from .folder import EXIT_FAILED, Ended, EndKind, Folder
+from .gpus import shared_gpu_message
+from .launch import lifetime, start_workers, worker_names
+from .log import log
+from .network import node_name
+from .options import SuperviseOptions
+from .process import ManagedProcess
+from .walltime import Walltime
+
+FOLDER_TIMEOUT = 120
+"""Seconds for which the cluster's folder may be missing: a file server may be away for a while."""
+_STOP_TIMEOUT = 3
+"""Seconds that a process has between SIGTERM and SIGKILL."""
+_NAMES_SHOWN = 4
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+
+
+class JobExit(Exception):
+    """The job exits. ``kind`` is why the cluster ends with it; None if the cluster goes on."""
+
+    def __init__(self, exit_code: int, kind: EndKind | None = None, reason: str = "") -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.kind = kind
+        self.reason = reason
+
+
+def failure(reason: str, exit_code: int = EXIT_FAILED) -> JobExit:
+    """Return the exit of a job that fails."""
+    return JobExit(exit_code, EndKind.FAILED, reason)
+
+
+class Job:
+    """One job. Subclasses do its `work`, which ends by a `JobExit`."""
+
+    is_head = False
+
+    def __init__(self, options: SuperviseOptions) -> None:
+        self.options = options
+        self.folder = Folder(options.folder)
+        self.name = f"{self.folder.cluster_id}-{options.job}"
+        self.walltime = Walltime(options.started, options.walltime, options.warning)
+        self.stop_reason = ""
+        """A signal of the batch scheduler, or "scale"; "" while the job may run."""
+        self.worker_processes: list[ManagedProcess] = []
+        self.environ = dict(os.environ)
+        self.began = self._folder_seen = time.monotonic()
+        self._all_registered = False
+
+    # -- life --------------------------------------------------------------------------------------
+    def run(self) -> int:
+        """Do the job's work; return its exit code."""
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+        try:
+            self.check_end()
+            log(f"job {self.options.job} on {node_name()}: {self.role()}")
+            self.work()
+        except JobExit as job_exit:
+            return self._exit(job_exit)
+
+    def role(self) -> str:
+        """Return what this job is, for its log."""
+        raise NotImplementedError
+
+    def work(self) -> NoReturn:
+        """Do the work of this kind of job until it ends. Raises JobExit."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop the processes of this job."""
+        for process in self.worker_processes:
+            process.terminate()
+        self.wait_for_workers()
+
+    def wait_for_workers(self) -> None:
+        """Wait a moment for workers that were asked to exit, then kill them."""
+        for process in self.worker_processes:
+            process.wait(_STOP_TIMEOUT)
+            process.kill()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_reason = self.stop_reason or signal.Signals(number).name
+
+    def _exit(self, job_exit: JobExit) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if job_exit.reason:
+            log(job_exit.reason)
+            with contextlib.suppress(OSError):
+                path = self.folder.path / "jobs" / f"{self.options.job}.reason"
+                path.write_text(f"{job_exit.reason}\n")
+        # If a client owns the cluster, it decides what follows when a job of workers fails.
+        if job_exit.kind is not None and (self.is_head or not self.options.client_owns):
+            ended = Ended(job_exit.kind, job_exit.exit_code, job_exit.reason, self.options.job)
+            self.folder.end(ended)
+        self.stop()
+        return job_exit.exit_code
+
+    # -- workers -----------------------------------------------------------------------------------
+    def start_workers(self) -> None:
+        """Start the workers of this job."""
+        environ = {**self.environ, **lifetime(self.walltime)}
+        try:
+            self.worker_processes = start_workers(self.options, environ)
+        except LookupError as error:
+            raise failure(f"{self.name} on {node_name()}: {error}") from None
+
+    def check_workers(self) -> None:
+        """Exit if a worker is dead, not registered in time, or shares its GPU."""
+        for process in self.worker_processes:
+            if process.exit_code:
+                self.wait_for_end_of_head()
+                raise self.worker_failure(process)
+        registered = self.folder.registered()
+        if not self.options.client_owns and (message := shared_gpu_message(registered)):
+            raise failure(message)
+        if self.worker_processes and not self._all_registered:
+            self._check_registered(set(registered))
+
+    def _check_registered(self, registered: set[str]) -> None:
+        expected = worker_names(self.options)
+        missing = [name for name in expected if name not in registered]
+        if missing:
+            self._check_start_timeout(missing)
+            return
+        self._all_registered = True
+        unexpected = registered.difference(expected)
+        if self.options.ranks and unexpected:  # of an allocation that has all workers
+            raise failure(f"unexpected workers: {', '.join(sorted(unexpected))}")
+
+    def _check_start_timeout(self, missing: list[str]) -> None:
+        limit = self.options.start_timeout
+        if time.monotonic() - self.began <= limit:
+            return
+        names = missing[:_NAMES_SHOWN]
+        if len(missing) > _NAMES_SHOWN:
+            names.append("…")
+        raise failure(
+            f"{', '.join(names)} did not register with the dask scheduler within {limit} s"
+        )
+
+    def worker_failure(self, process: ManagedProcess) -> JobExit:
+        """Return the exit after a worker or MPI launcher failed; a rank may have written why."""
+        error = self.folder.read("rank-error")
+        if error:
+            return failure(error["reason"], error["exit_code"])
+        return failure(process.exit_message())
+
+    def wait_for_end_of_head(self) -> None:
+        """If the head is ending, wait until it has written why."""
+
+    # -- the cluster -------------------------------------------------------------------------------
+    def scheduler_address(self) -> str | None:
+        """Return the dask scheduler's address, once it has one."""
+        return self.folder.read("scheduler.json").get("address")
+
+    def check_end(self) -> None:
+        """Exit if the cluster has ended; note a request that this job's workers exit."""
+        names = self.folder.names()
+        self._check_folder(bool(names))
+        if f"leave-{self.options.job}" in names and not self.is_head:
+            self.stop_reason = self.stop_reason or "scale"
+        if "rank-error" in names and self.worker_processes:
+            launcher = self.worker_processes[0]
+            launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
+            raise self.worker_failure(launcher)
+        if "ended" in names:
+            ended = Ended.parse(self.folder.read("ended"))
+            log(f"the cluster has ended: {ended.reason or 'run: is done'}")
+            raise JobExit(ended.exit_code if self.is_head else 0)
+
+    def _check_folder(self, found: bool) -> None:
+        if found:
+            self._folder_seen = time.monotonic()
+        elif time.monotonic() - self._folder_seen > FOLDER_TIMEOUT:
+            raise failure(f"{self.folder.path} has been missing for {FOLDER_TIMEOUT} s")
+
+    def pause(self, seconds: float) -> None:
+        """Wait; return early if the job must stop."""
+        deadline = time.monotonic() + seconds
+        while not self.stop_reason and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(0.25, left))
+        if self.stop_reason:
+            time.sleep(0.05)

@@ -1,0 +1,95 @@
+"""Network: this node, addresses that answer, encryption, ucxx."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from .log import log
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+
+ENCRYPTED = ("tls", "wss")
+"""Protocols of dask that are encrypted."""
+_COMM = "DASK_DISTRIBUTED__COMM__"
+_CONNECT_TIMEOUT = 5
+_UCXX_CONNECT_TIMEOUT = 20
+_UCXX_TIMEOUT = 40
+
+
+def node_name() -> str:
+    """Return the name of this node, as the batch scheduler has it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def dask_config(folder: Path, protocol: str) -> dict[str, str]:
+    """Return dask's configuration for processes with this protocol, as environment variables."""
+    if protocol not in ENCRYPTED:
+        return {}
+    certificate = str(folder / "tls-cert.pem")
+    variables = {
+        f"{_COMM}REQUIRE_ENCRYPTION": "True",
+        f"{_COMM}TLS__CA_FILE": certificate,
+    }
+    for role in ("SCHEDULER", "WORKER", "CLIENT"):
+        variables[f"{_COMM}TLS__{role}__CERT"] = certificate
+        variables[f"{_COMM}TLS__{role}__KEY"] = str(folder / "tls-key.pem")
+    return variables
+
+
+def is_reachable(address: str, environ: Mapping[str, str]) -> bool:
+    """Return whether a process listens at ``address``.
+
+    The connection shows the cluster's certificate, so that the listener logs no error.
+    """
+    parts = urlsplit(address)
+    try:
+        with socket.create_connection((parts.hostname, parts.port), _CONNECT_TIMEOUT) as connection:
+            if parts.scheme in ENCRYPTED:
+                with _tls_context(environ).wrap_socket(connection):
+                    pass
+    except ssl.SSLError as error:
+        log(f"{address} answers, but not with this cluster's certificate: {error}")
+    except (OSError, TypeError):
+        return False
+    return True
+
+
+def _tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=environ[f"{_COMM}TLS__CA_FILE"])
+    context.check_hostname = False
+    certificate = environ[f"{_COMM}TLS__WORKER__CERT"]
+    context.load_cert_chain(certificate, environ[f"{_COMM}TLS__WORKER__KEY"])
+    return context
+
+
+def try_ucxx(interface: str | None) -> int:
+    """Send an array through ucxx inside this process; return 0 if it arrived."""
+    import asyncio
+
+    same = asyncio.run(asyncio.wait_for(_ucxx_round_trip(interface), _UCXX_TIMEOUT))
+    return 0 if same else 1
+
+
+async def _ucxx_round_trip(interface: str | None) -> bool:
+    from distributed.comm import connect, listen
+    from distributed.protocol.serialize import to_serialize
+    from distributed.utils import get_ip, get_ip_interface
+
+    async def echo(comm: Comm) -> None:
+        await comm.write(await comm.read())
+
+    host = get_ip_interface(interface) if interface else get_ip()
+    async with listen(f"ucxx://{host}:0", echo, deserialize=True) as listener:
+        comm = await connect(listener.contact_address, timeout=_UCXX_CONNECT_TIMEOUT)
+        data = bytes(range(256)) * 4096
+        await comm.write({"data": to_serialize(data)})
+        received = await comm.read()
+        await comm.close()
+    return bytes(received["data"]) == data

@@ -1,0 +1,152 @@
+"""The command line of `injob.pyz`. Each option is a field of a dataclass; times are in seconds."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+
+def _option(help_text: str, **argument: Any) -> Any:
+    """Return a field that is an option; ``argument`` goes to argparse, with ``default``."""
+    metadata = {"argument": {"help": help_text, **argument}}
+    if argument.get("action") == "store_true":
+        return field(default=False, metadata=metadata)
+    if "default" in argument:
+        return field(default=argument["default"], metadata=metadata)
+    return field(metadata=metadata)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+@dataclass(frozen=True)
+class SuperviseOptions:
+    """Options of ``supervise``: one job."""
+
+    folder: str = _option("the cluster's folder")
+    job: int = _option("number of this job", type=int)
+    started: float = _option("when the job started, since the epoch", type=float)
+    walltime: int = _option("0: none", type=int, default=0)
+    warning: int = _option("time before the walltime at which to stop", type=int, default=60)
+    gpus: int = _option("GPUs of this job", type=int, default=0)
+    visible_devices: str = _option("where they are listed", default="scheduler")
+    each_gpu: bool = _option("start the worker command once per GPU", action="store_true")
+    ranks: int = _option("MPI ranks with GPUs in the worker command", type=int, default=0)
+    run_on: str = _option("ranks: run is in them", choices=["head", "ranks"], default="head")
+    schemes: tuple[str, ...] = _option("protocols, best first", type=_words, default=("tls",))
+    interface: str | None = _option("network interface", default=None)
+    start_workers: int = _option("run starts with this many workers", type=int, default=1)
+    start_timeout: int = _option("limit for processes to register", type=int, default=300)
+    cancel: str = _option("command that cancels waiting jobs; ids are appended", default="")
+    lease: int = _option("limit for the owner to renew its lease", type=int, default=0)
+    client_owns: bool = _option("a client handles jobs that fail", action="store_true")
+    scheduler: tuple[str, ...] = ()
+    """Command of the dask scheduler; empty if this job cannot be the head."""
+    workers: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """Options of ``rank``: one MPI rank. Those below `script` are for its dask_mpi.initialize()."""
+
+    folder: str = _option("the cluster's folder")
+    size: int = _option("ranks that the launcher was to start", type=int)
+    gpus: int = _option("GPUs of each rank", type=int)
+    on_node: int = _option("ranks with GPUs on each node", type=int, default=1)
+    visible_devices: str = _option("where they are listed", default="scheduler")
+    script: bool = _option("the command is a user's script", action="store_true")
+    worker_class: str | None = _option("class of the workers", default=None)
+    nthreads: int | None = _option("threads of a worker", type=int, default=None)
+    memory_limit: str = _option("of a worker", default="auto")
+    local_directory: str | None = _option("of a worker", default=None)
+    interface: str | None = _option("network interface", default=None)
+    worker_options: Mapping[str, Any] | None = _option("JSON", type=json.loads, default=None)
+    command: tuple[str, ...] = ()
+    """A module, or the user's script; and its arguments."""
+
+
+@dataclass(frozen=True)
+class RetireOptions:
+    """Options of ``retire``."""
+
+    timeout: float = _option("limit", type=float)
+    workers: tuple[str, ...] = _option("their names, with commas", type=_words)
+
+
+@dataclass(frozen=True)
+class TryUcxxOptions:
+    """Options of ``try-ucxx``."""
+
+    interface: str | None = _option("network interface", default=None)
+
+
+Options = Union[SuperviseOptions, RankOptions, RetireOptions, TryUcxxOptions]
+
+_SUBCOMMANDS: dict[str, type[Options]] = {
+    "supervise": SuperviseOptions,
+    "rank": RankOptions,
+    "retire": RetireOptions,
+    "try-ucxx": TryUcxxOptions,
+}
+_FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
+"""Variables from which options are taken that are not given."""
+
+
+def parse(argv: list[str]) -> Options:
+    """Return the options of the sub-command in ``argv``; exits with 2 if they are not valid.
+
+    ``supervise … --scheduler WORDS --workers WORDS --run WORDS``: these are commands, in this order
+    if there are several. ``rank … -- WORDS``: one command.
+    """
+    words = argv
+    commands: dict[str, tuple[str, ...]] = {}
+    if argv[:1] == ["supervise"]:
+        words, commands = _split_commands(argv)
+    elif argv[:1] == ["rank"] and "--" in argv:
+        at = argv.index("--")
+        words, commands = argv[:at], {"command": tuple(argv[at + 1 :])}
+    values = {**vars(_parser().parse_args(words)), **commands}
+    options = _SUBCOMMANDS[values.pop("subcommand")]
+    return options(**values)
+
+
+def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Each command ends where the next one begins; the last one may have any words."""
+    markers = ["--scheduler", "--workers", "--run"]
+    if "--run-on=ranks" in argv:  # then the user's command is a part of that of the workers
+        markers.remove("--run")
+    options: list[str] = []
+    commands: dict[str, list[str]] = {}
+    current = options
+    for word in argv:
+        if word in markers:
+            current = commands[word[2:]] = []
+            markers = markers[markers.index(word) + 1 :]
+        else:
+            current.append(word)
+    return options, {name: tuple(words) for name, words in commands.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="injob.pyz")
+    subparsers = parser.add_subparsers(dest="subcommand", required=True)
+    for name, options in _SUBCOMMANDS.items():
+        subparser = subparsers.add_parser(name, help=options.__doc__, allow_abbrev=False)
+        for item in dataclasses.fields(options):
+            if "argument" in item.metadata:
+                _add_option(subparser, item.name, dict(item.metadata["argument"]))
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, argument: dict[str, Any]) -> None:
+    if "default" not in argument and "action" not in argument:
+        argument["default"] = os.environ.get(_FROM_ENVIRONMENT.get(name, ""))
+        argument["required"] = argument["default"] is None
+    parser.add_argument(f"--{name.replace('_', '-')}", **argument)

@@ -1,0 +1,112 @@
+"""Processes that a job starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .log import last_line
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ManagedProcess:
+    """A process of the job, with its output in a log.
+
+    It has a process group of its own, so that signals to the job's group do not reach it.
+    """
+
+    def __init__(
+        self, name: str, argv: Iterable[str], log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.log = log
+        argv = list(argv)
+        with log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environ,
+                    preexec_fn=_isolate,
+                )
+            except OSError as error:
+                output.write(f"gpujobs: cannot start {argv[0]}: {error.strerror}\n".encode())
+                self._process = subprocess.Popen(["/bin/sh", "-c", "exit 127"])
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, 128 + n after signal n; None while it runs."""
+        code = self._process.poll()
+        if code is None or code >= 0:
+            return code
+        return 128 - code
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not exited yet."""
+        return self.exit_code is None
+
+    def exit_message(self) -> str:
+        """Return how it ended, with the last line of its log."""
+        line = last_line(self.log)
+        message = f"{self.name} ended (exit code {self.exit_code})"
+        return f"{message}: {line}" if line else message
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process and its children."""
+        if self.running:
+            self._signal_group(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has exited; return False if it has not within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not self.running
+
+    def kill(self) -> None:
+        """Kill it, and any processes of its group that it left behind."""
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, number)
+
+
+def _isolate() -> None:
+    """Runs in the new process before its program starts."""
+    os.setpgrp()
+    # Grid Engine sends its warnings to all processes of a job; their default action is to die.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # Linux: end with the supervisor, even if that is killed.
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_command(argv: list[str], timeout: float) -> str:
+    """Run a command to its end, whatever its exit code; return why that was not possible, or ""."""
+    try:
+        subprocess.run(argv, timeout=timeout, capture_output=True, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return ""
+
+
+def with_archive(environ: Mapping[str, str], archive: Path) -> dict[str, str]:
+    """Return ``environ`` for a process of dask, which imports its preload from the archive.
+
+    The archive comes last: it never hides a module of the user. `run` does not get it.
+    """
+    path = environ.get("PYTHONPATH")
+    return {**environ, "PYTHONPATH": f"{path}:{archive}" if path else str(archive)}

@@ -1,0 +1,170 @@
+"""One MPI rank of `layout: mpi`: a worker of dask-mpi, or the user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .folder import EXIT_FAILED, Folder
+from .gpus import job_devices
+from .initialize import initialize, write_plan
+from .log import append_output_to
+from .names import EXTRA_RANKS, PRELOAD
+from .network import node_name
+from .options import RankOptions
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_CLIENT_RANK = 1
+"""The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
+_LONGEST_REASON = 500
+
+
+def run_rank(options: RankOptions) -> None:
+    """Be one rank. If it fails, end all ranks: they would wait for this one until the walltime."""
+    folder = Folder(options.folder)
+    _prepare(folder)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    try:
+        _check_size(world, options.size)
+        if options.script:
+            _run_script(options)
+        else:
+            _run_workers(options, world)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            raise
+        code = error.code if isinstance(error.code, int) else 1
+        reason = f"exit code {code}" if code is error.code else str(error.code)
+        _abort(folder, world, reason, code)
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        root = _root_cause(error)
+        reason = f"{type(root).__name__}: {root}"
+        _abort(folder, world, reason, 1 if options.script else EXIT_FAILED)
+        raise
+
+
+def _prepare(folder: Folder) -> None:
+    for name, value in folder.read("ranks.json").items():
+        os.environ.setdefault(name, value)
+    # The archive comes first on the import path, since this program is in it. It is needed there
+    # by the processes of workers, but must not hide a module of the user.
+    others = [path for path in sys.path if Path(path) != folder.archive]
+    sys.path[:] = [*others, str(folder.archive)]
+    if folder.read("transport.json").get("scheme") == "ucxx":
+        # Open MPI may bring an older UCX; a process keeps the first one that it loads.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ucxx")
+
+
+def _check_size(world: MPI.Comm, size: int) -> None:
+    found = world.Get_size()
+    if found != size:
+        raise RuntimeError(
+            f"MPI's world has {found} ranks, but {size} were started: mpi4py's MPI library is not "
+            "the launcher's (`mpi.command` of the site)"
+        )
+
+
+def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
+    """Return the rank's number among the ranks of its node, and whether that is the first node.
+
+    By the names of the nodes: emulated nodes of one host share memory, which MPI would ask.
+    """
+    nodes, rank = world.allgather(node_name()), world.Get_rank()
+    return nodes[:rank].count(nodes[rank]), nodes[rank] == nodes[0]
+
+
+def _take_gpus(options: RankOptions, place: int) -> None:
+    """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node.
+
+    Its own GPUs come first; the others stay visible, for NVLink among them.
+    """
+    source, count = options.visible_devices, options.gpus * options.on_node
+    devices = job_devices(source, count, os.environ, explicit=options.on_node > 1)
+    if devices is not None:
+        first = place * options.gpus
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
+
+
+# -- workers ---------------------------------------------------------------------------------------
+def _run_workers(options: RankOptions, world: MPI.Comm) -> None:
+    place, _ = _rank_on_node(world)
+    _take_gpus(options, place)
+    module, *arguments = options.command
+    at = arguments.index("--worker-options") + 1
+    worker = json.loads(arguments[at])
+    worker["preload"] = [*worker.get("preload", []), PRELOAD]
+    arguments[at] = json.dumps(worker)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+# -- the user's script in all ranks ----------------------------------------------------------------
+def _run_script(options: RankOptions) -> None:
+    """Run the script, whose `dask_mpi.initialize` is ours.
+
+    The dask scheduler and the client are two more ranks on the first node. A launcher starts the
+    same number of ranks on each node, so each other node has two that are not needed.
+    """
+    import dask_mpi
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    place, on_first_node = _rank_on_node(world)
+    needed = on_first_node or place >= EXTRA_RANKS
+    used = world.Split(0 if needed else MPI.UNDEFINED, world.Get_rank())
+    if not needed:
+        return
+    vars(MPI)["COMM_WORLD"] = used  # dask-mpi takes its ranks from there
+    rank = used.Get_rank()
+    os.environ["GPUJOBS_RANK"] = str(rank - EXTRA_RANKS)
+    if rank != _CLIENT_RANK:
+        log = f"job-{os.environ['GPUJOBS_JOB']}.log"
+        append_output_to(Folder(options.folder).logs / log)
+    if place >= EXTRA_RANKS:
+        _take_gpus(options, place - EXTRA_RANKS)
+    dask_mpi.initialize = initialize
+    write_plan(options)
+    script = options.command[0]
+    sys.argv = list(options.command)
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+# -- errors ----------------------------------------------------------------------------------------
+def _root_cause(error: BaseException) -> BaseException:
+    """Dask's "Nanny failed to start" does not name the reason; its cause does."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _abort(folder: Folder, world: MPI.Comm, reason: str, exit_code: int) -> None:
+    """Write the reason, and end all ranks."""
+    reason = f"rank {world.Get_rank()} on {node_name()}: {reason[:_LONGEST_REASON]}"
+    _write_rank_error(folder, exit_code, reason)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    world.Abort(1)
+
+
+def _write_rank_error(folder: Folder, exit_code: int, reason: str) -> None:
+    """Only the first error counts: the others may follow from it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder.path / "rank-error", flags, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"exit_code": exit_code, "reason": reason}, file)

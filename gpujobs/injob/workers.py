@@ -1,0 +1,151 @@
+"""A job with workers only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from .folder import EXIT_STOPPED, HEARTBEAT, modified_at
+from .job import Job, JobExit, failure
+from .launch import job_log, worker_names
+from .log import log
+from .network import dask_config, is_reachable, node_name
+from .process import ManagedProcess
+
+_POLL_INTERVAL = 2.0
+_POLL_INTERVAL_AT_START = 1.0
+_START_SECONDS = 60
+_REACH_TIMEOUT = 30
+"""Seconds for which a job tries to reach the dask scheduler."""
+_HEARTBEAT_TIMEOUT = 120
+"""Seconds without a heartbeat after which the head is dead; NFS may show a file 60 s late."""
+_END_OF_HEAD_TIMEOUT = 8
+"""Seconds that a head which is ending needs to write why."""
+_RETIRE_TIMEOUT = 20.0
+"""Seconds to transfer data to other workers, if there is no walltime to count from."""
+_RETIRE_WALLTIME_TIMEOUT = 60.0
+_WALLTIME_RESERVE = 5
+
+
+class Workers(Job):
+    """A job with workers only."""
+
+    def role(self) -> str:
+        """Return what this job is, for its log."""
+        return "workers"
+
+    def work(self) -> NoReturn:
+        """Find the dask scheduler, start the workers, and supervise them."""
+        address = self._find_scheduler()
+        self.environ["DASK_SCHEDULER_ADDRESS"] = address
+        self.start_workers()
+        while True:
+            self.pause(self._poll_interval())
+            self.check_end()
+            if self.stop_reason or self.walltime.nearly_over():
+                self._retire()
+            self.check_workers()
+            if all(process.exit_code == 0 for process in self.worker_processes):
+                self._workers_exited(address)
+
+    def _poll_interval(self) -> float:
+        starting = time.monotonic() - self.began < _START_SECONDS
+        return _POLL_INTERVAL_AT_START if starting else _POLL_INTERVAL
+
+    # -- start -------------------------------------------------------------------------------------
+    def _find_scheduler(self) -> str:
+        """Return the address of the dask scheduler, once it can be reached."""
+        address = self._wait_for_address()
+        self.environ.update(dask_config(self.folder.path, urlsplit(address).scheme))
+        deadline = time.monotonic() + _REACH_TIMEOUT
+        while not is_reachable(address, self.environ):
+            self.pause(1.0)
+            self.check_end()
+            if time.monotonic() > deadline:
+                raise failure(f"{self.name}: {self._unreachable_message(address)}")
+            address = self.scheduler_address() or address
+        return address
+
+    def _wait_for_address(self) -> str:
+        limit = self.options.start_timeout
+        while (address := self.scheduler_address()) is None:
+            self.pause(0.5)
+            self.check_end()
+            if self.stop_reason:
+                raise JobExit(0)
+            if time.monotonic() - self.began > limit and not self._head_is_alive():
+                raise failure(f"{self.name} on {node_name()}: no head after {limit} s")
+        return address
+
+    def _head_is_alive(self) -> bool:
+        now = self.folder.path / "jobs" / f"{self.options.job}.now"
+        try:
+            now.touch()
+            age = modified_at(now) - modified_at(self.folder.path / HEARTBEAT)
+        except OSError:
+            return False
+        return age < _HEARTBEAT_TIMEOUT
+
+    def _unreachable_message(self, address: str) -> str:
+        host = self.folder.read("head/owner").get("node") or "its host"
+        hint = "set `network.interface`"
+        if self.options.client_owns:
+            hint = 'set `interface` or scheduler="job"'
+        return (
+            f"compute node {node_name()} cannot reach the dask scheduler at {address} on {host}; "
+            f"{hint}"
+        )
+
+    # -- end ---------------------------------------------------------------------------------------
+    def _workers_exited(self, address: str) -> NoReturn:
+        """All exited with 0: retired by a client, at the end of their lifetime, or orphaned."""
+        self.wait_for_end_of_head()
+        if self.options.client_owns or is_reachable(address, self.environ):
+            log("the workers of this job were released")
+            raise JobExit(0)
+        raise failure(f"{self.name} on {node_name()}: the dask scheduler at {address} is gone")
+
+    def wait_for_end_of_head(self) -> None:
+        """If the head is ending, wait until it has written why."""
+        deadline = time.monotonic() + _END_OF_HEAD_TIMEOUT
+        while time.monotonic() < deadline:
+            self.check_end()
+            address = self.scheduler_address()
+            if address is not None and is_reachable(address, self.environ):
+                return
+            self.pause(0.5)
+
+    def _retire(self) -> NoReturn:
+        """Transfer the data of the workers to others, and exit."""
+        registered = self.folder.registered()
+        names = [name for name in worker_names(self.options) if name in registered]
+        reason = self.stop_reason or "the walltime is nearly over"
+        log(f"stopping ({reason}): {', '.join(names) or 'no worker is registered'}")
+        if names:
+            self._transfer_data(names)
+        # If the batch scheduler cancelled this job, its exit code may be the only sign of that.
+        cancelled = self.stop_reason.startswith("SIG") and not self.walltime.explains_signal()
+        raise JobExit(EXIT_STOPPED if cancelled else 0)
+
+    def _transfer_data(self, names: list[str]) -> None:
+        timeout = self._retire_timeout()
+        deadline = time.monotonic() + timeout
+        argv = [sys.executable, str(self.folder.archive), "retire"]
+        argv += [f"--timeout={timeout}", f"--workers={','.join(names)}"]
+        helper = ManagedProcess("retire", argv, job_log(self.options), self.environ)
+        while helper.running and time.monotonic() < deadline and not self._cluster_ended():
+            time.sleep(0.25)
+        retired = helper.exit_code == 0
+        for process in self.worker_processes:
+            process.wait(max(0.5, deadline - time.monotonic()) if retired else 0.5)
+        helper.kill()
+
+    def _retire_timeout(self) -> float:
+        if not self.walltime.nearly_over():
+            return _RETIRE_TIMEOUT
+        return max(5.0, min(_RETIRE_WALLTIME_TIMEOUT, self.walltime.left() - _WALLTIME_RESERVE))
+
+    def _cluster_ended(self) -> bool:
+        return "ended" in self.folder.names()

@@ -1,0 +1,144 @@
+"""The shape of jobs in one queue of the site, and the checks of the queue's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import placeholders
+from ..config.profile import Profile
+from ..config.site import Queue
+from ..text import size_text, walltime_text
+from .layout import Layout
+from .shape import JobShape, QueueMismatch
+
+
+@dataclass(frozen=True)
+class QueueFit:
+    """Fits the jobs of a profile into one queue; methods raise QueueMismatch if they do not fit."""
+
+    layout: Layout
+    queue: Queue
+    request: tuple[str, ...] = ()
+    """The site's own directives that request GPUs."""
+
+    @property
+    def profile(self) -> Profile:
+        """The profile."""
+        return self.layout.profile
+
+    def gpu_shape(self, gpus: int) -> JobShape:
+        """Return the shape of jobs with ``gpus`` GPUs in all, one worker each."""
+        self._check_gpu_type()
+        per_job, nodes = self.layout.divide(gpus, self.queue)
+        on_node = per_job // nodes
+        cpus, memory = self._cpus(on_node), self._memory(on_node)
+        self._check_walltime()
+        self._check_job_size(nodes=nodes, gpus=per_job)
+        self._check_workers(on_node, cpus=cpus, memory=memory)
+        return JobShape(
+            jobs=gpus // per_job,
+            nodes=nodes,
+            gpus=per_job,
+            cpus=cpus and cpus * nodes,
+            memory=memory and memory * nodes,
+            workers=per_job,
+            worker_memory=self.profile.workers.memory or (memory and memory // on_node),
+        )
+
+    def cpu_shape(self, count: int) -> JobShape:
+        """Return the shape of ``count`` jobs, each with one CPU worker."""
+        cpus = self.profile.workers.threads
+        self._check_cpu_node(cpus)
+        self._check_walltime()
+        self._check_job_size(nodes=1, gpus=0)
+        memory = self.profile.workers.memory or memory_share(self.queue, cpus)
+        return JobShape(
+            jobs=count,
+            nodes=1,
+            gpus=0,
+            cpus=cpus,
+            memory=memory,
+            workers=1,
+            worker_memory=memory,
+        )
+
+    def _check_gpu_type(self) -> None:
+        queue, wanted = self.queue, self.profile.gpu_type
+        if not queue.gpus_per_node:
+            raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
+        if wanted and wanted != queue.gpu_type:
+            message = f"its GPUs are {queue.gpu_type or 'of no named type'}"
+            raise QueueMismatch("gpu_type", message, limit="gpu_type")
+
+    def _cpus(self, gpus: int) -> int | None:
+        """Return the CPUs on a node for ``gpus`` of its GPUs; None if they are not known."""
+        queue = self.queue
+        cpus = queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
+        if queue.cpus_per_node:
+            cpus = max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+        asks_per_cpu = "gpus_per_cpu" in placeholders.names(" ".join(self.request))
+        if cpus and asks_per_cpu and not queue.gpu_fractions:
+            # The GPUs of each CPU must be a whole number.
+            return max(n for n in range(1, cpus + 1) if gpus % n == 0)
+        return cpus
+
+    def _memory(self, gpus: int) -> int | None:
+        """Return the memory on a node for ``gpus`` of its GPUs."""
+        memory = self.queue.memory_per_node
+        return memory and memory * gpus // (self.queue.gpus_per_node or 1)
+
+    def _check_cpu_node(self, cpus: int) -> None:
+        queue, memory = self.queue, self.profile.workers.memory
+        if queue.exclusive and queue.gpus_per_node:
+            message = "its whole nodes have GPUs, which would idle under CPU workers"
+            raise QueueMismatch("gpus", message, limit="exclusive")
+        if queue.cpus_per_node and cpus > queue.cpus_per_node:
+            message = f"its nodes have {queue.cpus_per_node} CPUs"
+            raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
+        if queue.memory_per_node and memory and memory > queue.memory_per_node:
+            message = f"its nodes have {size_text(queue.memory_per_node)} for jobs"
+            raise QueueMismatch("workers.memory", message, limit="memory_per_node")
+
+    def _check_walltime(self) -> None:
+        walltime, limit = self.profile.walltime, self.queue.max_walltime
+        if walltime and limit and walltime > limit:
+            message = f"walltime {walltime_text(walltime)} is more than its {walltime_text(limit)}"
+            raise QueueMismatch("walltime", message, limit="max_walltime")
+
+    def _check_job_size(self, *, nodes: int, gpus: int) -> None:
+        queue = self.queue
+        if queue.max_gpus and gpus > queue.max_gpus:
+            message = f"jobs of {gpus} GPUs; it allows {queue.max_gpus} a job"
+            hint = self.layout.hint("max_gpus", queue)
+            raise QueueMismatch("gpus", message, limit="max_gpus", hint=hint)
+        if queue.max_nodes and nodes > queue.max_nodes:
+            message = f"jobs of {nodes} nodes; it allows {queue.max_nodes}"
+            raise QueueMismatch("gpus", message, limit="max_nodes")
+        if queue.min_nodes and nodes < queue.min_nodes:
+            message = f"jobs of {nodes} nodes; it requires {queue.min_nodes}"
+            hint = self.layout.hint("min_nodes", queue)
+            raise QueueMismatch("gpus", message, limit="min_nodes", hint=hint)
+
+    def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
+        """Check ``number`` workers of a node against the CPUs and the memory of the job there."""
+        workers = self.profile.workers
+        if cpus and workers.threads * number > cpus and "threads" in workers.given:
+            message = (
+                f"{number} workers of {workers.threads} threads; the job has {cpus} CPUs on a node"
+            )
+            hint = f"workers.threads: {max(1, cpus // number)}"
+            raise QueueMismatch("workers.threads", message, hint=hint)
+        if memory and workers.memory and workers.memory * number > memory:
+            message = (
+                f"{number} workers of {size_text(workers.memory)}; "
+                f"their GPUs' share of a node is {size_text(memory)}"
+            )
+            hint = f"at most {size_text(memory // number)}"
+            raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
+
+
+def memory_share(queue: Queue, cpus: int) -> int | None:
+    """Return the bytes of memory that belong to ``cpus`` CPUs of a node; None if not known."""
+    if not queue.memory_per_node or not queue.cpus_per_node:
+        return None
+    return queue.memory_per_node * cpus // queue.cpus_per_node

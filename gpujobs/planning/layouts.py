@@ -1,0 +1,244 @@
+"""The two values of `layout`, each a class."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import placeholders
+from ..config.site import Queue
+from ..injob.names import EXTRA_RANKS, PRELOAD
+from ..text import plural
+from . import workeroptions
+from .diagnostics import Diagnostics
+from .layout import Layout, check_whole_nodes, report_run_on
+from .shape import JobGroup, JobShape, QueueMismatch
+from .transport import Transport
+
+PRELOAD_OPTION = f"--preload={PRELOAD}"
+SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
+
+
+class WorkersLayout(Layout):
+    """`layout: workers`: equal jobs that start and end independently."""
+
+    name = "workers"
+    elastic = True
+
+    def check(self, diagnostics: Diagnostics) -> None:
+        """Report `run_on: ranks`, which needs MPI."""
+        if self.profile.run_on == "ranks":
+            report_run_on(diagnostics)
+
+    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+        """Return the profile's `gpus_per_job`, else as many as divide evenly, on one node."""
+        per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue)
+        if queue.exclusive:
+            check_whole_nodes(gpus, queue, "it gives whole nodes")
+        self._check_gpus_per_job(gpus, per_job, queue)
+        return per_job, 1
+
+    def _default_gpus_per_job(self, gpus: int, queue: Queue) -> int:
+        per_node = queue.gpus_per_node or 1
+        if queue.exclusive:
+            return per_node
+        return max(n for n in range(1, min(gpus, per_node) + 1) if gpus % n == 0)
+
+    def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
+        per_node = queue.gpus_per_node or 1
+        if per_job > per_node:
+            message = f"its nodes have {per_node} GPUs"
+            hint = f"gpus_per_job: {per_node}, or layout: mpi for one job of several nodes"
+            raise QueueMismatch("gpus_per_job", message, limit="gpus_per_node", hint=hint)
+        if queue.exclusive and per_job != per_node:
+            message = f"it gives whole nodes of {per_node} GPUs"
+            raise QueueMismatch("gpus_per_job", message, limit="exclusive")
+        if gpus % per_job:
+            fewer = max(per_job, gpus // per_job * per_job)
+            more = (gpus // per_job + 1) * per_job
+            message = f"{gpus} GPUs are not whole jobs of {per_job}"
+            raise QueueMismatch("gpus_per_job", message, hint=f"gpus: {fewer} or {more}")
+
+    def hint(self, limit: str, queue: Queue) -> str:
+        """Return the key of the profile that avoids the limit."""
+        if limit == "max_gpus":
+            return f"gpus_per_job: {queue.max_gpus}"
+        return "layout: mpi asks for all nodes in one job"
+
+    def default_start_workers(self, n_workers: int) -> int:
+        """Return 1: the cluster is useful with any number of workers."""
+        return 1
+
+    def supervisor_options(self, shape: JobShape) -> list[str]:
+        """Return ``--each-gpu`` for plain workers: one process for each GPU."""
+        if self.profile.workers.worker_class == "nanny":
+            return ["--each-gpu"]
+        return []
+
+    def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
+        """Return the command of dask-cuda for GPUs, else the one of dask."""
+        workers, gpus = self.profile.workers, jobs.shape.gpus
+        cuda = gpus and workers.worker_class == "cuda"
+        module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
+        return [
+            f'"$python" -m {module}',
+            f"--nthreads={workers.threads}",
+            *workeroptions.memory_limit(jobs.shape),
+            *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
+            workeroptions.local_directory(workers, self.site.scratch),
+            f"--death-timeout={workeroptions.death_timeout(workers)}",
+            "--no-dashboard",
+            *transport.listen_options(self.scheduler),
+            SCHEDULER_FILE,
+            PRELOAD_OPTION,
+        ]
+
+    def head_text(self, shape: JobShape, own_head: bool) -> str:
+        """Return whether the head has a job of its own."""
+        if own_head:
+            return "in a job of its own"
+        return "in the job that starts first"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of an MPI job. ``started`` counts all ranks, ``working`` those that own GPUs."""
+
+    working: int
+    started: int
+    per_node: int
+    """Started on each node."""
+    gpus: int
+    """GPUs of each working rank."""
+
+
+class MpiLayout(Layout):
+    """`layout: mpi`: one job, whose workers are started as MPI ranks."""
+
+    name = "mpi"
+    elastic = False
+
+    @property
+    def setup(self) -> str:
+        """Bash text of the site, for MPI."""
+        return self.site.mpi.setup
+
+    def check(self, diagnostics: Diagnostics) -> None:
+        """Report keys that one job with all GPUs cannot have. Raises InputError."""
+        profile = self.profile
+        for key, given in (("head", profile.head), ("gpus_per_job", profile.gpus_per_job)):
+            if given:
+                message = f"`{key}` has no meaning in `layout: mpi`: one job has all GPUs"
+                diagnostics.profile_error(message, key)
+        if profile.gpus in (0, "auto"):
+            diagnostics.profile_error("`layout: mpi` needs a number of GPUs", "gpus")
+        if profile.run_on == "ranks":
+            self._check_script(diagnostics)
+        diagnostics.raise_problems()
+
+    def _check_script(self, diagnostics: Diagnostics) -> None:
+        run = self.profile.run
+        if not run:
+            report_run_on(diagnostics)
+        elif Path(run[0]).name.startswith("python"):
+            message = "`run_on: ranks` takes a Python script, without `python`"
+            diagnostics.profile_error(message, "run", hint=f"run: [{', '.join(run[1:])}]")
+
+    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+        """Return all GPUs, on as few nodes as possible; several nodes must be whole ones."""
+        per_node = queue.gpus_per_node or 1
+        if queue.exclusive:
+            check_whole_nodes(gpus, queue, "it gives whole nodes")
+        if gpus > per_node:
+            check_whole_nodes(gpus, queue, "an MPI job of several nodes has whole nodes")
+        return gpus, -(-gpus // per_node)
+
+    def default_start_workers(self, n_workers: int) -> int:
+        """Return all workers: they start together."""
+        return n_workers
+
+    def ranks(self, shape: JobShape) -> Ranks:
+        """Return the ranks of a job of this shape."""
+        working = shape.gpus_per_node  # plain workers are pinned to one GPU each
+        if self.profile.workers.worker_class == "cuda":
+            working = 1  # one rank starts all of dask-cuda's workers of a node
+        per_node = working + self._extra_ranks()
+        return Ranks(
+            working=working * shape.nodes,
+            started=per_node * shape.nodes,
+            per_node=per_node,
+            gpus=shape.gpus_per_node // working,
+        )
+
+    def _extra_ranks(self) -> int:
+        """Return the ranks of a node that own no GPU: the dask scheduler and the client."""
+        if self.profile.run_on != "ranks":
+            return 0
+        return EXTRA_RANKS
+
+    def working_ranks(self, shape: JobShape) -> int:
+        """Return the number of ranks that own GPUs."""
+        return self.ranks(shape).working
+
+    def launcher(self, shape: JobShape) -> list[str]:
+        """Return the words of the command that starts the ranks, not quoted."""
+        ranks = self.ranks(shape)
+        values = {
+            "ranks": ranks.started,
+            "nodes": shape.nodes,
+            "ranks_per_node": ranks.per_node,
+        }
+        command = self.site.mpi.command or self.scheduler.mpi_command
+        return [placeholders.expand(word, values) for word in command]
+
+    def supervisor_options(self, shape: JobShape) -> list[str]:
+        """Return ``--ranks``: the number of ranks with workers."""
+        return [f"--ranks={self.working_ranks(shape)}"]
+
+    def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
+        """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
+        ranks = self.ranks(jobs.shape)
+        words = [
+            *(shlex.quote(word) for word in self.launcher(jobs.shape)),
+            '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank',
+            '--folder="$GPUJOBS_FOLDER"',
+            f"--size={ranks.started}",
+            f"--gpus={ranks.gpus}",
+            f"--on-node={ranks.working // jobs.shape.nodes}",
+            f"--visible-devices={jobs.visible_devices}",
+        ]
+        worker = self._worker_options(jobs.shape, transport)
+        if self.profile.run_on == "ranks":
+            return [*words, "--script", *worker, "--", *self._script_words(workdir)]
+        return [*words, f"-- dask_mpi.cli --no-scheduler {SCHEDULER_FILE}", *worker]
+
+    def _worker_options(self, shape: JobShape, transport: Transport) -> list[str]:
+        workers = self.profile.workers
+        cuda = workers.worker_class == "cuda"
+        worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
+        return [
+            f"--worker-class={worker_class}",
+            f"--nthreads={workers.threads}",
+            *workeroptions.memory_limit(shape),
+            workeroptions.local_directory(workers, self.site.scratch),
+            *transport.interface_option(),
+            "--worker-options",
+            shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
+        ]
+
+    def _script_words(self, workdir: str) -> list[str]:
+        script, *arguments = self.profile.run
+        return [shlex.quote(word) for word in (str(Path(workdir) / script), *arguments)]
+
+    def head_text(self, shape: JobShape, own_head: bool) -> str:
+        """Return the rank or the node of the dask scheduler."""
+        if self.profile.run_on == "ranks":
+            return "rank 0; the client is rank 1"
+        ranks = plural(self.working_ranks(shape), "rank")
+        return f"on the first node; {ranks} of MPI started by {self.launcher(shape)[0]}"
+
+
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (WorkersLayout, MpiLayout)}
+"""By the profile's `layout`."""

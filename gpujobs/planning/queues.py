@@ -1,0 +1,109 @@
+"""The choice of a queue: the first one of the site whose limits allow the jobs of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..config.site import Queue
+from ..errors import InputError, Problem
+from .diagnostics import Diagnostics
+from .directives import own_request
+from .fit import QueueFit
+from .layout import Layout
+from .limits import exceeded, job_limits
+from .machine import Machine
+from .shape import JobShape, QueueMismatch
+
+
+class QueueChooser:
+    """Chooses the queue for the jobs with workers.
+
+    ``head_queue`` is the queue of a head with a job of its own. ``smallest``: no number of GPUs was
+    asked for, so jobs are as small as the queue allows.
+    """
+
+    def __init__(
+        self,
+        diagnostics: Diagnostics,
+        layout: Layout,
+        *,
+        machine: Machine | None,
+        head_queue: str | None,
+        smallest: bool,
+    ) -> None:
+        self.diagnostics, self.layout, self.machine = diagnostics, layout, machine
+        self.head_queue, self.smallest = head_queue, smallest
+        self.spec = diagnostics.spec
+        self.site, self.wanted = self.spec.site.site, self.spec.profile.queue
+
+    def choose(self, gpus: int, count: int) -> tuple[str, JobShape]:
+        """Return the queue's key and the jobs' shape for ``gpus`` GPUs, or ``count`` CPU workers.
+
+        Raises InputError with the mismatch of each queue if none fits.
+        """
+        mismatches: dict[str, QueueMismatch] = {}
+        for key in self._candidates():
+            try:
+                return key, self._shape(key, gpus, count)
+            except QueueMismatch as mismatch:
+                mismatches[key] = mismatch
+        raise InputError([*self.diagnostics.problems, self._no_fit(mismatches)])
+
+    def _candidates(self) -> list[str]:
+        keys = [
+            key
+            for key, queue in self.site.queues.items()
+            if self.wanted in ("auto", key, queue.name)
+        ]
+        if not keys:
+            known = ", ".join(self.site.queues)
+            message = f"site {self.spec.site.name} has no queue `{self.wanted}`; it has {known}"
+            self.diagnostics.profile_error(message, "queue")
+            self.diagnostics.raise_problems()
+        return sorted(keys, key=lambda key: key != self.wanted)  # the entry with that key first
+
+    def _shape(self, key: str, gpus: int, count: int) -> JobShape:
+        queue = self.site.queues[key]
+        if self.machine:
+            queue = self.machine.complete(queue)
+        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(queue, count)
+        limits = job_limits(self.site, key, head_queue=self.head_queue)
+        if limit := exceeded(limits, shape.jobs):
+            raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
+        self._note_single_gpus(queue, shape)
+        return shape
+
+    def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
+        if self.smallest and queue.exclusive:
+            gpus = queue.gpus_per_node or 1
+        request = own_request(self.site, key, gpus=True) or ()
+        return QueueFit(self.layout, queue, request).gpu_shape(gpus)
+
+    def _cpu_shape(self, queue: Queue, count: int) -> JobShape:
+        if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
+            message = "it has GPUs, which would idle"
+            hint = "name it with `queue:` to run CPU workers there nevertheless"
+            raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
+        return QueueFit(self.layout, queue).cpu_shape(count)
+
+    def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:
+        if self.smallest and shape.gpus == 1 and (queue.gpus_per_node or 1) > 1:
+            self.diagnostics.note(
+                "jobs of one GPU: if the batch scheduler isolates the GPUs of other jobs, workers "
+                f"on one node cannot use NVLink; gpus_per_job={queue.gpus_per_node} keeps a node "
+                "together"
+            )
+
+    def _no_fit(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
+        (key, first), *others = mismatches.items()
+        position = self.spec.position(*first.key.split("."))
+        if others:
+            reasons = [self._reason(key, mismatch) for key, mismatch in mismatches.items()]
+            return Problem("\n".join(["no queue fits:", *reasons]), position, hint=first.hint)
+        related = None
+        if first.limit or first.place:
+            related = self.spec.site_position(*first.site_place(key))
+        return Problem(f"queue {key}: {first}", position, hint=first.hint, related=related)
+
+    def _reason(self, key: str, mismatch: QueueMismatch) -> str:
+        return f"  {key}: {mismatch} ({self.spec.site_position(*mismatch.site_place(key))})"

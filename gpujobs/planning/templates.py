@@ -1,0 +1,94 @@
+"""The Jinja environment of the batch scripts.
+
+A value is never a template. ``{{ }}`` quotes a value for bash, and refuses control characters; only
+text marked as `Bash` (ours, the setup, checked directives) is written as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import (
+    FileSystemLoader,
+    StrictUndefined,
+    Template,
+    TemplateError,
+    TemplateNotFound,
+    TemplateSyntaxError,
+)
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..config.sitefiles import data_folder
+from ..errors import InputError, Position, Problem
+from ..text import control_character
+from .bash import Bash
+
+SUFFIX = ".sh.j2"
+
+
+def load_template(name: str, site_folder: Path | None) -> Template:
+    """Return the template of the batch scheduler ``name``: the site's own, else the package's."""
+    try:
+        return _environment(site_folder).get_template(f"{name}{SUFFIX}")
+    except TemplateNotFound:
+        folder = site_folder or "SITE_FOLDER"
+        hint = f"write {folder}/templates/{name}{SUFFIX}"
+        raise InputError(f"there is no template {name}{SUFFIX}", hint=hint) from None
+    except TemplateSyntaxError as error:
+        position = Position(error.filename or name, error.lineno, 1)
+        raise InputError(Problem(str(error.message), position)) from None
+
+
+def fill(template: Template, context: Mapping[str, object]) -> str:
+    """Return the script. Raises InputError with the template's line."""
+    try:
+        text = template.render(context)
+    except (TemplateError, ArithmeticError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(Problem(f"template: {error}", _position(error, template))) from None
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+@lru_cache(maxsize=8)
+def _environment(site_folder: Path | None) -> ImmutableSandboxedEnvironment:
+    """Return the environment. It keeps compiled templates until their files change."""
+    folders = [site_folder / "templates"] if site_folder else []
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader([*folders, data_folder("templates")]),
+        undefined=StrictUndefined,
+        finalize=_quoted,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.globals = {"bash": Bash}
+    return environment
+
+
+def _position(error: BaseException, template: Template) -> Position:
+    """Return the innermost line of a template in the traceback of ``error``."""
+    position, traceback = Position(str(template.filename)), error.__traceback__
+    while traceback:
+        name = traceback.tb_frame.f_code.co_filename
+        if name.endswith(".j2"):
+            position = Position(name, traceback.tb_lineno, 1)
+        traceback = traceback.tb_next
+    return position
+
+
+def _quoted(value: object) -> object:
+    """Quote a value for bash; Jinja calls this for every ``{{ }}``."""
+    if isinstance(value, Bash | StrictUndefined):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise TypeError(f"a template may only write text and whole numbers, not {kind}")
+    if found := control_character(value):
+        raise ValueError(f"a value has a control character ({found!r})")
+    return shlex.quote(value)

@@ -1,0 +1,171 @@
+"""Invalid YAML and invalid values of a profile: the error names file, line and column."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from gpujobs.config.spec import load_spec
+from gpujobs.errors import InputError
+
+from .support import SLURM, error_of, made_plan
+
+
+def test_01_walltime_is_hours_minutes_seconds(home: Path) -> None:
+    profile = made_plan(home, "gpus: 1\nwalltime: 12:30:00\n").profile
+    assert profile.walltime == 45000  # 12 h 30 min, not base 60
+
+
+def test_02_two_part_times_are_ambiguous(home: Path) -> None:
+    message = error_of(home, "gpus: 1\nwalltime: 30:00\n")
+    assert "svd.yaml:2:11" in message and "minutes or hours?" in message
+
+
+@pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])
+def test_03_yes_and_no_are_text(home: Path, word: str) -> None:
+    assert made_plan(home, f"gpus: 1\nenv: {{A: {word}}}\nrun: [echo, {word}]\n").profile.env == {
+        "A": word
+    }
+
+
+@pytest.mark.parametrize("word", ["yes", "on", "1", "NO"])
+def test_03_yes_and_no_are_not_booleans(home: Path, word: str) -> None:
+    assert "neither true nor false" in error_of(home, f"gpus: 1\nnetwork: {{encryption: {word}}}\n")
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["010", "0x10", "1e1", "8.0", "1_0", "+8", "'8 '", "eight", "true", "null", "[8]", "1:30"],
+)
+def test_04_numbers_are_plain(home: Path, number: str) -> None:
+    message = error_of(home, f"gpus_per_job: {number}\ngpus: 010\n")
+    assert "svd.yaml:2:7" in message and "'010' is not a whole number" in message
+    if number != "null":
+        assert "svd.yaml:1:15" in message
+
+
+@pytest.mark.parametrize("account", ["0123", "12e03", "0x10", "1_000"])
+def test_05_accounts_stay_text(home: Path, account: str) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("[a-z0-9]+", "[a-z0-9_]+"))
+    assert f"--account={account}" in made_plan(home, f"gpus: 1\naccount: {account}\n").workers.lines
+
+
+def test_06_a_duplicate_key_names_both_lines(home: Path) -> None:
+    message = error_of(home, "gpus: 1\nwalltime: 1h\ngpus: 2\n")
+    assert "svd.yaml:3:1" in message and "first in line 1" in message and "svd.yaml:1:1" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [x]\nb: &b [*a, *a]\n", "1:4: anchors and aliases"),
+        ("a: &a {b: *a}\n", "anchors and aliases"),
+        ("gpus: !!int 8\n", "1:7: tags"),
+        ("gpus: !!python/object/apply:os.system [ls]\n", "tags"),
+        ("<<: {gpus: 8}\n", "merge keys"),
+        ("gpus: 8\n---\ngpus: 9\n", "2:1: a second document"),
+        ("- gpus: 8\n", "must be a mapping"),
+        ("just text\n", "must be a mapping"),
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("? [a, b]\n: 1\n", "a key must be text"),
+    ],
+)
+def test_07_unsupported_yaml(home: Path, text: str, message: str) -> None:
+    assert message in error_of(home, text)
+
+
+def test_08_bom_and_crlf(home: Path) -> None:
+    assert made_plan(
+        home, "\ufeffgpus: 2\r\nwalltime: 2h\r\nrun: [python, a.py]\r\n"
+    ).profile.run == (
+        "python",
+        "a.py",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("gpus: 8\n\twalltime: 1h\n", "2:1"),
+        ("gpus: 8\nrun: [python\n", "2:6"),
+        ("gpus: 'x\n", "1:7"),
+    ],
+)
+def test_09_syntax_errors_have_a_position(home: Path, text: str, position: str) -> None:
+    assert f"svd.yaml:{position}: not valid YAML" in error_of(home, text)
+
+
+def test_10_endless_files_are_not_read_to_their_end(home: Path) -> None:
+    with pytest.raises(InputError, match="larger than 256 KiB"):
+        load_spec(Path("/dev/zero"), site="local")
+    reader, writer = os.pipe()  # gpujobs submit <(make-a-profile)
+    os.write(writer, b"gpus: 0\nname: piped\n")
+    os.close(writer)
+    assert load_spec(Path(f"/dev/fd/{reader}"), site="local").name == "piped"
+    os.close(reader)
+    with pytest.raises(InputError, match="directory"):
+        load_spec(home, site="local")
+
+
+def test_10_invalid_bytes(home: Path) -> None:
+    for raw, message in (
+        (b"gpus: 8\nname: \xff\n", "2:7: not UTF-8"),
+        (b"gpus: 8\nname: a\x00b\n", "control character"),
+        ("gpus: 8\nname: a\u2028b\n".encode(), "2:8: has a control character"),
+        (b"gpus: 8\n" + b"# " + b"x" * 300_000, "larger than 256 KiB"),
+        (b"gpus: " + b"[" * 100 + b"]" * 100, "nested more than 20 deep"),
+        (b"a: " * 1 + b"{a: " * 5000, "nested more than 20 deep"),
+    ):
+        path = home / "svd.yaml"
+        path.write_bytes(raw)
+        with pytest.raises(InputError, match=re.escape(message)):
+            load_spec(path, site="local")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("waltime: 1h", "walltime"), ("gpu: 8", "gpus"), ("memory: 1GiB", "workers.memory"), ("threads: 2", "workers.threads"),
+        ("gpus-per-job: 1", "gpus_per_job"), ("workers: {rmm_pool: 0.5}", "workers.rmm_pool_size"), ("protocol: tcp", "network.protocol"),
+    ],
+)  # fmt: skip
+def test_11_unknown_keys_get_a_suggestion(home: Path, key: str, meant: str) -> None:
+    message = error_of(home, f"gpus: 1\n{key}\n")
+    assert (
+        "unknown key" in message
+        and f"did you mean `{meant}`?" in message
+        and "svd.yaml:2:" in message
+    )
+
+
+def test_12_all_errors_in_one_run(home: Path) -> None:
+    message = error_of(
+        home,
+        "gpus: x\nwaltime: 1h\nworkers: {memory: 16, threads: 0}\nenv: {A-B: 1}\nrun: 'a \"b'\nlayout: mpj\n",
+    )
+    assert re.findall(r"svd\.yaml:(\d)", message) == ["1", "2", "3", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    "size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"]
+)
+def test_13_sizes_need_units(home: Path, size: str) -> None:
+    message = error_of(home, f"gpus: 1\nworkers: {{memory: {size}}}\n")
+    assert "svd.yaml:2:19" in message
+    if size in ("16", "1.5"):
+        assert f"as in {size}GiB or {size}MiB" in message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["walltime: .inf", "walltime: 0", "walltime: 0h", "walltime: -1h", "walltime: true", "walltime: forever", "gpus: -1", "gpus: .inf",
+     "workers: {threads: 0}", "workers: {threads: -1}", "start_timeout: 5", "walltime: 1:99:00", "walltime: 99999999h"],
+)  # fmt: skip
+def test_14_numbers_out_of_range(home: Path, line: str) -> None:
+    assert "svd.yaml:" in error_of(
+        home, f"{line}\n" if line.startswith("gpus") else f"gpus: 1\n{line}\n"
+    )

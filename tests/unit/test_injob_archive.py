@@ -1,0 +1,107 @@
+"""The file with the code that runs in jobs: its bytes, the Python that it needs, its tracebacks."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gpujobs.injob
+from gpujobs.clusters import folder
+from gpujobs.injob import archive
+from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD
+
+SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
+
+
+@pytest.fixture
+def pyz(tmp_path: Path) -> Path:
+    path = tmp_path / ARCHIVE
+    path.write_bytes(archive.build())
+    return path
+
+
+def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, env=environ
+    )
+
+
+def test_equal_sources_make_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = archive.build()
+    for path in SOURCES[:2]:
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime))
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert archive.build() == first
+
+
+def test_contents() -> None:
+    with zipfile.ZipFile(io.BytesIO(archive.build())) as file:
+        entries = file.infolist()
+        names = [entry.filename for entry in entries]
+        assert file.testzip() is None
+    assert names == sorted(names)
+    assert {*names} == {
+        "__main__.py",
+        *(f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"),
+    }
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
+
+
+def test_it_is_private_in_the_folder(tmp_path: Path) -> None:
+    folder.make(tmp_path / "clusters" / "svd-0000", encrypted=False)
+    path = tmp_path / "clusters" / "svd-0000" / "injob.pyz"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == archive.build()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_syntax_of_older_pythons(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not found:
+        pytest.skip(f"no Python {version} here")
+    for words in (["--help"], ["supervise", "--help"], ["rank", "--help"]):
+        done = subprocess.run([found[0], "-S", pyz, *words], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("word", ["supervise", "rank", "retire", "try-ucxx"])
+def test_it_starts_without_other_packages(word: str, pyz: Path) -> None:
+    done = run("-S", pyz, word, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: injob.pyz {word}")
+
+
+def test_the_client_has_the_same_commands() -> None:
+    done = run("-m", "gpujobs.injob", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "try-ucxx" in done.stdout
+
+
+def test_exceptions_show_source_lines(pyz: Path) -> None:
+    """Python's own printer of exceptions leaves out the source lines of a zip file before 3.13."""
+    missing = f"--folder={pyz.parent / 'missing'}"
+    done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
+    assert done.returncode == 1
+    assert '(folder.path / "head").mkdir()' in done.stderr
+    assert f'{pyz}/{PACKAGE}/supervise.py", line ' in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
+
+
+def test_preload_is_importable_from_the_archive(pyz: Path) -> None:
+    code = f"import {PRELOAD} as preload; print(preload.__file__, preload.dask_setup.__name__)"
+    done = run("-c", code, PYTHONPATH=f"/nosuch:{pyz}")
+    assert done.stdout == f"{pyz}/{PACKAGE}/preload.py dask_setup\n", done.stderr

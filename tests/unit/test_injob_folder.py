@@ -1,0 +1,101 @@
+"""The cluster's folder, as its jobs see it, and the names that they compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs.injob.folder import Ended, EndKind, Folder
+from gpujobs.injob.log import last_line
+from gpujobs.injob.names import job_worker_names
+
+
+def test_the_first_one_ends_the_cluster(tmp_path: Path) -> None:
+    won = []
+
+    def end(number: int) -> None:
+        if Folder(str(tmp_path)).end(Ended(EndKind.FAILED, number, f"reason {number}", number)):
+            won.append(number)
+
+    threads = [threading.Thread(target=end, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    text = (tmp_path / "ended").read_text()
+    assert text.count("\n") == 1
+    value = json.loads(text)
+    assert value.pop("time") > 1e9
+    assert value == {
+        "kind": "failed",
+        "exit_code": won[0],
+        "reason": f"reason {won[0]}",
+        "job": won[0],
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["ended"]
+
+
+@pytest.mark.parametrize("kind", EndKind)
+def test_ended_is_read_as_it_was_written(kind: EndKind) -> None:
+    ended = Ended(kind, 3, "a reason", None)
+    assert Ended.parse(json.loads(ended.json())) == ended
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({"exit_code": 0, "reason": "", "job": 0, "time": 1.0}, EndKind.DONE),
+        ({"exit_code": 9, "reason": "run: ended", "job": 0, "time": 1.0}, EndKind.FAILED),
+        ({"exit_code": 143, "reason": "cancelled by gpujobs", "job": None}, EndKind.CANCELLED),
+        ({"exit_code": 70, "reason": "it could not start", "job": 2}, EndKind.FAILED),
+        ({"kind": "of a later version", "exit_code": 0}, EndKind.DONE),
+        ({}, EndKind.FAILED),  # half written
+    ],
+)
+def test_ended_of_an_older_version(value: dict[str, Any], kind: EndKind) -> None:
+    ended = Ended.parse(value)
+    assert ended.kind is kind
+    assert ended.exit_code == value.get("exit_code", 70)
+    assert ended.reason == value.get("reason", "")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"workers": 3', "null", "[1]"])
+def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "workers.json").write_text(text)
+    assert Folder(str(tmp_path)).registered() == {}
+
+
+def test_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_line(log) == ""
+    log.write_bytes(b"x" * 100_000 + b"\nlast\0 one \xff\n\n  \n")
+    assert last_line(log) == "last one \ufffd"
+    log.write_text("y" * 1000)
+    assert last_line(log) == "y" * 300
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "names"),
+    [
+        (0, 0, ["svd-3"]),
+        (1, 0, ["svd-3"]),
+        (2, 0, ["svd-3-0", "svd-3-1"]),
+        (2, 2, ["svd-0", "svd-1"]),
+        (4, 2, ["svd-0-0", "svd-0-1", "svd-1-0", "svd-1-1"]),
+    ],
+)
+def test_names_of_workers(workers: int, ranks: int, names: list[str]) -> None:
+    assert job_worker_names("svd", 3, workers, ranks) == names
+
+
+def test_a_folder_that_cannot_be_written_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not Folder(os.fspath(tmp_path / "missing")).end(Ended(EndKind.DONE, 0))
+    assert "cannot write" in capsys.readouterr().err

@@ -1,0 +1,251 @@
+"""The judge of submitted clusters: states and phases from record, folder and answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpujobs.clusters.folderstate import ExitRecord, FolderState, Transport
+from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
+from gpujobs.clusters.ledger import ClusterRecord, Intent, Submission
+from gpujobs.clusters.report import (
+    ClusterReport,
+    ClusterState,
+    JobPhase,
+    cluster_json,
+    job_json,
+)
+from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
+from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
+
+AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
+STUCK = JobStatus(JobState.FAILED, "Eqw", "can't chdir", stuck=True)
+PENDING = JobStatus(JobState.PENDING, reason="Priority")
+RUNNING = JobStatus(JobState.RUNNING, node="node1")
+NOW = 1_000_000.0
+WORKER = RegisteredWorker(address="tls://h:1", threads=1, gpu=None)
+BOTH = {"svd-0000-0-0": WORKER, "svd-0000-0-1": WORKER}
+JOB = JobId("7")
+
+RECORD = ClusterRecord(
+    id="svd-0000",
+    site="here",
+    scheduler="sge",
+    folder="/nosuch",
+    created=NOW,
+    workers=2,
+    workers_per_job=2,
+    gpus=2,
+    gpus_per_job=2,
+    walltime=3600,
+    run=(),
+    encrypted=True,
+    submissions=(Submission("7", 0, 1),),
+)
+
+
+def report(
+    status: JobStatus | None = None,
+    folder: FolderState | None = None,
+    record: ClusterRecord = RECORD,
+    now: float = NOW,
+) -> ClusterReport:
+    answers = {} if status is None else {JOB: status}
+    return judge(record, folder or FolderState(), answers, now=now)
+
+
+def states(found: ClusterReport) -> tuple[str, str, str]:
+    return found.state.value, found.jobs[0].state.value, found.jobs[0].phase.value
+
+
+# -- phases in order -------------------------------------------------------------------------------
+def test_phases_of_a_job() -> None:
+    one = FolderState(workers={"svd-0000-0-0": WORKER}, seen=frozenset({"svd-0000-0-0"}))
+    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    lost = FolderState(seen=frozenset(BOTH))
+    assert states(report()) == ("PENDING", "UNKNOWN", "SUBMITTED")
+    assert states(report(PENDING)) == ("PENDING", "PENDING", "PENDING")
+    assert report(PENDING).reason == "1 pending (Priority)"
+    assert states(report(RUNNING)) == ("STARTING", "RUNNING", "STARTING")
+    assert states(report(RUNNING, one)) == ("RUNNING", "RUNNING", "STARTING")
+    assert states(report(RUNNING, both)) == ("RUNNING", "RUNNING", "RUNNING")
+    assert states(report(RUNNING, lost))[2] == "LOST"
+    assert report(RUNNING, one).connected == 1
+
+
+def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> None:
+    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    for status in (PENDING, NOT_LISTED, JobStatus(JobState.FAILED), JobStatus(JobState.COMPLETED)):
+        assert states(report(status, both))[2] == "RUNNING"
+    # Its own exit record is stronger than a list of workers that is a moment old.
+    gone = replace(both, exits={0: ExitRecord(0, "node1")})
+    assert states(report(NOT_LISTED, gone))[1:] == ("COMPLETED", "ENDED")
+
+
+def test_a_caller_may_know_the_workers_better() -> None:
+    found = judge(RECORD, FolderState(), {JOB: RUNNING}, now=NOW, connected=BOTH)
+    assert found.connected == 2 and found.jobs[0].phase is JobPhase.RUNNING
+
+
+def test_a_requeued_job_waits_again() -> None:
+    seen = FolderState(seen=frozenset(BOTH), nodes={0: "node1"})
+    assert states(report(PENDING, seen)) == ("PENDING", "PENDING", "PENDING")
+
+
+def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:
+    leaving = replace(RECORD, removed=(0,))
+    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    assert states(report(RUNNING, both, leaving))[2] == "LEAVING"
+
+
+def test_suspended() -> None:
+    suspended = JobStatus(JobState.SUSPENDED)
+    both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
+    assert states(report(suspended, both)) == ("SUSPENDED", "SUSPENDED", "SUSPENDED")
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "FAILED"), (1, "FAILED"), (143, "FAILED")])
+def test_an_end_before_the_workers_connect_is_a_failed_start(code: int, phase: str) -> None:
+    left = FolderState(exits={0: ExitRecord(code, "node1")})
+    assert states(report(NOT_LISTED, left))[2] == phase
+    # Unless the whole cluster has ended.
+    ended = replace(left, ended=Ended(EndKind.DONE, 0, ""))
+    assert states(report(NOT_LISTED, ended))[2] == ("ENDED" if code != 1 else "FAILED")
+
+
+# -- jobs that nothing lists -----------------------------------------------------------------------
+def test_a_job_deleted_while_it_waited() -> None:
+    since = unlisted_since(RECORD, FolderState(), {JOB: NOT_LISTED}, NOW)
+    assert since == {"0": NOW}
+    record = replace(RECORD, unlisted=since)
+    soon, late = NOW + UNLISTED_TIMEOUT - 1, NOW + UNLISTED_TIMEOUT + 1
+    assert states(report(NOT_LISTED, record=record, now=soon))[1] == "UNKNOWN"
+    found = report(NOT_LISTED, record=record, now=late)
+    assert states(found) == ("CANCELLED", "CANCELLED", "FAILED")
+    assert "deleted from the queue before it started" in found.reason
+    assert unlisted_since(record, FolderState(), {JOB: NOT_LISTED}, late) == since
+
+
+@pytest.mark.parametrize("trace", [{"claims": {0: JOB}}, {"nodes": {0: "node1"}}])
+def test_a_job_that_disappeared_after_it_had_started(trace: dict[str, object]) -> None:
+    record = replace(RECORD, unlisted={"0": NOW})
+    folder = replace(FolderState(), **trace)  # type: ignore[arg-type]
+    found = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT + 1)
+    assert states(found)[:2] == ("FAILED", "FAILED")
+    assert "without an exit status" in found.reason
+
+
+@pytest.mark.parametrize("other", [AWAY, RUNNING], ids=["away", "listed again"])
+def test_only_answers_count(other: JobStatus) -> None:
+    record = replace(RECORD, unlisted={"0": NOW})
+    assert unlisted_since(record, FolderState(), {JOB: other}, NOW + 1) == {}
+
+
+def test_an_exit_record_needs_no_patience() -> None:
+    left = FolderState(exits={0: ExitRecord(0, "n1")}, seen=frozenset(BOTH))
+    assert states(report(NOT_LISTED, left))[1:] == ("COMPLETED", "ENDED")
+    assert unlisted_since(RECORD, left, {JOB: NOT_LISTED}, NOW) == {}
+
+
+def test_a_cancel_that_was_requested_explains_the_state() -> None:
+    ended = FolderState(
+        ended=Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"), claims={0: JOB}
+    )
+    assert states(report(AWAY, ended))[:2] == ("CANCELLED", "UNKNOWN")
+    assert states(report(NOT_LISTED, ended))[:2] == ("CANCELLED", "CANCELLED")
+    assert states(report(JobStatus(JobState.FAILED), ended))[:2] == ("CANCELLED", "CANCELLED")
+
+
+def test_a_waiting_job_of_an_ended_cluster_is_gone_at_once() -> None:
+    ended = FolderState(ended=Ended(EndKind.DONE, 0, ""))
+    assert states(report(NOT_LISTED, ended))[:2] == ("DONE", "CANCELLED")
+    started = replace(ended, claims={0: JOB})
+    assert states(report(NOT_LISTED, started))[:2] == ("DONE", "UNKNOWN")
+
+
+def test_a_failed_job_that_stays_in_the_queue() -> None:
+    found = report(STUCK)
+    assert states(found)[:2] == ("FAILED", "FAILED") and found.jobs[0].stuck
+
+
+# -- clusters --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (EndKind.DONE, ClusterState.DONE),
+        (EndKind.CLOSED, ClusterState.DONE),
+        (EndKind.SHUTDOWN, ClusterState.DONE),
+        (EndKind.IDLE, ClusterState.DONE),
+        (EndKind.CANCELLED, ClusterState.CANCELLED),
+        (EndKind.FAILED, ClusterState.FAILED),
+        (EndKind.WALLTIME, ClusterState.FAILED),
+    ],
+)
+def test_the_kind_decides_the_state(kind: EndKind, state: ClusterState) -> None:
+    # The reason is prose for people: no state depends on it.
+    folder = FolderState(ended=Ended(kind, 3, "cancelled by gpujobs"))
+    found = report(RUNNING, folder)
+    assert (found.state, found.kind, found.exit_code) == (state, kind, 3)
+    assert found.finished and found.active and found.connected == 0
+
+
+def test_every_kind_has_a_state() -> None:
+    for kind in EndKind:
+        assert report(RUNNING, FolderState(ended=Ended(kind, 0, ""))).finished
+
+
+def test_being_submitted() -> None:
+    record = replace(RECORD, submissions=(), intent=Intent(0, 1))
+    assert report(record=record).reason == "being submitted"
+
+
+def test_a_finished_cluster_keeps_its_outcomes() -> None:
+    record = replace(RECORD, finished=True, outcomes={"0": "TIMEOUT"}, reasons={"0": "too long"})
+    found = report(record=record)
+    assert found.jobs[0].state is JobState.TIMEOUT and found.jobs[0].reason == "too long"
+
+
+def test_a_number_that_was_submitted_twice() -> None:
+    claimed = FolderState(claims={0: JobId("8")})
+    found = judge(RECORD, claimed, {JobId("8"): RUNNING, JOB: PENDING}, now=NOW)
+    assert found.jobs[0].id == "8" and found.jobs[0].state is JobState.RUNNING
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+def test_one_json_of_a_job() -> None:
+    gpu = Gpu(node="node1", uuid="GPU-1", model="A100", memory=2**34)
+    with_gpu = RegisteredWorker(address="tls://h:2", threads=1, gpu=gpu)
+    workers = {"svd-0000-0-0": with_gpu, "svd-0000-0-1": WORKER}
+    folder = FolderState(
+        workers=workers, seen=frozenset(workers), head=0, transport=Transport("tcp")
+    )
+    found = report(RUNNING, folder)
+    job = job_json(found.jobs[0])
+    assert job == {
+        "number": 0,
+        "id": "7",
+        "phase": "RUNNING",
+        "state": "RUNNING",
+        "native": "",
+        "reason": "",
+        "exit_code": None,
+        "node": "node1",
+        "starts": "",
+        "head": True,
+        "workers": ["svd-0000-0-0", "svd-0000-0-1"],
+        "connected": ["svd-0000-0-0", "svd-0000-0-1"],
+        "gpus": [
+            {
+                "worker": "svd-0000-0-0",
+                "node": "node1",
+                "uuid": "GPU-1",
+                "model": "A100",
+                "memory": 2**34,
+            }
+        ],
+        "log": [],
+    }
+    cluster = cluster_json(found)
+    assert cluster["jobs"] == [job] and cluster["encrypted"] is False
+    assert cluster["notes"] == ["not encrypted: dask uses tcp"]

@@ -1,0 +1,229 @@
+"""The query loop: one query for all clusters, ever more rarely; one read of the folder a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.clusters.cancel import cancel
+from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
+from gpujobs.clusters.monitor import ClusterMonitor
+
+SQUEUE = """#!/bin/sh
+# squeue prints the file `queue`, and appends its arguments to `calls`.
+echo "$@" >> {folder}/calls
+cat {folder}/queue 2> /dev/null || {{ echo "squeue: error: $(cat {folder}/error)" >&2; exit 1; }}
+"""
+
+
+class FakeSlurm:
+    """Slurm's commands on PATH: squeue prints a file, sacct knows nothing."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        for name, text in (("squeue", SQUEUE.format(folder=folder)), ("sacct", "#!/bin/sh\n")):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        self.lists()
+
+    def lists(self, *rows: str) -> None:
+        """Set the rows ``ID|INDEX|STATE`` that squeue prints."""
+        lines = [f"{row}|node1|N/A|None|name\n" for row in rows]
+        (self.folder / "queue").write_text("".join(lines))
+
+    def is_away(self) -> None:
+        (self.folder / "queue").unlink()
+        (self.folder / "error").write_text("Unable to contact slurm controller")
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return FakeSlurm(folder, monkeypatch)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "state")
+
+
+def add(ledger: Ledger, number: str, **changes: object) -> ClusterRecord:
+    cluster_id = f"svd-000{number}"
+    folder = ledger.folder.parent / cluster_id
+    (folder / "jobs").mkdir(parents=True)
+    values = {
+        "id": cluster_id,
+        "site": "here",
+        "scheduler": "slurm",
+        "folder": str(folder),
+        "created": time.time(),
+        "workers": 1,
+        "workers_per_job": 1,
+        "gpus": 1,
+        "gpus_per_job": 1,
+        "walltime": 600,
+        "run": (),
+        "encrypted": True,
+        "poll": 5,
+        "submissions": (Submission(number, 0, 1),),
+    }
+    record = ClusterRecord(**(values | changes))  # type: ignore[arg-type]
+    ledger.add(record)
+    return record
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The clock: its only item is added to the time that has passed."""
+    ahead = [0.0]
+    real, wall = time.monotonic, time.time
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+    monkeypatch.setattr(time, "time", lambda: wall() + ahead[0])
+    yield ahead
+
+
+def test_one_query_for_all_clusters(slurm: FakeSlurm, ledger: Ledger) -> None:
+    slurm.lists("1||RUNNING", "2||PENDING")
+    records = [add(ledger, "1"), add(ledger, "2")]
+    monitor = ClusterMonitor(records, ledger)
+    assert [report.state.value for report in monitor.reports()] == ["STARTING", "PENDING"]
+    assert len(slurm.calls) == 1 and "svd-0001,svd-0002" in slurm.calls[0]
+    monitor.reports()
+    assert len(slurm.calls) == 1  # not due yet
+
+
+def test_queries_become_rare_while_nothing_changes(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float]
+) -> None:
+    slurm.lists("1||RUNNING")
+    monitor = ClusterMonitor([add(ledger, "1")], ledger)
+    for _ in range(1200):
+        monitor.reports()
+        clock[0] += 1.0
+    assert len(slurm.calls) <= 30  # of 240 at the fastest pace, in 20 minutes
+    before = len(slurm.calls)
+    for _ in range(300):
+        monitor.reports()
+        clock[0] += 1.0
+    assert len(slurm.calls) - before <= 15  # at most three a minute
+    monitor.query_soon()
+    monitor.reports()
+    assert len(slurm.calls) - before <= 16
+
+
+def test_the_folder_is_read_once_for_a_report(slurm: FakeSlurm, ledger: Ledger) -> None:
+    slurm.lists("1||RUNNING")
+    record = add(ledger, "1")
+    names = ("ended", "workers.json", "scheduler.json", "transport.json")
+    for name in names:
+        (record.path / name).write_text("{}")
+    opened: list[str] = []
+    watching = [True]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and watching and str(arguments[0]).startswith(record.folder):
+            opened.append(Path(str(arguments[0])).name)
+
+    sys.addaudithook(hook)
+    monitor = ClusterMonitor([record], ledger)
+    for number in (1, 2):
+        monitor.report()
+        assert [opened.count(name) for name in names] == [number] * len(names)
+    watching.clear()
+
+
+def test_a_batch_scheduler_that_does_not_respond(
+    slurm: FakeSlurm,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gpujobs.clusters.monitor.QUERY_TIMEOUT", 0.1)
+    monitor = ClusterMonitor([add(ledger, "1")], ledger)
+    slurm.is_away()
+    report = monitor.report()
+    assert report.jobs[0].reason == "the batch scheduler does not respond" and report.active
+    assert "not available" in caplog.text or "unreachable" in caplog.text
+    slurm.lists("1||RUNNING")
+    monitor.query_soon()
+    assert monitor.report().jobs[0].state == "RUNNING"
+    slurm.is_away()
+    monitor.query_soon()
+    assert monitor.report().jobs[0].state == "RUNNING"  # the last answer is the best there is
+
+
+def test_outcomes_are_remembered_and_not_queried_again(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float]
+) -> None:
+    slurm.lists("1||RUNNING")
+    record = add(ledger, "1")
+    monitor = ClusterMonitor([record], ledger)
+    monitor.report()
+    slurm.lists("1||TIMEOUT")
+    clock[0] += 6
+    assert monitor.report().state == "FAILED"
+    assert ledger.get("svd-0001").finished
+    slurm.lists()
+    count = len(slurm.calls)
+    found = ClusterMonitor([ledger.get("svd-0001")], ledger).report()
+    assert found.jobs[0].state == "TIMEOUT" and len(slurm.calls) == count
+
+
+def test_a_job_that_nothing_lists_is_given_up_after_a_while(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float]
+) -> None:
+    record = add(ledger, "1", poll=1)
+    assert ClusterMonitor([record], ledger).report().state == "PENDING"
+    clock[0] += 50  # another process continues to count
+    assert ClusterMonitor([ledger.get(record.id)], ledger).report().state == "PENDING"
+    clock[0] += 20
+    assert ClusterMonitor([ledger.get(record.id)], ledger).report().state == "CANCELLED"
+
+
+def test_another_process_scales_the_cluster(slurm: FakeSlurm, ledger: Ledger) -> None:
+    slurm.lists("1||RUNNING", "9||PENDING")
+    monitor = ClusterMonitor([add(ledger, "1")], ledger)
+    monitor.report()
+    ledger.begin_submission("svd-0001", Intent(1, 1))
+    ledger.end_submission("svd-0001", Submission("9", 1, 1))
+    monitor.query_soon()
+    assert [job.id for job in monitor.report().jobs] == ["1", "9"]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_an_interrupted_submission(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float], found: bool
+) -> None:
+    record = add(ledger, "1", submissions=())
+    ledger.begin_submission(record.id, Intent(0, 1))
+    (slurm.folder / "queue").write_text(f"7|{record.id}\n" if found else "")
+    monitor = ClusterMonitor([ledger.get(record.id)], ledger)
+    assert monitor.report().reason == "being submitted"  # it may still be under way
+    clock[0] += 130
+    report = monitor.report()
+    if found:
+        assert [job.id for job in report.jobs] == ["7"]
+    else:
+        ended = json.loads((record.path / "ended").read_text())
+        assert (ended["kind"], report.record.finished) == ("failed", True)
+
+
+def test_cancel_ends_the_folder_even_if_the_batch_scheduler_is_away(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    record = add(ledger, "1")
+    with pytest.raises(Exception, match="scancel"):
+        cancel(record, timeout=0.1)
+    assert json.loads((record.path / "ended").read_text())["kind"] == "cancelled"

@@ -1,0 +1,111 @@
+"""`gpujobs schema`: editors accept what gpujobs accepts, and refuse the same mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from gpujobs.config.model import Key, Model, build, json_schema, key_names, keys_of
+from gpujobs.config.profile import Profile, Workers
+from gpujobs.config.site import Site
+from gpujobs.config.yamlfile import parse
+from gpujobs.errors import InputError
+
+from ..support.cli import ROOT
+
+SITES = [
+    *(ROOT / "site_configs").glob("*.yaml"),
+    *(ROOT / "tests" / "data" / "sites").glob("*.yaml"),
+]
+SITE = "description: x\nscheduler: slurm\nqueues: {gpu: {gpus_per_node: 4}}\n"
+
+
+def validator(model: type[Model]) -> jsonschema.Draft202012Validator:
+    schema = json_schema(model)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
+def test_site_files_match_the_schema(path: Path) -> None:
+    value = YAML(typ="safe", pure=True).load(path.read_text())
+    if "extends" not in value:
+        validator(Site).validate(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus: auto\nwalltime: 1h30m\nrun: python x.py\n",
+        "gpus: 8\nrun: [python, x.py]\nworkers: {rmm_pool_size: 0.8, preload: 'a,b'}\n",
+        "env: {A: x}\nhead: null\nenvironment: {container: {runtime: pyxis, image: x.sqsh}}\n",
+        "groups: {big: {gpus: 2, workers: {memory: 8GiB}}}\nworkers: {options: {a-b: [1, x]}}\n",
+        "workers: {worker_port: 8000, resources: {GPU: 1, X: 0.5}}\n",
+    ],
+)
+def test_both_accept_a_profile(text: str) -> None:
+    validator(Profile).validate(YAML(typ="safe", pure=True).load(text))
+    build(Profile, parse(text, "p.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Profile, "gpuss: 8\n"),
+        (Profile, "gpus: -1\n"),
+        (Profile, "gpus_per_job: 0\n"),
+        (Profile, "layout: mpj\n"),
+        (Profile, "name: a b\n"),
+        (Profile, "env: {A-B: x}\n"),
+        (Profile, "workers: {memory: 16}\n"),
+        (Profile, "environment: {container: {image: x}}\n"),
+        (Site, SITE.replace("description: x\n", "")),
+        (Site, SITE.replace("slurm", "slurn")),
+        (Site, SITE.replace("gpus_per_node", "gpus_pernode")),
+        (Site, SITE + "directives: [qos=high]\n"),
+        (Site, SITE + "visible_devices: {variable: X, file: Y}\n"),
+        (Site, SITE + "network: {protocols: [udp]}\n"),
+    ],
+)
+def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
+    assert not validator(model).is_valid(YAML(typ="safe", pure=True).load(text))
+    with pytest.raises(InputError):
+        build(model, parse(text, "x.yaml"))
+
+
+def test_every_key_has_a_description() -> None:
+    def descriptions(schema: Any) -> list[str]:
+        return [part["description"] for part in schema["properties"].values()]
+
+    for model in (Profile, Site):
+        schema: Any = json_schema(model)
+        for part in (schema, *schema["$defs"].values()):
+            assert all(descriptions(part)) and part["description"]
+
+
+def test_defaults_are_valid() -> None:
+    for model in (Profile, Site):
+        schema: Any = json_schema(model)
+        for part in (schema, *schema["$defs"].values()):
+            for key in part["properties"].values():
+                if "default" in key:
+                    jsonschema.validate(key["default"], {**key, "$defs": schema["$defs"]})
+
+
+def test_given_has_the_keys_that_were_written() -> None:
+    profile = build(Profile, parse("gpus: 8\naccount:\nworkers: {threads: 1}\n", "p.yaml"))
+    assert profile.given == {"gpus", "account", "workers"}
+    assert profile.workers.given == {"threads"}
+    assert profile.network.given == set() and profile.account is None
+
+
+def test_names_of_keys() -> None:
+    names = list(key_names(Profile))
+    assert {"gpus", "workers.memory", "environment.container.image", "groups.workers.memory"} <= {
+        *names
+    }
+    assert isinstance(keys_of(Workers)["threads"], Key)
