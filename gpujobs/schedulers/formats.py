@@ -21,7 +21,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def members(text: str) -> list[int]:
-    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like; ``[]`` if ``text`` is not a list."""
+    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like; ``[]`` for other text."""
     body = text.strip("[]").split("%")[0]
     if not _LIST.fullmatch(body):
         return []
