@@ -9,7 +9,7 @@ demo:  ## a dask cluster on this machine, and a computation on it
 	@tools/install $(PYTHON) $(VENV) demo
 	$(VENV)/bin/gpujobs submit examples/quickstart.yaml --wait
 
-test:  ## everything but the tests marked slow
+test:  ## all tests but those marked slow
 	@tools/install $(PYTHON) $(VENV) test
 	@tools/install-schedulers
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
@@ -17,10 +17,11 @@ test:  ## everything but the tests marked slow
 slow:  ## the tests marked slow, after `make test`
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
-lint:  ## what the maintainers check
+lint:  ## style, types, and the size and the words of the code
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/measure.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""An array reduction and a tall-skinny SVD on whatever workers there are; checked against NumPy.
+"""Compute an array reduction and a tall-skinny SVD on all workers, and compare them with NumPy.
 
 Inside `run:` of a profile, ``Client()`` needs no arguments.
 """
@@ -12,7 +12,7 @@ from distributed import Client
 
 
 def on_gpu() -> bool:
-    """Tell whether this process has CuPy and a GPU."""
+    """Return whether this process has CuPy and a GPU."""
     try:
         import cupy
 
@@ -22,7 +22,7 @@ def on_gpu() -> bool:
 
 
 def to_gpu(block):
-    """Move a block of the array to the GPU of the worker that has it."""
+    """Copy a block of the array to the GPU of its worker."""
     import cupy
 
     return cupy.asarray(block)
@@ -32,16 +32,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--columns", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=1, help="wait for so many")
+    parser.add_argument("--workers", type=int, default=1, help="number of workers to wait for")
     options = parser.parse_args()
 
     with Client() as client:
         client.wait_for_workers(options.workers)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         gpus = [w["name"] for w in workers if w["resources"].get("GPU")]
-        print(
-            f"{len(workers)} workers: {len(gpus)} CUDA workers, {len(workers) - len(gpus)} CPU workers"
-        )
+        cpu_workers = len(workers) - len(gpus)
+        print(f"{len(workers)} workers: {len(gpus)} CUDA workers, {cpu_workers} CPU workers")
 
         random = da.random.default_rng(42)
         x = random.normal(
@@ -53,9 +52,8 @@ def main() -> None:
 
         started = time.perf_counter()
         mean, gram = da.compute(x.mean(), x.T @ x)
-        print(
-            f"reduction: mean {float(mean):+.6f} of {x.size:,} numbers in {time.perf_counter() - started:.2f} s"
-        )
+        seconds = time.perf_counter() - started
+        print(f"reduction: mean {float(mean):+.6f} of {x.size:,} numbers in {seconds:.2f} s")
 
         started = time.perf_counter()
         _, singular, _ = da.linalg.svd(x)
