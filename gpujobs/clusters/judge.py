@@ -41,7 +41,7 @@ def judge(
     names = frozenset(folder.workers if connected is None else connected)
     if record.finished:
         answers = _outcomes(record, folder)
-    judged = _Judge(record, folder, answers, names, now)
+    judged = _Judge(record, folder, answers, names, now, live=connected is not None)
     jobs = tuple(judged.jobs())
     state, reason = _cluster_state(record, folder, jobs, names)
     ended = folder.ended
@@ -98,6 +98,7 @@ class _Judge:
     answers: Answers
     connected: frozenset[str]
     now: float
+    live: bool
 
     def jobs(self) -> Iterable[JobReport]:
         record = self.record
@@ -144,7 +145,7 @@ class _Judge:
         exit_record = self.folder.exits.get(number)
         if exit_record and status.state not in (JobState.PENDING, JobState.SUSPENDED):
             status = _with_exit_record(status, exit_record)
-        elif connected and not exit_record and not _really_active(status.state):
+        elif self.live and connected and not exit_record and not _really_active(status.state):
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)
