@@ -22,7 +22,7 @@ SHORTEST_COMMAND_TIMEOUT = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
 CONFIRM_DELAY = 3.0
-"""Seconds after which the batch scheduler is asked again whether it has a submission."""
+"""Seconds before a query that found no submission is repeated."""
 MOST_GARBLED_REPLIES = 3
 """Replies of a successful submit command without a job id."""
 
@@ -133,7 +133,7 @@ class SchedulerClient:
     def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:
         """Cancel submissions: all of their jobs, or only those with the indexes given.
 
-        RefusedError if the batch scheduler does not cancel them; jobs that have ended are no error.
+        RefusedError if the batch scheduler does not cancel them; no error if they have ended.
         """
         words: list[str] = []
         for submission, indexes in targets.items():

@@ -12,7 +12,8 @@ from .formats import find_integer, quoted_path
 from .pbs_output import job_id, job_status, listed_jobs
 
 # Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
-# so the messages decide. An empty list with one of these messages is no answer.
+# so the messages decide. An empty list with one of these messages does not mean that there are no
+# jobs.
 _UNREACHABLE = re.compile(
     r"cannot connect to server|couldn't connect to|unable to communicate|communication failure|"
     r"connection (refused|timed out|reset)|timed out|no route to host|unknown host|end of file|"
@@ -83,7 +84,7 @@ class PBS(Scheduler):
         words = iter(shlex.split(line))
         for word in words:
             if not re.match(r"-\w", word):
-                raise ValueError(f"{word} is no option")
+                raise ValueError(f"{word} is not an option")
             letter, value = word[1], word[2:]
             if letter not in self.with_value:
                 found |= {f"-{flag}" for flag in word[1:]}

@@ -86,11 +86,11 @@ def shell_exit_code(status: int | None) -> int | None:
 
 
 def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
-    """Return the jobs that ``qstat -f -F json`` lists; none if it is no such output."""
+    """Return the jobs that ``qstat -f -F json`` lists; none if the output is something else."""
     try:
         output = json.loads(stdout, strict=False)
         jobs = output.get("Jobs") if isinstance(output, dict) else None
-    except ValueError:  # some releases print a job's variables in a way that is no valid JSON
+    except ValueError:  # some releases print a job's variables as invalid JSON
         jobs = _line_by_line(stdout)
     rows = jobs.items() if isinstance(jobs, dict) else ()
     found = {}
@@ -193,7 +193,7 @@ def _job(attributes: Mapping[str, object]) -> PBSJob:
 
 
 def _line_by_line(text: str) -> dict[str, dict[str, str | int]]:
-    """Return the attributes of output that is no valid JSON."""
+    """Return the attributes in output that is invalid JSON."""
     jobs: dict[str, dict[str, str | int]] = {}
     attributes: dict[str, str | int] = {}
     for line in text.splitlines():

@@ -70,6 +70,8 @@ def test_plan_and_render(demo: Demo) -> None:
     script = demo("render", profile).stdout
     assert "#DEMO -a 2\n#DEMO -q main\n#DEMO -g 1\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    schema = json.loads(demo("schema", "site").stdout)
+    assert "demo" in schema["properties"]["scheduler"]["enum"]
 
 
 def test_submit_status_and_cancel(demo: Demo) -> None:

@@ -1,4 +1,4 @@
-"""What end-to-end tests need of a batch scheduler, whichever it is."""
+"""The interface of a running batch scheduler for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Backend(ABC):
 
     @abstractmethod
     def env(self) -> dict[str, str]:
-        """Return what a user's environment must have."""
+        """Return the variables that a user needs."""
 
     @abstractmethod
     def site(self) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class Backend(ABC):
 
     @abstractmethod
     def pause(self, seconds: float) -> None:
-        """Let the batch scheduler not answer for a while."""
+        """Make the batch scheduler unresponsive for a while."""
 
     @abstractmethod
     def kill_job(self, job: str) -> None:
-        """Cancel a job behind gpujobs' back; ``job`` is the id as `gpujobs status` shows it."""
+        """Cancel a job without gpujobs; ``job`` is the id as `gpujobs status` shows it."""
 
     def wait_empty(self, seconds: float, name: str = "") -> float:
         """Wait until no job with ``name`` in it is left; return how long that took."""

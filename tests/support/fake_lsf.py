@@ -9,7 +9,7 @@ from .fakes import FakeBackend
 
 
 class LsfBackend(FakeBackend):
-    """An LSF that prints what volclava prints and knows IBM's ``-gpu``."""
+    """An LSF with the output of volclava and with IBM's ``-gpu``."""
 
     name = "lsf"
     dialect = "lsf"

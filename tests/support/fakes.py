@@ -22,7 +22,7 @@ FAKES = ROOT / "tests" / "fakes" / "batch"
 
 
 class FakeBackend(Backend):
-    """What the fakes share. ``folder`` is the server's own; every user must be able to enter it."""
+    """The common part of the fakes. ``folder`` is the server's own; every user must be able to enter it."""
 
     dialect: str
     """Module in tests/fakes/batch."""
@@ -87,15 +87,17 @@ class FakeBackend(Backend):
         until(lambda: not self.queue(), 60, "an empty queue")
 
     def expire(self, submission: str) -> None:
-        """Let the walltime of the jobs of a submission be over."""
+        """End the walltime of the jobs of a submission."""
         found = re.match(r"\d+", submission)
         assert found
         engine.ask(self.folder, "test", "expire", id=int(found[0]))
 
-    def fault(self, what: str, kind: str = "any", times: int | None = None) -> None:
+    def fault(self, fault: str, kind: str = "any", times: int | None = None) -> None:
         """Switch a fault of `engine` on; "" switches all off."""
-        fault: dict[str, Any] = {"what": what} if times is None else {"what": what, "times": times}
-        (self.folder / "faults.json").write_text(json.dumps({kind: fault} if what else {}))
+        entry: dict[str, Any] = {"fault": fault}
+        if times is not None:
+            entry["times"] = times
+        (self.folder / "faults.json").write_text(json.dumps({kind: entry} if fault else {}))
 
     def pause(self, seconds: float) -> None:
         self.fault("down")

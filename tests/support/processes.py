@@ -1,4 +1,4 @@
-"""Processes that tests start: found by what only they have, and gone when the test run is, however it ends."""
+"""Processes that tests start: found by a mark in their environment, and ended with the test run."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(
-    condition: Callable[[], object], seconds: float, what: str = "", every: float = 0.2
+    condition: Callable[[], object], seconds: float, goal: str = "", every: float = 0.2
 ) -> float:
     """Wait until ``condition()`` is true; return how long that took, or fail after ``seconds``."""
     started = time.monotonic()
     while not (value := condition()):
         if time.monotonic() - started > seconds:
-            raise AssertionError(f"not within {seconds} s: {what or condition!r} (last: {value!r})")
+            raise AssertionError(f"not within {seconds} s: {goal or condition!r} (last: {value!r})")
         time.sleep(every)
     return time.monotonic() - started
 
@@ -92,7 +92,7 @@ def run(
     cwd: Path | None = None,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as another user where one is named; its output is text."""
+    """Run a command to its end, as another user if one is given; its output is text."""
     return subprocess.run(
         argv,
         env=dict(env),
@@ -107,7 +107,7 @@ def run(
 
 
 def as_user(user: str | None) -> dict[str, object]:
-    """Return what subprocess needs to run something as ``user``."""
+    """Return the arguments of subprocess that run a command as ``user``."""
     if user is None or os.geteuid() != 0:
         return {}
     import pwd
@@ -117,7 +117,7 @@ def as_user(user: str | None) -> dict[str, object]:
 
 
 def processes_with(mark: str) -> list[int]:
-    """Return the pids of living processes whose command line or environment contains ``mark``."""
+    """Return the pids of running processes whose command line or environment contains ``mark``."""
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit() or int(path.name) == os.getpid():

@@ -44,7 +44,7 @@ class PrivateSlurm:
         memory: int = 65536, devices: Sequence[str] = (), fenced: bool = False,
     ) -> None:  # fmt: skip
         """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``fenced``: a job can open
-        only its own ones, where this kernel has version 1 of cgroups and we are root."""
+        only its own ones, if this kernel has version 1 of cgroups and we are root."""
         self.folder, self.nodes, self.cpus, self.extra, self.accounting = (
             folder,
             nodes,
@@ -60,7 +60,7 @@ class PrivateSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes Slurm's commands talk to this one."""
+        """The environment in which Slurm's commands use this one."""
         return {"SLURM_CONF": str(self.conf), "PATH": self.path}
 
     @contextlib.contextmanager
@@ -155,7 +155,7 @@ class PrivateSlurm:
         if self.fenced and not (mounted / "devices").is_dir():
             mounted = self.folder / "cgroup"
             mounted.mkdir()
-        # Version 2 wants a systemd to talk to, even where nothing is constrained.
+        # Version 2 needs systemd, even if nothing is constrained.
         lines = ["CgroupPlugin=cgroup/v1"]
         if self.fenced:
             lines += [f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
@@ -238,7 +238,7 @@ class PrivateSlurm:
             if name in self.daemons:
                 stop(self.daemons[name])
 
-    # -- what tests do with it ----------------------------------------------------------------------------------
+    # -- used by tests ----------------------------------------------------------------------------------
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command."""
         env = {**os.environ, **self.env}
@@ -252,7 +252,7 @@ class PrivateSlurm:
         return done.stdout
 
     def queue(self) -> list[str]:
-        """Return what is in the queue: ``id state name`` of jobs that have not ended."""
+        """Return the queue: ``id state name`` of jobs that have not ended."""
         done = self.attempt("squeue", "-h", "-r", "-o", "%i %T %j")
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

@@ -8,31 +8,43 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs import schedulers
-from gpujobs.schedulers import base
+from gpujobs.schedulers import Scheduler
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-a-scheduler.md").read_text()
 INTERNAL = {"on_this_machine", "cluster"}
+QUOTED = "\n".join(
+    (ROOT / path).read_text()
+    for path in (
+        "gpujobs/schedulers/sge.py",
+        "gpujobs/schedulers/sge_output.py",
+        "tests/fakes/demo/demo_batch.py",
+    )
+)
 
 
-def test_every_name_of_the_contract_is_told() -> None:
+def test_every_name_of_the_contract_is_explained() -> None:
     names = {
-        name
-        for name in (*vars(base.Scheduler), *base.Scheduler.__annotations__)
-        if not name.startswith("_")
+        name for name in (*vars(Scheduler), *Scheduler.__annotations__) if not name.startswith("_")
     }
-    told = set(re.findall(r"`(\w+)(?:\(\))?`", PAGE))
-    assert sorted(names - INTERNAL - told) == []
+    explained = set(re.findall(r"`(\w+)(?:\(\))?`", PAGE))
+    assert sorted(names - INTERNAL - explained) == []
 
 
 @pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S))
 def test_quoted_code_is_the_code(code: str) -> None:
-    text = (Path(str(schedulers.__file__)).parent / "sge.py").read_text()
-    assert code in text or textwrap.indent(code, "    ") in text
+    assert code in QUOTED or textwrap.indent(code, "    ") in QUOTED
+
+
+def test_entry_points_have_the_group() -> None:
+    from gpujobs.schedulers.registry import ENTRY_POINTS
+
+    assert f'[project.entry-points."{ENTRY_POINTS}"]' in PAGE
 
 
 def test_files_exist() -> None:
-    for path in re.findall(r"`((?:gpujobs|tests|templates|tools|site_configs)/[\w./-]+)`", PAGE):
+    paths = re.findall(r"`((?:gpujobs|tests|templates|tools|site_configs)/[\w./-]+)`", PAGE)
+    assert len(paths) > 10
+    for path in paths:
         if "NAME" not in path:
             assert (ROOT / path).exists(), path

@@ -1,4 +1,4 @@
-"""OpenPBS and Torque, played on `engine`: what they print, refuse and set was recorded from the real ones.
+"""OpenPBS and Torque on `engine`: their output, refusals and variables are those recorded from the real ones.
 
 ``python pbs.py FOLDER qsub|qstat|qdel|qselect|pbsnodes ARGUMENTS``. ``config.json`` has besides the engine's keys::
 
@@ -346,7 +346,7 @@ def _environment(
         "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_QUEUE": job["queue"], "PBS_O_HOME": extra["home"],
         "PBS_O_HOST": SERVER, "PBS_O_LOGNAME": job["user"], "PBS_O_PATH": extra["path"], "PBS_O_QUEUE": job["queue"],
         "PBS_O_SHELL": "/bin/bash", "PBS_O_WORKDIR": job["cwd"],
-        # Not PBS's: all emulated nodes are one host, and this is the variable that tells nodes apart from hosts.
+        # Not PBS's: all emulated nodes are one host, and this variable separates nodes.
         "SLURMD_NODENAME": node,
     }  # fmt: skip
     gpus = list(reversed(place["gpus"]))  # in no order, as measured
@@ -398,7 +398,7 @@ def _gpufile(job: dict[str, Any]) -> str:
 
 # -- qstat -------------------------------------------------------------------------------------------------------
 class Table:
-    """What the server lists: jobs, and the parents of arrays."""
+    """The list of the server: jobs, and the parents of arrays."""
 
     def __init__(self, folder: Path, config: dict[str, Any], kind: str = "query") -> None:
         self.config, self.torque = config, bool(config.get("torque"))
@@ -499,7 +499,7 @@ def _substate(job: dict[str, Any]) -> int:
 
 
 def attributes(table: Table, row: dict[str, Any]) -> dict[str, Any]:
-    """Return what PBS says of a job in JSON."""
+    """Return a job in PBS's JSON."""
     job, parent, state = row["of"][0], row["parent"], table.state(row)
     extra, started = (
         job["extra"],
@@ -613,7 +613,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def one_a_line(table: Table, row: dict[str, Any]) -> str:
-    """Return what Torque says of a job with ``-f1``."""
+    """Return a job as Torque's ``-f1`` prints it."""
     job, parent, state = row["of"][0], row["parent"], table.state(row)
     extra, code = job["extra"], _exit_status(job, True)
     name = job["name"] if parent or job["index"] is None else f"{job['name']}-{job['index']}"

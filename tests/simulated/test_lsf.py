@@ -1,4 +1,4 @@
-"""The fake LSF against recordings: it says what a real one said, refuses what it refused, and ends jobs as it did."""
+"""The fake LSF prints, refuses and does the same as the real one in the recordings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
 
 
 def shape(text: str) -> list[str]:
-    """Return the lines of ``text`` without what differs from job to job; runs of blanks keep only that they are there."""
+    """Return the lines of ``text`` without the parts that differ between jobs, and single blanks."""
     text = re.sub(r"<[^<>\n]*(\n {21}[^<>\n]*)?>", "<>", text)
     text = re.sub(r"\b[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d", "WHEN", text)
     return [
@@ -71,7 +71,7 @@ def running(lsf: LsfBackend, *ids: str) -> None:
     until(lambda: all(job["state"] == "running" for job in lsf.jobs() if str(job["id"]) in ids), 20)
 
 
-# -- it says what a real one said ------------------------------------------------------------------------------------
+# -- it prints the same ------------------------------------------------------------------------------------
 REFUSALS = {
     "unknown queue": ["-q nosuch"], "unknown resource": ["-R 'rusage[nosuch=1]'"], "malformed -R": ["-R 'span[ptile='"],
     "-R twice: IBM LSF joins them, this relative refuses": ["-R 'span[ptile=1]'", "-R 'rusage[ngpus=1]'"],
@@ -212,7 +212,7 @@ def test_nothing_there(lsf: LsfBackend) -> None:
     assert (done.returncode, done.stderr) == (real.exit_code, real.stderr)
 
 
-# -- it does what a real one did -------------------------------------------------------------------------------------
+# -- it does the same -------------------------------------------------------------------------------------
 def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_path: Path) -> None:
     request = ["-n 4", '-R "span[ptile=2]"', '-gpu "num=2"', "-P p1"]
     number = script("env | sort", *request, name="arr[2-4]")

@@ -1,4 +1,4 @@
-"""What batch schedulers do when they do not work: the fakes' faults, seen through the code that talks with them."""
+"""Faults of batch schedulers, switched on in the fakes, and how `SchedulerClient` handles them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerCli
 
 @pytest.fixture
 def name() -> str:
-    """The name of this test's jobs, which nobody else has: that is how a submission is found again."""
+    """A unique name for the jobs of this test, by which a lost submission is found."""
     return f"fault-{secrets.token_hex(2)}"
 
 
@@ -116,7 +116,7 @@ def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
 
 # -- watch -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fault", ["forget", "garble"])
-def test_what_is_not_listed_is_not_finished(
+def test_unlisted_is_not_finished(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
 ) -> None:
     jobs = ids(batch, submit())
