@@ -48,7 +48,7 @@ def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None
     connected(cli, cluster, 2)
     head = next(job for job in cli.status(cluster)["jobs"] if job["head"])
     backend.slurm.command("scontrol", "requeue", head["id"].replace("[", "_").rstrip("]"))
-    until(lambda: cli.status(cluster)["state"] == "FAILED", 30)
+    until(lambda: cli.status(cluster)["state"] == "CANCELLED", 30)
     assert "the head's job was stopped" in cli.status(cluster)["reason"]
     backend.wait_empty(200)  # when it starts again it finds that the cluster has ended
 
