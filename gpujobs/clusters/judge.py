@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
-from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -133,7 +134,13 @@ class _Judge:
             connected=connected,
             gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
             stuck=status.stuck,
+            id=self.scheduler.show_id(job),
         )
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """The batch scheduler, for its spelling of ids."""
+        return get_scheduler(self.record.scheduler)(self.record.multi_cluster)
 
     def _status(
         self, number: int, answer: JobStatus | None, connected: tuple[str, ...]
