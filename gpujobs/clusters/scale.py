@@ -14,7 +14,6 @@ from ..planning.commandlines import JobRoles
 from ..planning.limits import exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
-from ..schedulers import JobId
 from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, Ledger
@@ -49,20 +48,6 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
         for job in report.jobs
         if job.workers and job.active and job.phase is not JobPhase.LEAVING
     ]
-
-
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions and indexes for `SchedulerClient.cancel`.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets
 
 
 def check_job_limits(plan: Plan, jobs: int) -> None:
@@ -151,6 +136,6 @@ def _remove(
     waiting = [job.job for job in chosen if job.phase.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
-        client_of(record).cancel(cancel_targets(waiting, others))
+        client_of(record).cancel(waiting, [record.id], others)
     logger.info("%s fewer", plural(len(chosen), "job"))
     return record

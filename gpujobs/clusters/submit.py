@@ -13,6 +13,7 @@ from ..errors import GpujobsError, UnavailableError
 from ..injob.folder import EndKind
 from ..planning.plan import Plan
 from ..planning.render import Script, cluster_folder
+from ..schedulers import JobId
 from . import folder as folders
 from .files import disk_errors
 from .ledger import ClusterRecord, Intent, Ledger
@@ -117,6 +118,6 @@ def _cancel_submitted(record: ClusterRecord, client: SchedulerClient) -> None:
     try:
         submissions = {submission.id for submission in record.submissions}
         submissions |= client.find(record.id)
-        client.cancel({submission: () for submission in submissions})
+        client.cancel([JobId(submission) for submission in submissions], [record.id])
     except GpujobsError as error:
         logger.warning("could not cancel the submitted jobs (%s); they exit when they start", error)

@@ -9,7 +9,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from .folder import EXIT_FAILED, Ended, EndKind, Folder
+from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, start_workers, worker_names
 from .log import log
@@ -57,6 +57,7 @@ class Job:
         self.environ = dict(os.environ)
         self.began = self._folder_seen = time.monotonic()
         self._all_registered = False
+        self._batch_script = os.getppid()
 
     # -- life --------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -191,5 +192,15 @@ class Job:
         deadline = time.monotonic() + seconds
         while not self.stop_reason and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(0.25, left))
+            self._check_batch_script()
         if self.stop_reason:
             time.sleep(0.05)
+
+    def _check_batch_script(self) -> None:
+        """Exit if the batch script is gone: without cgroups, only that is killed with a job.
+
+        The GPUs may already belong to another job. Without its head, a cluster cannot go on.
+        """
+        if os.getppid() != self._batch_script:
+            kind = EndKind.FAILED if self.is_head else None
+            raise JobExit(EXIT_STOPPED, kind, f"{self.name}: its batch script was killed")

@@ -182,10 +182,10 @@ def test_secrets_are_nowhere(local: Cli) -> None:
 def test_another_certificate_is_refused(local: Cli) -> None:
     clusters = [local.submit({"gpus": 0}, "--wait", name=f"{name}.yaml") for name in ("one", "two")]
     code = (
-        "import gpujobs, sys; from gpujobs.ledger import Ledger; from gpujobs.connection import security, address_of\n"
+        "import gpujobs, sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.connect import security_of, address_of; from gpujobs.clusters.folderstate import read_state\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
-        "try: Client(address_of(one), security=security(two), timeout=5)\n"
+        "try: Client(address_of(one, read_state(one.path)), security=security_of(two), timeout=5)\n"
         "except Exception as error: print('refused:', type(error).__name__)"
     )
     assert "refused" in local.python_run(code, *clusters).stdout
@@ -225,7 +225,7 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
         "queues": {"local": {}},
         "directory": str(folder),
     }
-    for why in ("can be written by others", "is a symbolic link"):
+    for why in ("is writable by other users", "is a symbolic link"):
         done = local(
             "submit",
             str(local.write("p.yaml", {"gpus": 0})),
