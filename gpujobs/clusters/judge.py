@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
-from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .clusterstate import cluster_state
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
@@ -42,7 +43,7 @@ def judge(
     names = frozenset(folder.workers if connected is None else connected)
     if record.finished:
         answers = _outcomes(record, folder)
-    judged = _Judge(record, folder, answers, names, now)
+    judged = _Judge(record, folder, answers, names, now, live=connected is not None)
     jobs = tuple(judged.jobs())
     names = names.difference(*(job.workers for job in jobs if job.phase is JobPhase.LEAVING))
     state, reason = cluster_state(record, folder, jobs, names)
@@ -100,6 +101,7 @@ class _Judge:
     answers: Answers
     connected: frozenset[str]
     now: float
+    live: bool
 
     def jobs(self) -> Iterable[JobReport]:
         record = self.record
@@ -134,7 +136,13 @@ class _Judge:
             connected=connected,
             gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
             stuck=status.stuck,
+            id=self.scheduler.show_id(job),
         )
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """The batch scheduler, for its spelling of ids."""
+        return get_scheduler(self.record.scheduler)(self.record.multi_cluster)
 
     def _status(
         self, number: int, answer: JobStatus | None, connected: tuple[str, ...]
@@ -160,13 +168,13 @@ class _Judge:
         return asked or left.exit_code != TERMINATED or state is not JobState.RUNNING
 
     def _outdated(self, number: int, state: JobState) -> bool:
-        """Return whether a connected worker proves the state of its job to be out of date.
+        """Return whether a connected worker proves ``state``, an answer, to be out of date.
 
-        That of the head may be listed long after it: no dask scheduler removes it.
+        Without a dask scheduler its list of workers stays as it was: that proves little.
         """
-        if self.folder.head == number:
-            return state is JobState.UNKNOWN
-        return not _really_active(state)
+        if self.live and self.folder.head != number:
+            return not _really_active(state)
+        return state is JobState.UNKNOWN and self.folder.ended is None
 
     def _expire_unlisted(self, number: int, status: JobStatus) -> JobStatus:
         since = self.record.unlisted.get(str(number))

@@ -14,7 +14,6 @@ from ..planning.commandlines import JobRoles
 from ..planning.limits import JobLimit, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
-from ..schedulers import JobId
 from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, Ledger
@@ -51,20 +50,6 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
     ]
 
 
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions and indexes for `SchedulerClient.cancel`.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets
-
-
 def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
     """Return the limits of the number of jobs with workers of a cluster."""
     head_queue = plan.head.queue_key if plan.head else None
@@ -72,7 +57,7 @@ def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
 
 
 def check_job_limits(plan: Plan, jobs: int) -> None:
-    """Raise InputError if ``jobs`` jobs with workers exceed a limit of the site or queue."""
+    """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
     limit = exceeded(limits_of(plan), jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
@@ -157,6 +142,6 @@ def _remove(
     waiting = [job.job for job in chosen if job.phase.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
-        client_of(record).cancel(cancel_targets(waiting, others))
+        client_of(record).cancel(waiting, [record.id], others)
     logger.info("%s fewer", plural(len(chosen), "job"))
     return record

@@ -19,7 +19,7 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import cancel_targets, check_job_limits
+from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
@@ -137,10 +137,11 @@ class JobPool:
             await retire(names)
         await self._cancel([job.report for job in jobs])
 
-    async def _cancel(self, jobs: Iterable[JobReport]) -> None:
-        remaining = [job.report.job for job in self.jobs.active.values()]
-        targets = cancel_targets([job.job for job in jobs], remaining)
-        await asyncio.to_thread(self._client.cancel, targets)
+    async def _cancel(self, jobs: Sequence[JobReport]) -> None:
+        ids = [job.job for job in jobs]
+        others = [job.report.job for job in self.jobs.active.values()]
+        others = [job for job in others if job not in ids]
+        await asyncio.to_thread(self._client.cancel, ids, [self.id], others)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""
