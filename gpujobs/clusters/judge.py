@@ -170,11 +170,14 @@ class _Judge:
     def _outdated(self, number: int, state: JobState) -> bool:
         """Return whether a connected worker proves ``state``, an answer, to be out of date.
 
-        Without a dask scheduler its list of workers stays as it was: that proves little.
+        A list of workers in the folder proves nothing: it stays as it was without the dask
+        scheduler. That of the head's job is newer than any connection to it.
         """
-        if self.live and self.folder.head != number:
-            return not _really_active(state)
-        return state is JobState.UNKNOWN and self.folder.ended is None
+        if not self.live:
+            return False
+        return (
+            state is JobState.UNKNOWN if self.folder.head == number else not _really_active(state)
+        )
 
     def _expire_unlisted(self, number: int, status: JobStatus) -> JobStatus:
         since = self.record.unlisted.get(str(number))
