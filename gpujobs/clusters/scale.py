@@ -51,8 +51,10 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
 
 
 def check_job_limits(plan: Plan, jobs: int) -> None:
-    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
-    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
+    head_queue = plan.head.queue_key if plan.head else None
+    limits = job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+    limit = exceeded(limits, jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
 
@@ -97,7 +99,7 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     spec = _spec_of_more(record, jobs)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    active = sum(job.active for job in report.jobs)
+    active = sum(job.active and bool(job.workers) for job in report.jobs)
     check_job_limits(plan, active + jobs)
     client = client_of(record)
     first = max(submission.first + submission.count for submission in record.submissions)

@@ -89,7 +89,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         gpus=plan.gpus,
         gpus_per_job=plan.workers.shape.gpus,
         walltime=plan.workers.walltime,
-        run=plan.profile.run,
+        run=plan.profile.run if owner == "cluster" else (),
         encrypted=plan.transport.certificate,
         poll=plan.site.poll,
         multi_cluster=plan.site.cluster,

@@ -112,7 +112,8 @@ class JobPool:
         """Submit ``count`` worker jobs as one array, or as few arrays as the site allows."""
         if self.ended:
             raise self._ended_error()
-        check_job_limits(self.plan, len(self.jobs) + count)
+        with_workers = sum(bool(job.report.workers) for job in self.jobs.values())
+        check_job_limits(self.plan, with_workers + count)
         await self._submit(self._submitter.worker_scripts(count, self._used_devices()), True)
 
     async def submit_head(self) -> PoolJob:

@@ -20,6 +20,8 @@ from .walltime import Walltime
 
 FOLDER_TIMEOUT = 120
 """Seconds for which the cluster's folder may be missing: a file server may be away for a while."""
+_WRITE_TIMEOUT = 1.0
+"""Seconds after which a file of one line has been written."""
 _STOP_TIMEOUT = 3
 """Seconds that a process has between SIGTERM and SIGKILL."""
 _NAMES_SHOWN = 4
@@ -177,7 +179,11 @@ class Job:
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
             raise self.worker_failure(launcher)
         if "ended" in names:
-            ended = Ended.parse(self.folder.read("ended"))
+            value = self.folder.read("ended")
+            if not value:  # bash is still writing it
+                time.sleep(_WRITE_TIMEOUT)
+                value = self.folder.read("ended")
+            ended = Ended.parse(value)
             log(f"the cluster has ended: {ended.reason or 'run: is done'}")
             raise JobExit(ended.exit_code if self.is_head else 0)
 
