@@ -21,7 +21,7 @@ from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
 from ..clusters.scale import check_job_limits, jobs_to_release
-from ..clusters.submit import new_record, send
+from ..clusters.submit import array_limit, new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
@@ -67,6 +67,7 @@ class JobPool:
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
         self.report: ClusterReport | None = None
+        self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
         self._client = client_of(self.record, stopping=self._closing.is_set)
@@ -114,7 +115,9 @@ class JobPool:
             raise self._ended_error()
         with_workers = sum(bool(job.report.workers) for job in self.jobs.values())
         check_job_limits(self.plan, with_workers + count)
-        await self._submit(self._submitter.worker_scripts(count, self._used_devices()), True)
+        limit = await self._array_limit(count)
+        scripts = self._submitter.worker_scripts(count, self._used_devices(), limit)
+        await self._submit(scripts, True)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
@@ -123,6 +126,12 @@ class JobPool:
         job = self.jobs[scripts[0].first]
         job.report = replace(job.report, head=True)
         return job
+
+    async def _array_limit(self, count: int) -> int | None:
+        """Return the most jobs of one array; the batch scheduler is queried once."""
+        if count > 1 and self._limit is None:
+            self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
+        return self._limit
 
     def next_script(self) -> str:
         """Return the script of the next worker job."""

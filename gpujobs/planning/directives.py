@@ -45,7 +45,7 @@ class DirectiveWriter:
         }
         lines = self._request(values)
         if account:
-            lines.append(placeholders.expand(account[0].directive, {"account": account[1]}))
+            lines.append(placeholders.expand(account[0], {"account": account[1]}))
         lines = self.scheduler.joined([*lines, *self._extra(values)])
         return (*lines, *self._own(lines))
 
