@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..config.site import Queue
 from ..errors import InputError, Problem
 from .diagnostics import Diagnostics
-from .directives import own_request
+from .directives import request_texts
 from .fit import QueueFit
 from .layout import Layout
 from .limits import exceeded, job_limits
@@ -66,7 +66,7 @@ class QueueChooser:
         queue = self.site.queues[key]
         if self.machine:
             queue = self.machine.complete(queue)
-        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(queue, count)
+        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(key, queue, count)
         limits = job_limits(self.site, key, head_queue=self.head_queue)
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
@@ -76,15 +76,19 @@ class QueueChooser:
     def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
         if self.smallest and queue.exclusive:
             gpus = queue.gpus_per_node or 1
-        request = own_request(self.site, key, gpus=True) or ()
-        return QueueFit(self.layout, queue, request).gpu_shape(gpus)
+        return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
-    def _cpu_shape(self, queue: Queue, count: int) -> JobShape:
+    def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
+        return QueueFit(
+            self.layout, queue, request_texts(self.site, self.layout.scheduler, key, gpus)
+        )
+
+    def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
             message = "it has GPUs, which would idle"
             hint = "name it with `queue:` to run CPU workers there nevertheless"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
-        return QueueFit(self.layout, queue).cpu_shape(count)
+        return self._fit(key, queue, gpus=False).cpu_shape(count)
 
     def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:
         if self.smallest and shape.gpus == 1 and (queue.gpus_per_node or 1) > 1:
