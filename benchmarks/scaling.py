@@ -1,10 +1,12 @@
-"""Scale up and down on a private real Slurm: gpujobs, dask-jobqueue and one bare array, in turn, as ratios.
+"""Compare how gpujobs, dask-jobqueue and a bare job array scale up and down on a real Slurm.
 
-Run from the top of a checkout, with the test extras and Slurm installed: ``python benchmarks/scaling.py``. Machines are
-noisy: what is printed are ratios of medians of one run, and counts of processes, which are exact.
+Run ``python benchmarks/scaling.py`` at the top of a checkout, with the test extras and Slurm's
+packages installed. Machines are noisy: times are printed as ratios of medians of one run; counts of
+processes are exact.
 
-Aims: 200 pending workers in at most 3 times a bare array's time and one submission; connected never slower than
-dask-jobqueue; 10,000 workers rendered and submitted (to commands that do nothing) in under 2 s.
+Aims: 200 pending workers in at most 3 times the time of a bare array, with one submission; workers
+connect at least as fast as with dask-jobqueue; 10,000 workers are rendered and submitted (to
+commands that do nothing) in under 2 s.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from distributed import SpecCluster
+
 from tests.support.slurm import PrivateSlurm
 
 ROUNDS = 3
+Cost = tuple[float, float, int]
+"""Wall seconds, CPU seconds, and processes of the batch scheduler's commands."""
 OPTIONS = {"dashboard_address": ":0", "host": "127.0.0.1"}
 
 
@@ -44,9 +50,8 @@ class Bench:
         wrappers.mkdir()
         for name in ("sbatch", "squeue", "scancel"):
             real = shutil.which(name, path=slurm.path)
-            (wrappers / name).write_text(
-                f'#!/bin/sh\necho {name} >> {self.calls}\nexec {real} "$@"\n'
-            )
+            script = f'#!/bin/sh\necho {name} >> {self.calls}\nexec {real} "$@"\n'
+            (wrappers / name).write_text(script)
             (wrappers / name).chmod(0o755)
         os.environ.update({**slurm.env, "PATH": f"{wrappers}:{slurm.path}", "HOME": str(folder)})
 
@@ -61,12 +66,9 @@ class Bench:
             time.sleep(0.05)
 
 
-def ratio(
-    runs: list[tuple[float, float, int]], base: list[tuple[float, float, int]], column: int
-) -> float:
-    return statistics.median(run[column] for run in runs) / statistics.median(
-        run[column] for run in base
-    )
+def ratio(runs: list[Cost], base: list[Cost], column: int) -> float:
+    medians = [statistics.median(run[column] for run in values) for values in (runs, base)]
+    return medians[0] / medians[1]
 
 
 def cpu() -> float:
@@ -74,22 +76,28 @@ def cpu() -> float:
     return sum(item.ru_utime + item.ru_stime for item in use)
 
 
-def measured(bench: Bench, work: Callable[[], None]) -> tuple[float, float, int]:
-    """Return wall seconds, CPU seconds of this process and its children, and batch-scheduler processes."""
+def measured(bench: Bench, work: Callable[[], object]) -> Cost:
+    """Return the cost of ``work``; CPU seconds are of this process and its children."""
     calls, used, started = bench.count(), cpu(), time.perf_counter()
     work()
     return time.perf_counter() - started, cpu() - used, bench.count() - calls
 
 
 @contextlib.contextmanager
-def ours(bench: Bench, hold: bool) -> Iterator[object]:
+def ours(bench: Bench, hold: bool) -> Iterator[SpecCluster]:
     import gpujobs
 
     directives = ["--hold"] if hold else []
     cluster = gpujobs.GPUSLURMCluster(
-        str(bench.site), gpus_per_job=0, walltime="30m", worker_memory="512MiB", directives=directives, quiet=True,
-        scheduler_options=OPTIONS, interface="lo",
-    )  # fmt: skip
+        str(bench.site),
+        gpus_per_job=0,
+        walltime="30m",
+        worker_memory="512MiB",
+        directives=directives,
+        quiet=True,
+        scheduler_options=OPTIONS,
+        interface="lo",
+    )
     try:
         yield cluster
     finally:
@@ -97,42 +105,41 @@ def ours(bench: Bench, hold: bool) -> Iterator[object]:
 
 
 @contextlib.contextmanager
-def theirs(bench: Bench, hold: bool) -> Iterator[object]:
+def theirs(bench: Bench, hold: bool) -> Iterator[SpecCluster]:
     from dask_jobqueue import SLURMCluster
 
     cluster = SLURMCluster(
-        cores=1, memory="512MiB", processes=1, queue="main", walltime="00:30:00", interface="lo",
-        python=sys.executable, job_extra_directives=["--hold"] if hold else [], log_directory=str(bench.site.parent),
+        cores=1,
+        memory="512MiB",
+        processes=1,
+        queue="main",
+        walltime="00:30:00",
+        interface="lo",
+        python=sys.executable,
+        job_extra_directives=["--hold"] if hold else [],
+        log_directory=str(bench.site.parent),
         scheduler_options={"dashboard_address": ":0"},
-    )  # fmt: skip
+    )
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def pending(bench: Bench, number: int) -> dict[str, list[tuple[float, float, int]]]:
-    """Return, for each way, what asking for ``number`` jobs that wait and for none again costs."""
-    found: dict[str, list[tuple[float, float, int]]] = {}
+def pending(bench: Bench, number: int) -> dict[str, list[Cost]]:
+    """Return the costs of scaling to ``number`` pending jobs and back to none, for each way."""
+    found: dict[str, list[Cost]] = {}
 
-    def note(name: str, work: Callable[[], None]) -> None:
+    def note(name: str, work: Callable[[], object]) -> None:
         found.setdefault(name, []).append(measured(bench, work))
 
     bare_ids: list[str] = []
 
     def bare() -> None:
-        command = [
-            "sbatch",
-            "--parsable",
-            "--hold",
-            f"--array=0-{number - 1}",
-            "--mem=100",
-            "--wrap",
-            "sleep 1",
-        ]
-        bare_ids.append(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        )
+        options = ["--parsable", "--hold", f"--array=0-{number - 1}", "--mem=100"]
+        command = ["sbatch", *options, "--wrap", "sleep 1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        bare_ids.append(done.stdout.strip())
 
     for _ in range(ROUNDS):
         note("bare up", bare)
@@ -147,13 +154,7 @@ def pending(bench: Bench, number: int) -> dict[str, list[tuple[float, float, int
 
             def up() -> None:
                 cluster.scale(number)
-                while (
-                    sum(
-                        getattr(worker, "job_id", None) is not None
-                        for worker in cluster.workers.values()
-                    )
-                    < number
-                ):
+                while submitted(cluster) < number:
                     time.sleep(0.005)
 
             def down() -> None:
@@ -168,7 +169,14 @@ def pending(bench: Bench, number: int) -> dict[str, list[tuple[float, float, int
     return found
 
 
+def submitted(cluster: SpecCluster) -> int:
+    """Return the number of dask-jobqueue's jobs that have an id."""
+    ids = [getattr(worker, "job_id", None) for worker in cluster.workers.values()]
+    return sum(job is not None for job in ids)
+
+
 def connected(bench: Bench, number: int) -> dict[str, float]:
+    """Return the median seconds until ``number`` workers are connected, for each way."""
     found: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         for name, way in (("gpujobs", ours), ("dask-jobqueue", theirs)):
@@ -182,38 +190,33 @@ def connected(bench: Bench, number: int) -> dict[str, float]:
 
 
 def status_round(bench: Bench) -> None:
-    """Print what one look at 1,000 waiting jobs costs, and how often an idle cluster asks."""
-    import asyncio
+    """Print the cost of one report on 1,000 pending jobs, and the queries of an idle cluster."""
+    from gpujobs.clusters.ledger import Ledger
+    from gpujobs.clusters.monitor import ClusterMonitor
 
     with ours(bench, hold=True) as cluster:
         cluster.scale(1000)
         bench.wait_jobs(1000)
-        cluster._pool.next_poll = float("inf")
+        record, ledger = cluster._pool.record, Ledger()
+        cluster._pool._monitor._next_query = float("inf")  # only the reports below query
         time.sleep(2)
-
-        async def look() -> None:
-            cluster._pool.next_poll = 0.0
-            await cluster._pool.look(frozenset(), asyncio.Lock())
-
-        runs = [measured(bench, lambda: asyncio.run(look())) for _ in range(ROUNDS)]
+        runs = [measured(bench, ClusterMonitor([record], ledger).report) for _ in range(ROUNDS)]
         command = ["squeue", "-h", "-o", "%F"]
         bare = [
             measured(bench, lambda: subprocess.run(command, capture_output=True))
             for _ in range(ROUNDS)
         ]
-        ratio = statistics.median(run[0] for run in runs) / statistics.median(
-            run[0] for run in bare
-        )
-        print(f"one look at 1,000 jobs: {runs[0][2]} call, {ratio:.1f} x one bare squeue")
-        cluster._pool.look_soon()
+        times = ratio(runs, bare, 0)
+        print(f"one report on 1,000 jobs: {runs[0][2]} query, {times:.1f} x one bare squeue")
+        cluster._pool.query_soon()
         time.sleep(30)
         before = bench.count()
         time.sleep(60)
-        print(f"an idle cluster asked {bench.count() - before} times in a minute (poll: 1 s)")
+        print(f"queries of an idle cluster in a minute: {bench.count() - before} (poll: 1 s)")
 
 
 def ten_thousand(folder: Path) -> None:
-    """Print how long one submission of 10,000 workers takes with commands that do nothing."""
+    """Print whether 10,000 workers are submitted in time, with commands that do nothing."""
     fake = folder / "fake"
     fake.mkdir()
     (fake / "sbatch").write_text("#!/bin/sh\ncat > /dev/null\necho 1\n")
@@ -226,17 +229,24 @@ def ten_thousand(folder: Path) -> None:
     profile.write_text("gpus: 10000\ngpus_per_job: 1\nwalltime: 1h\n")
     gpujobs = str(Path(sys.executable).parent / "gpujobs")
     env = {**os.environ, "PATH": f"{fake}:{os.environ['PATH']}"}
-    for name, command in (("render", "render"), ("submit", "submit")):
+    for command in ("render", "submit"):
+        argv = [gpujobs, command, str(profile), "--site", str(site)]
         started = time.perf_counter()
-        subprocess.run(
-            [gpujobs, command, str(profile), "--site", str(site)],
-            capture_output=True,
-            check=True,
-            env=env,
-        )
-        print(
-            f"{name} of 10,000 workers: {'under' if time.perf_counter() - started < 2 else 'OVER'} 2 s"
-        )
+        subprocess.run(argv, capture_output=True, check=True, env=env)
+        result = "under" if time.perf_counter() - started < 2 else "OVER"
+        print(f"{command} of 10,000 workers: {result} 2 s")
+
+
+def print_pending(bench: Bench, number: int) -> None:
+    """Print two rows for each direction: gpujobs and dask-jobqueue."""
+    found = pending(bench, number)
+    for direction, target in (("up", number), ("down", 0)):
+        for way in ("gpujobs", "dask-jobqueue"):
+            runs, base = found[f"{way} {direction}"], found[f"bare {direction}"]
+            processes = int(statistics.median(run[2] for run in runs))
+            label = f"{way} scale({target})"
+            wall, used = ratio(runs, base, 0), ratio(runs, base, 1)
+            print(f"{label:<26}{wall:>22.1f}{used:>12.1f}{processes:>12}")
 
 
 def main() -> None:
@@ -249,19 +259,10 @@ def main() -> None:
         print(f"{'':<26}{'time':>22}{'CPU':>12}{'processes':>12}")
         print(f"{'':<26}{'x bare array':>22}{'x bare':>12}")
         for number in (8, 32, 200):
-            found = pending(bench, number)
-            for direction in ("up", "down"):
-                base = found[f"bare {direction}"]
-                for way in ("gpujobs", "dask-jobqueue"):
-                    runs = found[f"{way} {direction}"]
-                    wall, used = (ratio(runs, base, n) for n in (0, 1))
-                    label = f"{way} scale({number if direction == 'up' else 0})"
-                    processes = int(statistics.median(run[2] for run in runs))
-                    print(f"{label:<26}{wall:>22.1f}{used:>12.1f}{processes:>12}")
+            print_pending(bench, number)
         times = connected(bench, 8)
-        print(
-            f"8 workers connected: gpujobs takes {times['gpujobs'] / times['dask-jobqueue']:.2f} x dask-jobqueue's time"
-        )
+        slower = times["gpujobs"] / times["dask-jobqueue"]
+        print(f"8 workers connected: gpujobs takes {slower:.2f} x dask-jobqueue's time")
         status_round(bench)
         ten_thousand(Path(name))
 

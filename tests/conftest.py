@@ -17,7 +17,7 @@ from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
 from .support.fake_lsf import LsfBackend
 from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
-from .support.processes import reaper
+from .support.processes import patience, reaper
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts us so in the background, and what we start would not hear Ctrl-C either.
@@ -32,9 +32,15 @@ BACKENDS = ["slurm", "sge", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On the other batch schedulers only the tests marked ``conformance`` are part of `make test`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
+
+    On all batch schedulers but the first, `make test` has only those marked ``conformance``.
+    """
+    limit = float(config.getini("timeout"))
     for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(patience(limit)))
         callspec = getattr(item, "callspec", None)
         name = callspec.params.get("backend", BACKENDS[0]) if callspec else BACKENDS[0]
         if name != BACKENDS[0] and not item.get_closest_marker("conformance"):

@@ -1,8 +1,9 @@
-"""What is measured, inside a cluster: `run:` of the profiles of run.py, or, with ``--reference``, on dask-cuda alone.
+"""Measure inside a cluster: `run:` of the profiles of run.py, or ``--reference``, dask-cuda alone.
 
-Writes one JSON file, again after each measurement, so that a failure loses nothing. Every repetition has new data under
-new keys: dask keeps copies of what it has moved. Transfers are counted as dask's receiving worker does (its transfer
-log); a client's clock would add a few milliseconds for two tasks.
+Writes one JSON file, again after each measurement, so that a failure loses nothing. Every
+repetition has new data under new keys, because dask keeps copies of moved data. The duration of a
+transfer is from the transfer log of the receiving worker; the client's clock would add a few
+milliseconds for two tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 STARTED = time.time()
 WARM_UPS = 2
 REPETITIONS, SECONDS = (3, 61), 6.0
-"""At least and at most so many, and none begins after so many seconds: short ones scatter, and are repeated more."""
+"""Least and most repetitions; none begins after these seconds. Short ones are repeated more."""
 FULL = {
     "transfer": 125_000_000,
     "square": 40_000,
@@ -36,7 +37,7 @@ SMALL = {"transfer": 500_000, "square": 800, "block": 200, "rows": 8_000, "colum
 
 
 class Bench:
-    """A cluster with at least two workers, and what is measured on it."""
+    """A cluster with at least two workers, and the measurements on it."""
 
     def __init__(self, client: Any, module: str, sizes: dict[str, int]) -> None:
         import importlib
@@ -47,7 +48,10 @@ class Bench:
         self.workers = sorted(found, key=lambda address: str(found[address]["name"]))
 
     def transfer(self) -> dict[str, float]:
-        """Move an array from a worker to another; ``seconds`` by the receiver's log, ``wall`` by the client's clock."""
+        """Move an array to another worker.
+
+        ``seconds`` is from the receiver's log, ``wall`` from the client's clock.
+        """
         source, target = self.workers[:2]
         array = self.client.submit(
             filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False
@@ -88,9 +92,8 @@ class Bench:
         wait([u, s, v])
         self.client.run(synchronize, self.module)
         seconds = time.perf_counter() - started
-        largest = float(
-            s[0].compute()
-        )  # of uniform random numbers: their mean, 1/2, times the root of their number
+        # Of uniform random numbers: their mean, 1/2, times the root of their number.
+        largest = float(s[0].compute())
         assert math.isclose(largest, math.sqrt(rows * columns) / 2, rel_tol=0.02), largest
         return {"seconds": seconds}
 
@@ -106,9 +109,9 @@ class Bench:
         return made
 
 
-# -- on the workers --------------------------------------------------------------------------------------------------
+# -- on the workers --------------------------------------------------------------------------------
 def filled(module: str, shape: Any) -> Any:
-    """A new array of random numbers, complete: CuPy's kernels run behind its back."""
+    """Return a new array of random numbers, after CuPy's asynchronous kernels have finished."""
     import importlib
 
     array = importlib.import_module(module).random.random(tuple(shape))
@@ -138,7 +141,7 @@ def incoming(dask_worker: Any) -> Any:
 
 
 def can_open(paths: list[str]) -> list[str]:
-    """Return those of the device files ``paths`` that this process can open."""
+    """Return the device files of ``paths`` that this process can open."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -147,9 +150,9 @@ def can_open(paths: list[str]) -> list[str]:
     return found
 
 
-# -- the program -----------------------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------
 def wait(futures: Any) -> None:
-    """Wait; raise where a task failed."""
+    """Wait; raise the error of a task that failed."""
     from distributed import wait as until_done
 
     done = until_done(futures)
@@ -160,7 +163,7 @@ def wait(futures: Any) -> None:
 
 @contextlib.contextmanager
 def reference(module: str, workers: int) -> Iterator[Any]:
-    """The cluster as one writes it by hand, without gpujobs; on the processor where there are no GPUs."""
+    """Start a hand-written cluster, without gpujobs; without GPUs it uses the CPU."""
     if module == "cupy":
         from dask_cuda import LocalCUDACluster
 
@@ -177,7 +180,7 @@ def reference(module: str, workers: int) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def own_cluster() -> Iterator[Any]:
-    """The cluster in which this program is `run:`."""
+    """Connect to the cluster in which this program is `run:`."""
     from distributed import Client
 
     with Client() as client:
@@ -185,7 +188,7 @@ def own_cluster() -> Iterator[Any]:
 
 
 def measure(bench: Bench, name: str) -> dict[str, Any]:
-    """Repeat one measurement; return all runs and the medians, or what went wrong."""
+    """Repeat one measurement; return all runs and the medians, or the error."""
     try:
         runs = []
         for n in range(WARM_UPS + REPETITIONS[1]):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-WHAT = {
+CLUSTERS = {
     "auto": "gpujobs, `layout: workers`, one job of all GPUs, protocol auto",
     "reference": 'hand-written `LocalCUDACluster(protocol="ucxx")`',
     "tcp": "gpujobs, plain tcp (`encryption: false`)",
     "tls": "gpujobs, tcp with TLS",
     "one-gpu-jobs": "gpujobs, one job per GPU, protocol auto",
     "mpi": "gpujobs, `layout: mpi`, protocol auto",
-    "fenced-jobs": "gpujobs, one job per GPU, ConstrainDevices=yes, protocol auto",
+    "isolated-jobs": "gpujobs, one job per GPU, ConstrainDevices=yes, protocol auto",
 }
 MEASURED = {"transfer": "GB/s", "transpose": "seconds", "svd": "seconds"}
 RATIOS = [
@@ -20,7 +20,7 @@ RATIOS = [
     ("tls", "tcp"),
     ("one-gpu-jobs", "auto"),
     ("mpi", "auto"),
-    ("fenced-jobs", "auto"),
+    ("isolated-jobs", "auto"),
 ]
 
 
@@ -28,7 +28,7 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     """Return the whole text."""
     columns = [
         "cluster",
-        "talks over",
+        "protocol",
         "workers after (s)",
         "one worker per GPU",
         "GPUs a worker can open",
@@ -60,7 +60,7 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     failed = [f"- {step['name']}: {step['error']}" for step in steps if step.get("error")]
     fallen = [(step["name"], (step.get("transport") or {}).get("reason")) for step in steps]
     failed += [f"- {name} fell back: {reason}" for name, reason in fallen if reason]
-    return "\n".join([*lines, *(["", "What did not work:", "", *failed] if failed else []), ""])
+    return "\n".join([*lines, *(["", "Failed:", "", *failed] if failed else []), ""])
 
 
 def value(step: dict[str, Any], name: str) -> float | None:
@@ -73,7 +73,7 @@ def _row(step: dict[str, Any]) -> str:
     opened = step.get("can_open") or []
     proof = {True: "yes", False: "NO"}.get(step.get("one worker per GPU", ""), "")
     cells = [
-        WHAT[step["name"]],
+        CLUSTERS[step["name"]],
         step.get("scheme", ""),
         _number(step.get("seconds to workers")),
         proof,
@@ -87,12 +87,14 @@ def _row(step: dict[str, Any]) -> str:
 
 def _ratios(steps: dict[str, dict[str, Any]], name: str, base: str) -> str:
     cells = []
-    for what, unit in MEASURED.items():
-        ours, theirs = value(steps[name], what), value(steps[base], what)
-        faster = (
-            None if not ours or not theirs else (ours / theirs if unit == "GB/s" else theirs / ours)
-        )
-        cells.append(_number(faster))
+    for measurement, unit in MEASURED.items():
+        ours, theirs = value(steps[name], measurement), value(steps[base], measurement)
+        if not ours or not theirs:
+            cells.append("")
+        elif unit == "GB/s":
+            cells.append(_number(ours / theirs))
+        else:
+            cells.append(_number(theirs / ours))
     return f"| {name} / {base} | {' | '.join(cells)} |"
 
 

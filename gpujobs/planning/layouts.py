@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import placeholders
 from ..config.site import Queue
-from ..injob.names import EXTRA_RANKS, PRELOAD
+from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD
 from ..text import plural
 from . import workeroptions
 from .diagnostics import Diagnostics
@@ -164,19 +164,15 @@ class MpiLayout(Layout):
         working = shape.gpus_per_node  # plain workers are pinned to one GPU each
         if self.profile.workers.worker_class == "cuda":
             working = 1  # one rank starts all of dask-cuda's workers of a node
-        per_node = working + self._extra_ranks()
+        per_node = working
+        if self.profile.run_on == "ranks":
+            per_node += EXTRA_RANKS  # the dask scheduler and the client
         return Ranks(
             working=working * shape.nodes,
             started=per_node * shape.nodes,
             per_node=per_node,
             gpus=shape.gpus_per_node // working,
         )
-
-    def _extra_ranks(self) -> int:
-        """Return the ranks of a node that own no GPU: the dask scheduler and the client."""
-        if self.profile.run_on != "ranks":
-            return 0
-        return EXTRA_RANKS
 
     def working_ranks(self, shape: JobShape) -> int:
         """Return the number of ranks that own GPUs."""
@@ -202,7 +198,7 @@ class MpiLayout(Layout):
         ranks = self.ranks(jobs.shape)
         words = [
             *(shlex.quote(word) for word in self.launcher(jobs.shape)),
-            '"$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank',
+            f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
             f"--gpus={ranks.gpus}",

@@ -117,6 +117,7 @@ class _Planner:
     def plan(self) -> Plan:
         """Return the plan, or raise InputError."""
         self._check_profile()
+        root = self._root()
         demand = find_demand(self.diagnostics, self.machine)
         head_key = head_queue(self.diagnostics)
         key, shape = self._chooser(head_key).choose(demand.gpus, demand.cpu_workers)
@@ -125,7 +126,6 @@ class _Planner:
         head = self._head(head_key)
         start_workers = self._start_workers(shape.jobs * shape.workers)
         transport = choose_transport(self.diagnostics)
-        root = self._root()
         self.diagnostics.raise_problems()
         return Plan(
             name=self.spec.name,

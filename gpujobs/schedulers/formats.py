@@ -21,7 +21,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def members(text: str) -> list[int]:
-    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like; ``[]`` if it is no such list."""
+    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like; ``[]`` for other text."""
     body = text.strip("[]").split("%")[0]
     if not _LIST.fullmatch(body):
         return []
@@ -34,7 +34,7 @@ def members(text: str) -> list[int]:
 
 
 def integer(text: str) -> int | None:
-    """Return the whole number that ``text`` is, None if it is none."""
+    """Return ``text`` as a whole number, None if it is not one."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     return None

@@ -47,7 +47,7 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
         if name != "reference":
             assert step["one worker per GPU"]
             assert len({gpu["uuid"] for gpu in step["gpus"].values()}) == 2
-    assert "no devices" in steps["fenced-jobs"]["error"]
+    assert "no devices" in steps["isolated-jobs"]["error"]
     table = (tmp_path / "results.md").read_text()
     assert "| auto / reference |" in table
     assert "nan" not in table

@@ -1,4 +1,4 @@
-"""What end-to-end tests need of a batch scheduler, whichever it is."""
+"""The interface of a running batch scheduler for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Backend(ABC):
     name: str
     nodes: int = 4
     gpus_per_node: int = 4
+    hold = "-h"
+    """Directive of a job that waits until it is released."""
     scheduler_options: Mapping[str, Any] = MappingProxyType({})
     """Of a dask scheduler that the batch scheduler's nodes can reach."""
 
     @abstractmethod
     def env(self) -> dict[str, str]:
-        """Return what a user's environment must have."""
+        """Return the variables that a user needs."""
 
     @abstractmethod
     def site(self) -> dict[str, Any]:
@@ -41,11 +43,11 @@ class Backend(ABC):
 
     @abstractmethod
     def pause(self, seconds: float) -> None:
-        """Let the batch scheduler not answer for a while."""
+        """Make the batch scheduler unresponsive for a while."""
 
     @abstractmethod
     def kill_job(self, job: str) -> None:
-        """Cancel a job behind gpujobs' back; ``job`` is the id as `gpujobs status` shows it."""
+        """Cancel a job without gpujobs; ``job`` is the id as `gpujobs status` shows it."""
 
     def wait_empty(self, seconds: float, name: str = "") -> float:
         """Wait until no job with ``name`` in it is left; return how long that took."""
@@ -60,6 +62,7 @@ class SlurmBackend(Backend):
     """A real Slurm."""
 
     name = "slurm"
+    hold = "--hold"
 
     def __init__(self, slurm: PrivateSlurm) -> None:
         self.slurm = slurm
@@ -93,4 +96,4 @@ class SlurmBackend(Backend):
         pause(self.slurm.controller, seconds)
 
     def kill_job(self, job: str) -> None:
-        self.slurm.command("scancel", job.replace("[", "_").rstrip("]"))
+        self.slurm.command("scancel", job)

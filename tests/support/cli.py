@@ -104,7 +104,7 @@ class Cli:
 
 @functools.cache
 def python_for(user: str | None) -> str:
-    """Return a python with gpujobs installed that ``user`` can run; raise LookupError where there is none.
+    """Return a python with gpujobs installed that ``user`` can run; LookupError if there is none.
 
     The interpreter of a developer's environment may lie in a folder that only its owner can enter. Then another one of
     the same version borrows its packages.

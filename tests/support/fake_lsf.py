@@ -9,10 +9,11 @@ from .fakes import FakeBackend
 
 
 class LsfBackend(FakeBackend):
-    """An LSF that prints what volclava prints and knows IBM's ``-gpu``."""
+    """An LSF with the output of volclava and with IBM's ``-gpu``."""
 
     name = "lsf"
     dialect = "lsf"
+    hold = "-H"
     commands = ("bsub", "bjobs", "bhist", "bkill")
     settings: ClassVar[dict[str, Any]] = {
         "queues": {"main": None, "short": 10},

@@ -22,7 +22,7 @@ FAKES = ROOT / "tests" / "fakes" / "batch"
 
 
 class FakeBackend(Backend):
-    """What the fakes share. ``folder`` is the server's own; every user must be able to enter it."""
+    """The common part of the fakes. ``folder`` is the server's own; every user must be able to enter it."""
 
     dialect: str
     """Module in tests/fakes/batch."""
@@ -82,20 +82,30 @@ class FakeBackend(Backend):
 
     def clean(self) -> None:
         (self.folder / "faults.json").unlink(missing_ok=True)
+        (self.folder / "quirks.json").unlink(missing_ok=True)
         targets = [[job["id"], job["index"]] for job in self.jobs() if job["state"] != "done"]
         engine.ask(self.folder, "test", "delete", targets=targets)
         until(lambda: not self.queue(), 60, "an empty queue")
 
     def expire(self, submission: str) -> None:
-        """Let the walltime of the jobs of a submission be over."""
+        """End the walltime of the jobs of a submission."""
         found = re.match(r"\d+", submission)
         assert found
         engine.ask(self.folder, "test", "expire", id=int(found[0]))
 
-    def fault(self, what: str, kind: str = "any", times: int | None = None) -> None:
+    def fault(self, fault: str, kind: str = "any", times: int | None = None) -> None:
         """Switch a fault of `engine` on; "" switches all off."""
-        fault: dict[str, Any] = {"what": what} if times is None else {"what": what, "times": times}
-        (self.folder / "faults.json").write_text(json.dumps({kind: fault} if what else {}))
+        entry: dict[str, Any] = {"fault": fault}
+        if times is not None:
+            entry["times"] = times
+        (self.folder / "faults.json").write_text(json.dumps({kind: entry} if fault else {}))
+
+    def quirk(self, **quirks: float) -> None:
+        """Switch quirks of `engine` and of the dialect on or off; without arguments, reset them."""
+        path = self.folder / "quirks.json"
+        path.unlink(missing_ok=True)
+        if quirks:
+            path.write_text(json.dumps(quirks))
 
     def pause(self, seconds: float) -> None:
         self.fault("down")
@@ -120,7 +130,7 @@ class FakeBackend(Backend):
 
 
 class PbsBackend(FakeBackend):
-    """OpenPBS, with the hook that names a job's GPUs."""
+    """OpenPBS as of 2026, with the hook that names a job's GPUs."""
 
     name = "pbs"
     dialect = "pbs"
@@ -130,6 +140,7 @@ class PbsBackend(FakeBackend):
         "signals": {why: [["TERM", 5], ["KILL", 0]] for why in ("delete", "timeout")},
         "first_id": 61, "acl_roots": True, "hook": True, "history": 3600, "max_array_size": 10000,
         "resources": ["filesystems", "storage", "jobfs", "wd"],
+        "quirks": {"first_id_only": 1, "qdel_aborts": 1},
     }  # fmt: skip
 
     def site(self) -> dict[str, Any]:
@@ -163,4 +174,5 @@ class TorqueBackend(PbsBackend):
         "torque": True,
         "first_id": 1,
         "history": 300,
+        "quirks": {},
     }

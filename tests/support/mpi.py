@@ -9,7 +9,7 @@ from typing import Any
 
 PREFIX = Path(sys.prefix)
 # The emulated nodes share one /dev/shm, in which MPICH would take the files of the other node for its own; and UCX's
-# addresses are longer than what PMI 2 of Slurm hands over.
+# addresses are too long for PMI 2 of Slurm.
 _MPICH = (
     f"export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH={PREFIX}/mpich/lib\n"
     "export MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp"
@@ -40,7 +40,7 @@ LAUNCHERS: dict[str, dict[str, Any]] = {
 
 
 def missing() -> str:
-    """Return what MPI tests lack here, or ``""``."""
+    """Return why MPI tests cannot run here, or ``""``."""
     for module in ("mpi4py", "dask_mpi"):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed"

@@ -1,8 +1,9 @@
-"""Processes that tests start: found by what only they have, and gone when the test run is, however it ends."""
+"""Processes that tests start: found by a mark in their environment, and ended with the test run."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -35,6 +36,31 @@ for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
 """
 
 
+USUAL = 0.8
+"""Seconds that `import distributed` takes on a machine that is not busy."""
+
+
+def measure_slowness() -> float:
+    """Return how many times slower this machine is now than one that is not busy; at least 1."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import distributed"], check=True)
+    return max(1.0, (time.monotonic() - started) / USUAL)
+
+
+@functools.cache
+def slowness() -> float:
+    """Return `measure_slowness` of the start of the test session."""
+    return measure_slowness()
+
+
+def patience(seconds: float) -> float:
+    """Return how long to wait for something that takes ``seconds`` at most if nothing else runs.
+
+    Only for waiting: nothing that a test asserts depends on how busy the machine is.
+    """
+    return seconds * slowness()
+
+
 @contextlib.contextmanager
 def reaper(*marks: str) -> Iterator[None]:
     """While this is open, a process waits for our death; then it ends all processes that carry one of ``marks``."""
@@ -61,13 +87,20 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(
-    condition: Callable[[], object], seconds: float, what: str = "", every: float = 0.2
+    condition: Callable[[], object], seconds: float, goal: str = "", every: float = 0.2
 ) -> float:
-    """Wait until ``condition()`` is true; return how long that took, or fail after ``seconds``."""
+    """Wait until ``condition()`` is true; return how long that took.
+
+    Fails after ``seconds`` times the `slowness` of the machine: that of the session's start, or
+    the present one if it has become busier.
+    """
     started = time.monotonic()
+    limit = patience(seconds)
     while not (value := condition()):
-        if time.monotonic() - started > seconds:
-            raise AssertionError(f"not within {seconds} s: {what or condition!r} (last: {value!r})")
+        waited = time.monotonic() - started
+        if waited > limit and waited > (limit := max(limit, seconds * measure_slowness())):
+            what = goal or repr(condition)
+            raise AssertionError(f"not within {limit:.0f} s: {what} (last: {value!r})")
         time.sleep(every)
     return time.monotonic() - started
 
@@ -92,14 +125,14 @@ def run(
     cwd: Path | None = None,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as another user where one is named; its output is text."""
+    """Run a command to its end, as another user if one is given; its output is text."""
     return subprocess.run(
         argv,
         env=dict(env),
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patience(timeout),
         cwd=cwd,
         check=False,
         **as_user(user),
@@ -107,7 +140,7 @@ def run(
 
 
 def as_user(user: str | None) -> dict[str, object]:
-    """Return what subprocess needs to run something as ``user``."""
+    """Return the arguments of subprocess that run a command as ``user``."""
     if user is None or os.geteuid() != 0:
         return {}
     import pwd
@@ -117,7 +150,7 @@ def as_user(user: str | None) -> dict[str, object]:
 
 
 def processes_with(mark: str) -> list[int]:
-    """Return the pids of living processes whose command line or environment contains ``mark``."""
+    """Return the pids of running processes whose command line or environment contains ``mark``."""
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit() or int(path.name) == os.getpid():

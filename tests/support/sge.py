@@ -1,7 +1,7 @@
 """A private Grid Engine on this host: an execution daemon in each of several network namespaces, in a temporary folder.
 
-qmaster and the submit host are this host itself: ordinary users run qsub here, and what they start here can be reached
-from the nodes. qmaster and the nodes see a hosts file of their own, for the nodes' names are nobody else's business.
+qmaster and the submit host are this host itself: ordinary users run qsub here, and the nodes can reach their
+processes here. qmaster and the nodes see a hosts file of their own, because this host does not need the nodes' names.
 All daemons run in the foreground as our children.
 
 Several can run at once: each takes a slot, and with it a subnet, namespaces and a range of group ids. (Grid Engine ends a
@@ -52,7 +52,7 @@ QUEUE = {
 
 # GPUs are a consumable, which only counts. Like real sites, a prolog picks which ones, and an epilog returns them.
 PROLOG = """#!/bin/bash
-# Take as many free GPUs of this node as the job has asked for, and tell the job which.
+# Take as many free GPUs of this node as the job requests, and set the job's variable.
 wanted=$(qstat -j "$JOB_ID" | sed -n 's/^hard resource_list:.*gpu=\\([0-9]*\\).*/\\1/p')
 mkdir -p "@gpus@/$(hostname)" && cd "@gpus@/$(hostname)" || exit 1
 taken=()
@@ -69,7 +69,7 @@ grep -lx "$JOB_ID.$SGE_TASK_ID" "@gpus@/$(hostname)"/* 2> /dev/null | xargs -r r
 
 
 def missing() -> str:
-    """Return what a real Grid Engine lacks here, or ``""``."""
+    """Return why a real Grid Engine cannot run here, or ``""``."""
     if os.geteuid() != 0:
         return "its nodes are network namespaces, which only root can make"
     for program in ("sge_qmaster", "sge_execd", "qsub"):
@@ -108,7 +108,7 @@ class PrivateSge:
     # -- names and numbers ------------------------------------------------------------------------------------
     @property
     def env(self) -> dict[str, str]:
-        """What makes Grid Engine's commands talk to this one."""
+        """The environment in which Grid Engine's commands use this one."""
         return {
             "SGE_ROOT": str(self.root), "SGE_CELL": "default", "SGE_QMASTER_PORT": str(self.ports[0]),
             "SGE_EXECD_PORT": str(self.ports[1]), "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
@@ -212,7 +212,7 @@ class PrivateSge:
             )
 
     def _inside(self, node: str = "") -> list[str]:
-        """Return what runs a command on a node, or on this host, in either case with the hosts file of our own."""
+        """Return the prefix of a command on a node, or on this host, in both cases with our own hosts file."""
         network = ["nsenter", f"--net=/run/netns/{self.namespace(node)}"] if node else []
         script = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
         own = [str(self.folder / "hosts"), node or socket.gethostname()]
@@ -327,7 +327,7 @@ class PrivateSge:
             self._spool("qconf", "-Aq", str(path))
 
     def _global_configuration(self) -> Path:
-        """Write the packaged configuration with what is ours: any user, quick answers, a bare environment, GPUs."""
+        """Write the packaged configuration with our changes: any user, quick answers, a bare environment, GPUs."""
         own = {
             "execd_spool_dir": self.folder / "execd", "mailer": "/bin/true", "min_uid": 0, "min_gid": 0,
             "load_report_time": "00:00:03", "execd_params": "INHERIT_ENV=false", "finished_jobs": 0,
@@ -371,7 +371,7 @@ class PrivateSge:
     def _write(path: Path, settings: Mapping[str, object]) -> None:
         path.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
 
-    # -- what tests do with it --------------------------------------------------------------------------------
+    # -- used by tests --------------------------------------------------------------------------------
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Grid Engine command as root."""
         env = {**os.environ, **self.env}
@@ -384,7 +384,7 @@ class PrivateSge:
         return self.attempt(*argv).stdout
 
     def queue(self) -> list[str]:
-        """Return what is in the queue: ``id state name`` of jobs that have not ended, arrays in a line or several."""
+        """Return the queue: ``id state name`` of jobs that have not ended, arrays in a line or several."""
         done = self.attempt("qstat", "-u", "*", "-xml")
         assert done.returncode == 0, done.stderr
         lines = []
@@ -440,7 +440,7 @@ class SgeBackend(Backend):
         pause(self.sge.qmaster, seconds)
 
     def kill_job(self, job: str) -> None:
-        self.sge.command("qdel", job.replace("[", ".").rstrip("]"))
+        self.sge.command("qdel", job)
 
 
 def _ip(*arguments: str) -> None:

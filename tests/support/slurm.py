@@ -41,10 +41,10 @@ class PrivateSlurm:
 
     def __init__(
         self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
-        memory: int = 65536, devices: Sequence[str] = (), fenced: bool = False,
+        memory: int = 65536, devices: Sequence[str] = (), isolated: bool = False,
     ) -> None:  # fmt: skip
-        """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``fenced``: a job can open
-        only its own ones, where this kernel has version 1 of cgroups and we are root."""
+        """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
+        only its own ones, if this kernel has version 1 of cgroups and we are root."""
         self.folder, self.nodes, self.cpus, self.extra, self.accounting = (
             folder,
             nodes,
@@ -52,7 +52,7 @@ class PrivateSlurm:
             extra,
             accounting,
         )
-        self.memory, self.devices, self.fenced = memory, devices, fenced
+        self.memory, self.devices, self.isolated = memory, devices, isolated
         self.gpus = len(devices) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -60,7 +60,7 @@ class PrivateSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes Slurm's commands talk to this one."""
+        """The environment in which Slurm's commands use this one."""
         return {"SLURM_CONF": str(self.conf), "PATH": self.path}
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class PrivateSlurm:
             "SlurmctldTimeout": 60, "SlurmdTimeout": 60, "KillWait": 5, "MinJobAge": 300, "InactiveLimit": 0,
             "MaxArraySize": 10001, "MaxJobCount": 20000, "DefMemPerCPU": 64, "MessageTimeout": 10,
         }  # fmt: skip
-        if self.fenced:
+        if self.isolated:
             settings["TaskPlugin"] = "task/cgroup"
         self._write_cgroup_conf()
         if self.accounting:
@@ -152,12 +152,12 @@ class PrivateSlurm:
 
     def _write_cgroup_conf(self) -> None:
         mounted = Path("/sys/fs/cgroup")
-        if self.fenced and not (mounted / "devices").is_dir():
+        if self.isolated and not (mounted / "devices").is_dir():
             mounted = self.folder / "cgroup"
             mounted.mkdir()
-        # Version 2 wants a systemd to talk to, even where nothing is constrained.
+        # Version 2 needs systemd, even if nothing is constrained.
         lines = ["CgroupPlugin=cgroup/v1"]
-        if self.fenced:
+        if self.isolated:
             lines += [f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
         (self.folder / "cgroup.conf").write_text("\n".join([*lines, ""]))
 
@@ -238,7 +238,7 @@ class PrivateSlurm:
             if name in self.daemons:
                 stop(self.daemons[name])
 
-    # -- what tests do with it ----------------------------------------------------------------------------------
+    # -- used by tests ----------------------------------------------------------------------------------
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command."""
         env = {**os.environ, **self.env}
@@ -252,7 +252,7 @@ class PrivateSlurm:
         return done.stdout
 
     def queue(self) -> list[str]:
-        """Return what is in the queue: ``id state name`` of jobs that have not ended."""
+        """Return the queue: ``id state name`` of jobs that have not ended."""
         done = self.attempt("squeue", "-h", "-r", "-o", "%i %T %j")
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

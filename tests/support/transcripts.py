@@ -1,4 +1,4 @@
-"""What real batch schedulers said: ``tests/data/transcripts/NAME/FILE``, in sections of one command each."""
+"""Output of real batch schedulers: ``tests/data/transcripts/NAME/FILE``, a section per command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "transcripts"
 
 
 def recorded(name: str, file: str, title: str) -> CommandResult:
-    """Return what the commands of a section printed, and the last exit code (None where it did not end)."""
+    """Return the output of a section, and the last exit code (None if the command did not end)."""
     sections = re.split(r"^### ", (FOLDER / name / file).read_text(), flags=re.M)
     text = next(section for section in sections if section.split("\n", 1)[0] == title)
     command = re.search(r"^\$ (.*)$", text, re.M)

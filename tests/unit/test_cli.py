@@ -14,12 +14,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from gpujobs.config.spec import load_spec
 
 from gpujobs.cli import messages
 from gpujobs.cli.plan_text import submitted_json
 from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.config.spec import load_spec
 
 from ..support.cli import ROOT, text_of
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpujobs.batch.process import environment
+from gpujobs.config.model import json_schema
+from gpujobs.config.site import Site
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.schedulers import Scheduler, get_scheduler, scheduler_names
@@ -59,6 +61,7 @@ def test_class_that_was_imported(tmp_path: Path) -> None:
     own = define("own")
     assert get_scheduler("own") is own
     assert "own" in scheduler_names()
+    assert "own" in json.dumps(json_schema(Site)["properties"])
     site = {"description": "x", "scheduler": "own", "queues": {"main": {"gpus_per_node": 4}}}
     (tmp_path / "here.yaml").write_text(text_of(site))
     made = plan(tmp_path, {"gpus": 1, "walltime": "1h"}, str(tmp_path / "here.yaml"))

@@ -1,23 +1,28 @@
-"""A small batch scheduler on this host, the ground on which fake PBS, Torque and LSF commands stand. No dialect here.
+"""A small batch scheduler on this host: the common part of the fake PBS, Torque and LSF, without a dialect.
 
 ``python engine.py FOLDER`` is its server: it keeps the jobs, gives them emulated nodes and GPUs, really runs them as
-the user who submitted them, ends them at their walltime, and remembers how they ended. A command of a dialect is a
-short-lived process that calls `ask`. ``FOLDER/config.json`` says::
+the user who submitted them, ends them at their walltime, and records how they ended. A command of a dialect is a
+short-lived process that calls `ask`. ``FOLDER/config.json`` has::
 
     dialect  name of the module beside this one that starts jobs (see below)
     nodes, slots, gpus   names of the nodes; CPU slots and GPUs of each
     signals  {"delete": [["TERM", 5], ["KILL", 0]], "timeout": …}: what is sent, and seconds until the next one
+    quirks   {name: value}: what some releases do wrong; ``FOLDER/quirks.json`` overrides it while the server runs
 
-A dialect's module has ``launch(job, folder, config)``, which returns what runs a job: argv, env, cwd, and perhaps stdin
-(text), stdout (path; default: none), umask. All processes of the job's session belong to the job.
+Quirks of the engine, each a number of seconds: ``early_signal`` sends the first signal of the walltime so much too
+early, and once more at its end; ``kill_delay`` keeps a running job listed for so long after its processes have ended
+by a delete. A dialect has its own.
 
-``FOLDER/faults.json`` switches faults on, per kind of request (submit, query, delete; any: all of them; never what
-tests ask as "test")::
+A dialect's module has ``launch(job, folder, config)``, which returns how to run a job: argv, env, cwd, and optionally
+stdin (text), stdout (path; default: none), umask. All processes of the job's session belong to the job.
 
-    {"submit": {"what": "timeout", "times": 1}}
+``FOLDER/faults.json`` switches faults on, per kind of request (submit, query, delete; any: all of them; never
+"test", the requests of tests)::
 
-down: nobody answers. timeout: it is done, but the answer never comes. forget: no job is known. The rest is for the
-dialect to act on, as ``answer["fault"]``: refuse (nothing was done), garble (it was done).
+    {"submit": {"fault": "timeout", "times": 1}}
+
+down: no reply. timeout: it is done, but the reply never comes. forget: no job is listed. The dialect
+implements the others, from ``answer["fault"]``: refuse (nothing was done), garble (it was done).
 busy: nothing was done, and `ask` raises Busy.
 """
 
@@ -41,9 +46,18 @@ from typing import Any
 TICK = 0.1
 
 
+def quirk(folder: str | Path, config: dict[str, Any], name: str) -> Any:
+    """Return the value of a quirk, 0 if it is off."""
+    try:
+        own = json.loads((Path(folder) / "quirks.json").read_text())
+    except (OSError, ValueError):
+        own = {}
+    return {**config.get("quirks", {}), **own}.get(name, 0)
+
+
 # -- the side of the commands ------------------------------------------------------------------------------------
 class Away(Exception):
-    """Nobody answers."""
+    """There is no reply."""
 
 
 class Busy(Exception):
@@ -144,7 +158,7 @@ class Server:
                 if "times" in found:
                     found["times"] -= 1
                     path.write_text(json.dumps(faults))
-                return str(found["what"])
+                return str(found["fault"])
         return ""
 
     def _op_submit(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
@@ -189,6 +203,11 @@ class Server:
                     self._end(job, "delete", pwd.getpwuid(uid).pw_name)
         return {"results": results}
 
+    def _op_crash(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
+        """Answer nobody any more."""
+        (self.folder / "faults.json").write_text(json.dumps({"any": {"what": "down"}}))
+        return {}
+
     def _op_expire(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
         """Let the walltime of the jobs ``id`` be over."""
         for job in self.jobs:
@@ -211,17 +230,25 @@ class Server:
     def _look_at_jobs(self) -> None:
         for job in [job for job in self.jobs if job["state"] == "running"]:
             pid, now = job["pid"], time.time()
-            if not job["end"] and job["walltime"] and now > job["started"] + job["walltime"]:
+            left = job["started"] + job["walltime"] - now if job["walltime"] else float("inf")
+            if not job["end"] and left < 0:
                 self._end(job, "timeout")
+            elif not job["end"] and left < self._quirk("early_signal") and not job.get("warned"):
+                job["warned"] = True
+                _signal(pid, self.config["signals"]["timeout"][0][0])
             plan = self.plans.get(pid, [])
             while plan and plan[0][0] <= now:
                 _signal(pid, plan.pop(0)[1])
             if (code := self.processes[pid].poll()) is None:
                 continue
-            # The session's leader is gone. What it left behind has as long as the signals still to come allow.
+            # The session's leader has ended. Its children have the time until the next signals.
             if _session(pid) and plan:
                 continue
             _signal(pid, "KILL")
+            if job["end"] == "delete":
+                gone = job.setdefault("gone", now)
+                if now < gone + self._quirk("kill_delay"):
+                    continue
             job.update(
                 state="done",
                 ended=now,
@@ -238,25 +265,28 @@ class Server:
                 job["comment"] = places
                 continue
             job.update(state="running", nodes=places, started=time.time(), comment="")
-            what = self.dialect.launch(job, self.folder, self.config)
-            self._run(job, what)
+            launch = self.dialect.launch(job, self.folder, self.config)
+            self._run(job, launch)
 
-    def _run(self, job: dict[str, Any], what: dict[str, Any]) -> None:
+    def _run(self, job: dict[str, Any], launch: dict[str, Any]) -> None:
         options: dict[str, Any] = {}
         if os.geteuid() == 0:
             entry = pwd.getpwuid(job["uid"])
             options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        with open(what.get("stdout") or os.devnull, "ab") as output:  # noqa: PTH123 - /dev/null too
+        with open(launch.get("stdout") or os.devnull, "ab") as output:  # noqa: PTH123 - /dev/null too
             process = subprocess.Popen(
-                what["argv"], env=what["env"], cwd=what["cwd"] if Path(what["cwd"]).is_dir() else "/",
+                launch["argv"], env=launch["env"], cwd=launch["cwd"] if Path(launch["cwd"]).is_dir() else "/",
                 stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-                umask=what.get("umask", 0o22), **options,
+                umask=launch.get("umask", 0o22), **options,
             )  # fmt: skip
         assert process.stdin
-        process.stdin.write(what.get("stdin", "").encode())
+        process.stdin.write(launch.get("stdin", "").encode())
         process.stdin.close()
         job["pid"] = process.pid
         self.processes[process.pid] = process
+
+    def _quirk(self, name: str) -> float:
+        return float(quirk(self.folder, self.config, name))
 
     # -- places ----------------------------------------------------------------------------------------------
     def _places(self, needs: dict[str, Any]) -> dict[str, Any] | str:

@@ -1,6 +1,6 @@
 """bsub, bjobs, bhist and bkill on the engine: ``python lsf.py FOLDER bsub ARGUMENTS``.
 
-They print what volclava 2.2 prints (a test compares them with recordings) and refuse what it refuses, but for ``-gpu``
+Their output and their refusals are those of volclava 2.2 (a test compares them with recordings), except for ``-gpu``
 and units in ``rusage[mem=5MB]``, which are IBM's. ``config.json`` has more than the engine reads: ``queues`` {name: most
 minutes or null}, the first one the default; ``clean_period``, seconds for which bjobs knows a job that has ended.
 """
@@ -35,12 +35,12 @@ CAUGHT = "TERM USR1 USR2 INT HUP"
 
 
 class Refused(Exception):
-    """What bsub says before `. Job not submitted.`"""
+    """The message of bsub before `. Job not submitted.`"""
 
 
 # -- a job starts ------------------------------------------------------------------------------------------------
 def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what runs a job: a shell that only waits, and in it the script, by its own first line."""
+    """Return how to run a job: a shell that only waits, and in it the script, by its own first line."""
     extra, index = job["extra"], job["index"]
     spool = folder / "spool" / f"{job['id']}.{index or 0}"
     spool.parent.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def minutes_of(text: str | None) -> int | None:
 
 
 def needs_of(given: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a job needs of each of how many nodes."""
+    """Return the resources of a job on each node, and the number of nodes."""
     if not re.fullmatch(r"[1-9]\d*", given.get("-n", "1")):
         raise Refused("Bad argument for option -n")
     slots = int(given.get("-n", "1"))
@@ -402,7 +402,7 @@ def bkill(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     code = 0
     for (number, index), result in zip(wanted, answer["results"], strict=True):
         name = str(number) if index is None else f"{number}[{index}]"
-        # A whole array is told to go later, which is no success to it.
+        # A whole array is ended later, which the command does not report as a success.
         message = failed.get(result) or (
             "Operation is in progress" if index is None and number in arrays else ""
         )

@@ -2,7 +2,7 @@
 
 With this folder first on PYTHONPATH, distributed and dask_cuda see ``FAKE_NVML_GPUS`` (4) idle GPUs of 16 GiB. The UUID
 of a GPU contains the name of the emulated node, so that two nodes of one host do not seem to share their GPUs. Only
-what those two packages and gpujobs call is here. A handle is the device's index.
+the functions that those two packages and gpujobs call are here. A handle is the device's index.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The fake LSF against recordings: it says what a real one said, refuses what it refused, and ends jobs as it did."""
+"""The fake LSF prints, refuses and does the same as the real one in the recordings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
 
 
 def shape(text: str) -> list[str]:
-    """Return the lines of ``text`` without what differs from job to job; runs of blanks keep only that they are there."""
+    """Return the lines of ``text`` without the parts that differ between jobs, and single blanks."""
     text = re.sub(r"<[^<>\n]*(\n {21}[^<>\n]*)?>", "<>", text)
     text = re.sub(r"\b[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d", "WHEN", text)
     return [
@@ -71,7 +71,7 @@ def running(lsf: LsfBackend, *ids: str) -> None:
     until(lambda: all(job["state"] == "running" for job in lsf.jobs() if str(job["id"]) in ids), 20)
 
 
-# -- it says what a real one said ------------------------------------------------------------------------------------
+# -- it prints the same ------------------------------------------------------------------------------------
 REFUSALS = {
     "unknown queue": ["-q nosuch"], "unknown resource": ["-R 'rusage[nosuch=1]'"], "malformed -R": ["-R 'span[ptile='"],
     "-R twice: IBM LSF joins them, this relative refuses": ["-R 'span[ptile=1]'", "-R 'rusage[ngpus=1]'"],
@@ -212,7 +212,7 @@ def test_nothing_there(lsf: LsfBackend) -> None:
     assert (done.returncode, done.stderr) == (real.exit_code, real.stderr)
 
 
-# -- it does what a real one did -------------------------------------------------------------------------------------
+# -- it does the same -------------------------------------------------------------------------------------
 def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_path: Path) -> None:
     request = ["-n 4", '-R "span[ptile=2]"', '-gpu "num=2"', "-P p1"]
     number = script("env | sort", *request, name="arr[2-4]")
@@ -266,7 +266,7 @@ def test_states_through_the_commands(
         "RUNNING": script(), "FAILED": script("exit 3"), "COMPLETED": script("true"), "PENDING": script(SLEEP, "-H"),
         "CANCELLED": script(SLEEP, "-H"),
     }  # fmt: skip
-    batch.cancel({ids["CANCELLED"]: ()})
+    batch.cancel([JobId(ids["CANCELLED"])], ["x-1"])
     until(lambda: len(lsf.queue()) == 2, 20)
     found = batch.status([JobId(number) for number in ids.values()], ["x-1"])
     assert {found[JobId(number)].state.value for number in ids.values()} == set(ids)
@@ -283,12 +283,13 @@ def test_whole_arrays_and_members_are_cancelled(
 ) -> None:
     array, other = script(name="a[1-4]"), script()
     running(lsf, array, other)
-    batch.cancel({array: (2, 3)})
+    members = [JobId(array, n) for n in range(1, 5)]
+    batch.cancel(members[1:3], ["a"], [members[0], members[3]])
     until(lambda: len(lsf.queue()) == 3, 20)
-    batch.cancel({array: (), other: ()})  # exit code 255, and yet all are told
+    batch.cancel([*members, JobId(other)], ["a"])  # exit code 255, and yet all are told
     until(lambda: not lsf.queue(), 20)
-    batch.cancel({array: (), other: ()})  # again: fine
-    found = batch.status([JobId(array, n) for n in range(1, 5)], ["a"])
+    batch.cancel([*members, JobId(other)], ["a"])  # again: fine
+    found = batch.status(members, ["a"])
     assert {status.state for status in found.values()} <= {JobState.CANCELLED, JobState.FAILED}
 
 

@@ -1,4 +1,4 @@
-"""The fakes of OpenPBS and Torque print, refuse and set what the real ones did when they were recorded."""
+"""The fakes of OpenPBS and Torque print, refuse and set the same as the recorded real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,12 +16,12 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.pbs import PBS
 
+from ..real.programs import WHO
 from ..support.backend import FAKE_GPUS
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from ..support.processes import until
 from ..support.transcripts import recorded
-from .programs import WHO
 
 SLEEP = "#!/bin/bash\n#PBS -j oe\nsleep 60\n"
 SCRIPTS = {
@@ -39,9 +39,10 @@ SCRIPTS = {
 
 
 class RecordedPbs(PbsBackend):
-    """As the recorded one was set up."""
+    """As the recorded one was set up: the release 23.06.06, which has no quirks."""
 
     nodes, slots = 2, 8
+    settings: ClassVar[dict[str, Any]] = {**PbsBackend.settings, "quirks": {}}
 
 
 QUEUES = {"workq": {}, "gpuq": {"max_walltime": 86400}, "shortq": {"max_walltime": 1800}}
@@ -176,7 +177,7 @@ def listed(backend: FakeBackend, number: str) -> dict[str, Any]:
 
 
 def shape(job: dict[str, Any]) -> dict[str, str]:
-    """Return names and types of what is said of a job, without what depends on how it was submitted."""
+    """Return names and types of a job's attributes, without those that depend on its options."""
     own = {"depend", "session_id", "comment", "Resource_List", "Variable_List", "Execution_Time"}
     return {key: type(value).__name__ for key, value in job.items() if key not in own}
 
@@ -327,7 +328,7 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
             ),
             20,
         )
-        batch.cancel({number: ()})
+        batch.cancel(jobs, ["arr"])
         until(
             lambda: (
                 {status.state for status in batch.status(jobs, []).values()} == {JobState.UNKNOWN}
@@ -391,7 +392,7 @@ def test_torque_sets_in_a_job_what_it_set(
         assert sorted(lines) == ["node1-gpu0", "node1-gpu1", "node2-gpu0", "node2-gpu1"]
 
 
-# -- GPUs that nobody names in a variable --------------------------------------------------------------------------
+# -- GPUs without a variable --------------------------------------------------------------------------
 @pytest.mark.conformance
 @pytest.mark.parametrize(
     ("backend", "changes"),

@@ -1,4 +1,4 @@
-"""What batch schedulers do when they do not work: the fakes' faults, seen through the code that talks with them."""
+"""Faults of batch schedulers, switched on in the fakes, and how `SchedulerClient` handles them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerCli
 
 @pytest.fixture
 def name() -> str:
-    """The name of this test's jobs, which nobody else has: that is how a submission is found again."""
+    """A unique name for the jobs of this test, by which a lost submission is found."""
     return f"fault-{secrets.token_hex(2)}"
 
 
@@ -116,7 +116,7 @@ def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
 
 # -- watch -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fault", ["forget", "garble"])
-def test_what_is_not_listed_is_not_finished(
+def test_unlisted_is_not_finished(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
 ) -> None:
     jobs = ids(batch, submit())
@@ -152,35 +152,35 @@ def test_pending_jobs_of_an_array_that_has_begun(
 
 # -- cancel ------------------------------------------------------------------------------------------------------
 def test_cancel_of_a_member_and_of_all(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     number = submit(3)
     jobs = ids(batch, number, 3)
     until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
-    batch.cancel({number: [jobs[1].index or 0]})
+    batch.cancel([jobs[1]], [name], [jobs[0], jobs[2]])
     until(lambda: batch.status(jobs, [])[jobs[1]].state is JobState.CANCELLED, 20)
     assert states(batch, [jobs[0], jobs[2]]) == {JobState.RUNNING}
-    batch.cancel({number: ()})
+    batch.cancel(jobs, [name])
     until(lambda: states(batch, jobs) == {JobState.CANCELLED}, 20)
-    batch.cancel({number: ()})  # again: fine
+    batch.cancel(jobs, [name])  # again: fine
 
 
 def test_cancel_while_it_is_away_for_a_moment(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
-    number = submit()
+    jobs = ids(batch, submit())
     backend.fault("down", "delete", times=1)
-    batch.cancel({number: ()})
+    batch.cancel(jobs, [name])
     until(lambda: taken(backend) == 0, 20)
 
 
 def test_cancel_that_is_refused_is_told(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
-    number = submit()
+    jobs = ids(batch, submit())
     backend.fault("refuse", "delete")
     with pytest.raises(RefusedError, match="did not cancel"):
-        batch.cancel({number: ()})
+        batch.cancel(jobs, [name])
     assert taken(backend) == 1
 
 
