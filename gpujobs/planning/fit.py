@@ -8,6 +8,7 @@ from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue
 from ..text import size_text, walltime_text
+from . import perjob
 from .layout import Layout
 from .shape import JobShape, QueueMismatch
 
@@ -31,7 +32,8 @@ class QueueFit:
         self._check_gpu_type()
         per_job, nodes = self.layout.divide(gpus, self.queue)
         on_node = per_job // nodes
-        cpus, memory = self._cpus(on_node), self._memory(on_node)
+        cpus = self._cpus(on_node, nodes)
+        memory = perjob.memory_per_node(self.profile, self.queue, nodes) or self._memory(on_node)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
         self._check_workers(on_node, cpus=cpus, memory=memory)
@@ -42,16 +44,20 @@ class QueueFit:
             cpus=cpus and cpus * nodes,
             memory=memory and memory * nodes,
             workers=per_job,
+            worker_threads=perjob.worker_threads(self.profile, cpus, on_node),
             worker_memory=self.profile.workers.memory or (memory and memory // on_node),
         )
 
     def cpu_shape(self, count: int) -> JobShape:
         """Return the shape of ``count`` jobs, each with one CPU worker."""
-        cpus = self.profile.workers.threads
+        profile, queue = self.profile, self.queue
+        cpus = perjob.cpus_per_node(profile, queue, 1) or profile.workers.threads
+        memory = perjob.memory_per_node(profile, queue, 1)
         self._check_cpu_node(cpus)
         self._check_walltime()
         self._check_job_size(nodes=1, gpus=0)
-        memory = self.profile.workers.memory or memory_share(self.queue, cpus)
+        self._check_workers(1, cpus=cpus, memory=memory)
+        memory = memory or profile.workers.memory or memory_share(queue, cpus)
         return JobShape(
             jobs=count,
             nodes=1,
@@ -59,7 +65,8 @@ class QueueFit:
             cpus=cpus,
             memory=memory,
             workers=1,
-            worker_memory=memory,
+            worker_threads=perjob.worker_threads(profile, cpus, 1),
+            worker_memory=profile.workers.memory or memory,
         )
 
     def _check_gpu_type(self) -> None:
@@ -70,17 +77,26 @@ class QueueFit:
             message = f"its GPUs are {queue.gpu_type or 'of no named type'}"
             raise QueueMismatch("gpu_type", message, limit="gpu_type")
 
-    def _cpus(self, gpus: int) -> int | None:
+    def _cpus(self, gpus: int, nodes: int) -> int | None:
         """Return the CPUs on a node for ``gpus`` of its GPUs; None if they are not known."""
-        queue = self.queue
-        cpus = queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
-        if queue.cpus_per_node:
-            cpus = max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+        own, share = perjob.cpus_per_node(self.profile, self.queue, nodes), self._cpu_share(gpus)
+        cpus = own or share
         asks_per_cpu = "gpus_per_cpu" in placeholders.names(" ".join(self.request))
-        if cpus and asks_per_cpu and not queue.gpu_fractions:
-            # The GPUs of each CPU must be a whole number.
-            return max(n for n in range(1, cpus + 1) if gpus % n == 0)
-        return cpus
+        if not cpus or not asks_per_cpu or self.queue.gpu_fractions:
+            return cpus
+        # The GPUs of each CPU must be a whole number.
+        whole = max(n for n in range(1, cpus + 1) if gpus % n == 0)
+        if own and whole != own:
+            message = f"the site requests GPUs per CPU: {gpus} GPUs need {whole} CPUs, not {own}"
+            raise QueueMismatch("cpus_per_job", message, hint=f"cpus_per_job: {whole * nodes}")
+        return whole
+
+    def _cpu_share(self, gpus: int) -> int | None:
+        """Return the CPUs of a node that belong to ``gpus`` of its GPUs; None: not known."""
+        queue = self.queue
+        if queue.cpus_per_node:
+            return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+        return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
 
     def _memory(self, gpus: int) -> int | None:
         """Return the memory on a node for ``gpus`` of its GPUs."""
@@ -131,7 +147,7 @@ class QueueFit:
         if memory and workers.memory and workers.memory * number > memory:
             message = (
                 f"{number} workers of {size_text(workers.memory)}; "
-                f"their GPUs' share of a node is {size_text(memory)}"
+                f"the job has {size_text(memory)} on a node"
             )
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)

@@ -32,6 +32,7 @@ def head_shape(head: Head, queue: Queue) -> JobShape:
         cpus=head.cpus,
         memory=head.memory or memory_share(queue, head.cpus),
         workers=0,
+        worker_threads=0,
         worker_memory=None,
     )
 

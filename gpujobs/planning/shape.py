@@ -21,6 +21,7 @@ class JobShape:
     cpus: int | None
     memory: int | None
     workers: int
+    worker_threads: int
     worker_memory: int | None
 
     @property
