@@ -22,9 +22,7 @@ def own_request(site: Site, queue_key: str, gpus: bool) -> tuple[str, ...] | Non
     return queue.cpu_request or site.cpu_request
 
 
-def request_texts(
-    site: Site, scheduler: Scheduler, queue_key: str, gpus: bool
-) -> tuple[str, ...]:
+def request_texts(site: Site, scheduler: Scheduler, queue_key: str, gpus: bool) -> tuple[str, ...]:
     """Return the request and the extra directives of a queue, with their placeholders."""
     request = own_request(site, queue_key, gpus)
     if request is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..config import placeholders
 from ..config.site import Queue
 from ..errors import InputError, Problem
 from .diagnostics import Diagnostics
@@ -71,6 +72,7 @@ class QueueChooser:
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
+        self._note_not_requested(key, bool(gpus))
         return shape
 
     def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
@@ -97,6 +99,20 @@ class QueueChooser:
                 f"on one node cannot use NVLink; gpus_per_job={queue.gpus_per_node} keeps a node "
                 "together"
             )
+
+    def _note_not_requested(self, key: str, gpus: bool) -> None:
+        """Note numbers of one job that no line of the site passes to the batch scheduler."""
+        profile, scheduler = self.spec.profile, self.layout.scheduler
+        if scheduler.on_this_machine or self.site.queues[key].exclusive:
+            return
+        texts = request_texts(self.site, scheduler, key, gpus)
+        names = " ".join(placeholders.names(" ".join(texts)))
+        for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
+            if getattr(profile, name) is not None and resource not in names:
+                self.diagnostics.note(
+                    f"{name} is only divided among the workers: "
+                    f"no line of site {self.spec.site.name} requests it"
+                )
 
     def _no_fit(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
         (key, first), *others = mismatches.items()
