@@ -95,7 +95,7 @@ class Scaler:
         if memory is not None and plan.workers.shape.worker_memory:
             workers.append(math.ceil(parse_bytes(memory) / plan.workers.shape.worker_memory))
         if cores is not None:
-            workers.append(math.ceil(cores / plan.profile.workers.threads))
+            workers.append(math.ceil(cores / plan.workers.shape.worker_threads))
         return self._whole_jobs(max(workers))
 
     def _whole_jobs(self, workers: int) -> int:

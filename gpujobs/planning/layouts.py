@@ -85,7 +85,7 @@ class WorkersLayout(Layout):
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
         return [
             f'"$python" -m {module}',
-            f"--nthreads={workers.threads}",
+            f"--nthreads={jobs.shape.worker_threads}",
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
             workeroptions.local_directory(workers, self.site.scratch),
@@ -217,7 +217,7 @@ class MpiLayout(Layout):
         worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
         return [
             f"--worker-class={worker_class}",
-            f"--nthreads={workers.threads}",
+            f"--nthreads={shape.worker_threads}",
             *workeroptions.memory_limit(shape),
             workeroptions.local_directory(workers, self.site.scratch),
             *transport.interface_option(),
