@@ -11,7 +11,7 @@ from ..config.spec import ClusterSpec, read_spec, settings_document, with_settin
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.limits import exceeded, job_limits
+from ..planning.limits import JobLimit, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..text import plural
@@ -50,11 +50,15 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
     ]
 
 
+def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
+    """Return the limits of the number of jobs with workers of a cluster."""
+    head_queue = plan.head.queue_key if plan.head else None
+    return job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+
+
 def check_job_limits(plan: Plan, jobs: int) -> None:
     """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
-    head_queue = plan.head.queue_key if plan.head else None
-    limits = job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
-    limit = exceeded(limits, jobs)
+    limit = exceeded(limits_of(plan), jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
 

@@ -21,7 +21,7 @@ from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
 from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
 
 OURS = {
-    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_pool", "_reach_target",
+    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
     "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
