@@ -6,8 +6,8 @@ import getpass
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
@@ -22,7 +22,11 @@ SHORTEST_COMMAND_TIMEOUT = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
 CONFIRM_DELAY = 3.0
-"""Seconds before a query that found no submission is repeated."""
+"""Seconds after which the batch scheduler is asked again whether it has a submission."""
+CANCEL_TIMEOUT = 8.0
+"""Seconds for which a pending job may still be listed after it was cancelled."""
+LIMIT_TIMEOUT = 10.0
+"""Seconds for the query of the largest array."""
 MOST_GARBLED_REPLIES = 3
 """Replies of a successful submit command without a job id."""
 
@@ -78,8 +82,15 @@ class SchedulerClient:
                 raise UnavailableError(message)
 
     def find(self, name: str) -> set[str]:
-        """Return the ids of the submissions called ``name``."""
+        """Return the ids of the submissions called ``name``.
+
+        UnavailableError also if the command fails for a reason that is not known.
+        """
         result = self._query(self.scheduler.find_command(name, getpass.getuser()))
+        if not self.scheduler.answered(result):
+            command = Path(result.argv[0]).name
+            message = f"{command} failed with exit code {result.exit_code}: {result.message}"
+            raise UnavailableError(message)
         return self.scheduler.parse_find(result.stdout, name)
 
     def array_limit(self) -> int | None:
@@ -87,7 +98,8 @@ class SchedulerClient:
         argv = self.scheduler.limit_command()
         if not argv:
             return None
-        return self.scheduler.parse_limit(self._run(argv).stdout)
+        client = replace(self, timeout=min(self.timeout, LIMIT_TIMEOUT))
+        return self.scheduler.parse_limit(client._run(argv).stdout)
 
     def estimate(self, script: str, cwd: Path) -> str | None:
         """Return the expected start of ``script``, None if the batch scheduler has no estimates."""
@@ -104,14 +116,24 @@ class SchedulerClient:
         """
         if not ids:
             return {}
-        result = self._query(self.scheduler.status_command(ids, names, getpass.getuser()))
-        found = self.scheduler.parse_status(result, ids)
+        found, result = self._listed(ids, names)
         found.update(self._details(found))
         found.update(self._accounting([job for job in ids if job not in found]))
         missing = NOT_LISTED
         if not self.scheduler.answered(result):
             missing = JobStatus(JobState.UNKNOWN, reason=result.first_line)
         return {job: found.get(job, missing) for job in ids}
+
+    def _listed(
+        self, ids: Sequence[JobId], names: Sequence[str]
+    ) -> tuple[dict[JobId, JobStatus], CommandResult]:
+        """Return the jobs that the queue lists, and the result of the first query."""
+        result = self._query(self.scheduler.status_command(ids, names, getpass.getuser()))
+        found = self.scheduler.parse_status(result, ids)
+        missing = [job for job in ids if job not in found]
+        for argv in self.scheduler.more_status_commands(missing, result):
+            found.update(self.scheduler.parse_status(self._query(argv), missing))
+        return found, result
 
     def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
         argv = self.scheduler.detail_command(listed)
@@ -130,23 +152,45 @@ class SchedulerClient:
         return found
 
     # -- cancel ------------------------------------------------------------------------------------
-    def cancel(self, targets: Mapping[str, Sequence[int]]) -> None:
-        """Cancel submissions: all of their jobs, or only those with the indexes given.
+    def cancel(
+        self, jobs: Collection[JobId], names: Sequence[str], remaining: Iterable[JobId] = ()
+    ) -> None:
+        """Cancel ``jobs`` of the clusters ``names``, and check that none of them keeps waiting.
 
-        RefusedError if the batch scheduler does not cancel them; no error if they have ended.
+        A submission without ``remaining`` jobs is cancelled as a whole. RefusedError names the jobs
+        that the batch scheduler did not cancel; jobs that have ended are no error. A running job
+        may stay listed until the batch scheduler has killed its processes.
         """
-        words: list[str] = []
-        for submission, indexes in targets.items():
-            words += self.scheduler.target(submission, indexes)
-        if not words:
-            return
-        result = self._query(
-            self.scheduler.cancel_command(words), accept=self.scheduler.already_ended
-        )
-        if result.exit_code != 0 and not self.scheduler.already_ended(result):
-            names = ", ".join(targets)
-            message = f"{self.scheduler.name} did not cancel {names}:\n{result.message}"
-            raise RefusedError(message)
+        targets = cancel_targets(jobs, remaining)
+        refusals = [
+            result.message
+            for argv in self.scheduler.cancel_commands(targets)
+            if (result := self._query(argv, accept=self.scheduler.already_ended)).exit_code != 0
+            and not self.scheduler.already_ended(result)
+        ]
+        waiting = self._still_waiting(jobs, names) if jobs else []
+        if refusals or waiting:
+            cancelled = waiting or jobs
+            ids = ", ".join(self.scheduler.show_id(job) for job in cancelled)
+            reason = "\n".join(refusals) or "its command succeeded, but they are still in the queue"
+            raise RefusedError(f"{self.scheduler.name} did not cancel {ids}:\n{reason}")
+
+    def _still_waiting(self, jobs: Collection[JobId], names: Sequence[str]) -> list[JobId]:
+        """Return those of ``jobs`` that wait in the queue some time after they were cancelled."""
+        deadline = time.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
+        waiting = list(jobs)
+        for delay in _delays(first=0.1):
+            try:
+                found, _ = self._listed(waiting, names)
+                waiting = [job for job in waiting if job in found and _waits(found[job])]
+                if not waiting or time.monotonic() + delay > deadline:
+                    break
+                self._wait(delay)
+            except UnavailableError as error:
+                if not self.stopping():
+                    logger.warning("could not check that the jobs are cancelled: %s", error)
+                return []
+        return waiting
 
     # -- a lost reply ------------------------------------------------------------------------------
     def _submission_in(self, result: CommandResult) -> str | None:
@@ -244,9 +288,27 @@ class SchedulerClient:
         raise UnavailableError(result.problem, hint=hint)
 
 
-def _delays() -> Iterator[float]:
+def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
+    """Return submissions, and the indexes of the jobs to cancel; no indexes: all of them.
+
+    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
+    """
+    kept = {job.submission for job in remaining}
+    targets: dict[str, list[int]] = {}
+    for job in jobs:
+        indexes = targets.setdefault(job.submission, [])
+        if job.index is not None and job.submission in kept:
+            indexes.append(job.index)
+    return targets
+
+
+def _waits(status: JobStatus) -> bool:
+    return status.stuck or status.state is JobState.PENDING
+
+
+def _delays(first: float = FIRST_DELAY) -> Iterator[float]:
     """Yield the seconds to wait before the next attempts."""
-    delay = FIRST_DELAY
+    delay = first
     while True:
         yield delay
         delay = min(LONGEST_DELAY, delay * 2)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from .process import environment, spawn
+from .process import PYTHON, environment, spawn
 
 KILL_DELAY = 10.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -43,7 +43,7 @@ def submit(script: str) -> str:
             [*shell, str(spool)],
             stdout=output.with_name(f"{output.name}-{index}.log"),
             cwd=Path.home(),
-            env=environment(values=variables),
+            env=environment(PYTHON, variables),
         )
         members.append(_member(psutil.Process(pid)))
     return f"{socket.gethostname()}:{'+'.join(members)}"

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,11 @@ _COMMON = (
 )  # fmt: skip
 """Variables that are passed to commands. The others are not: SBATCH_* variables would change the
 meaning of a script, and a job inherits the environment of its submit command."""
+
+PYTHON = (
+    "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONNOUSERSITE", "PYTHONUSERBASE",
+)  # fmt: skip
+"""Variables that decide where an interpreter finds its packages."""
 
 _ENGLISH = {"LC_MESSAGES": "C", "LC_NUMERIC": "C", "LC_TIME": "C", "LANGUAGE": "C"}
 """Not LC_ALL=C, which a job would inherit: it would print question marks for other letters."""
@@ -39,6 +45,17 @@ def environment(
     return {**passed, "LANG": language, **_ENGLISH, **(values or {})}
 
 
+def python_environment() -> dict[str, str]:
+    """Return the variables with which this interpreter, started again, finds the same packages."""
+    passed = {name: os.environ[name] for name in PYTHON if name in os.environ}
+    given = passed.get("PYTHONPATH", "").split(os.pathsep)
+    own = tuple(f"{prefix}{os.sep}" for prefix in (sys.prefix, sys.base_prefix))
+    added = [folder for folder in sys.path if folder in given or not folder.startswith(own)]
+    if added:
+        passed["PYTHONPATH"] = os.pathsep.join(str(Path(folder).absolute()) for folder in added)
+    return passed
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -49,16 +66,20 @@ def run(
 ) -> CommandResult:
     """Run a command to its end, for at most ``timeout`` seconds; ``env`` is of `environment`.
 
-    The result has no exit code if the command was not found, could not start or timed out.
+    This interpreter also gets `python_environment`; commands of the batch scheduler do not. The
+    result has no exit code if the command was not found, could not start or timed out.
     """
     words = tuple(argv)
+    variables = dict(env or environment())
+    if words[0] == sys.executable:
+        variables |= python_environment()
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=env or environment(),
+            env=variables,
             cwd=cwd,
             start_new_session=True,  # Ctrl-C is for gpujobs, which may have to finish a submission
         )

@@ -23,10 +23,8 @@ def cancel(record: ClusterRecord, *, timeout: float = CANCEL_TIMEOUT) -> None:
         folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
     if record.finished or not record.submissions:
         return
-    claimed = {job.submission for job in read_state(record.path).claims.values()}
-    submissions = {submission.id for submission in record.submissions} | claimed
-    client = client_of(record, timeout=timeout)
-    client.cancel({submission: () for submission in sorted(submissions)})
+    jobs = {*record.jobs.values(), *read_state(record.path).claims.values()}
+    client_of(record, timeout=timeout).cancel(sorted(jobs, key=str), [record.id])
 
 
 def orphaned(record: ClusterRecord) -> bool:

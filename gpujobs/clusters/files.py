@@ -26,6 +26,19 @@ def write_new(path: Path, content: str | bytes, *, durable: bool = False) -> Non
             os.fsync(file.fileno())
 
 
+def write_once(path: Path, content: str) -> None:
+    """Write a file that must not exist yet; no reader sees it without its content.
+
+    Raises FileExistsError.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        write_new(temporary, content)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: str, *, durable: bool = False) -> None:
     """Replace a file in one step; the new one has mode 0600. See `write_new` for ``durable``."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

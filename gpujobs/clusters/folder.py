@@ -19,7 +19,7 @@ from ..injob.folder import Ended, EndKind
 from ..injob.names import ARCHIVE
 from ..text import clean
 from . import tls
-from .files import private_folder, write_atomically, write_new
+from .files import private_folder, write_atomically, write_new, write_once
 from .folderstate import Transport
 
 SPEC = "spec.json"
@@ -67,7 +67,7 @@ def remove(folder: Path) -> None:
 def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
     """Write `ended`, unless it exists already. Every job that finds it exits."""
     try:
-        write_new(folder / "ended", Ended(kind, exit_code, reason).json())
+        write_once(folder / "ended", Ended(kind, exit_code, reason).json())
     except OSError:  # it exists, or the folder is gone
         return
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
-from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -41,7 +42,7 @@ def judge(
     names = frozenset(folder.workers if connected is None else connected)
     if record.finished:
         answers = _outcomes(record, folder)
-    judged = _Judge(record, folder, answers, names, now)
+    judged = _Judge(record, folder, answers, names, now, live=connected is not None)
     jobs = tuple(judged.jobs())
     state, reason = _cluster_state(record, folder, jobs, names)
     ended = folder.ended
@@ -98,6 +99,7 @@ class _Judge:
     answers: Answers
     connected: frozenset[str]
     now: float
+    live: bool
 
     def jobs(self) -> Iterable[JobReport]:
         record = self.record
@@ -132,7 +134,13 @@ class _Judge:
             connected=connected,
             gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
             stuck=status.stuck,
+            id=self.scheduler.show_id(job),
         )
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """The batch scheduler, for its spelling of ids."""
+        return get_scheduler(self.record.scheduler)(self.record.multi_cluster)
 
     def _status(
         self, number: int, answer: JobStatus | None, connected: tuple[str, ...]
@@ -144,7 +152,7 @@ class _Judge:
         exit_record = self.folder.exits.get(number)
         if exit_record and status.state not in (JobState.PENDING, JobState.SUSPENDED):
             status = _with_exit_record(status, exit_record)
-        elif connected and not exit_record and not _really_active(status.state):
+        elif self.live and connected and not exit_record and not _really_active(status.state):
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)

@@ -89,11 +89,8 @@ class JobReport:
     """It has failed, and stays in the queue until it is cancelled."""
     log: tuple[str, ...] = ()
     """The last lines of its log, if it failed."""
-
-    @property
-    def id(self) -> str:
-        """The batch scheduler's id."""
-        return str(self.job)
+    id: str = ""
+    """Its id in the batch scheduler's own spelling (`Scheduler.show_id`)."""
 
     @property
     def active(self) -> bool:

@@ -14,7 +14,6 @@ from ..planning.commandlines import JobRoles
 from ..planning.limits import exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
-from ..schedulers import JobId
 from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, Ledger
@@ -51,23 +50,11 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
     ]
 
 
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions and indexes for `SchedulerClient.cancel`.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets
-
-
 def check_job_limits(plan: Plan, jobs: int) -> None:
-    """Raise InputError if a cluster of ``jobs`` jobs exceeds a limit of its site or queue."""
-    limit = exceeded(job_limits(plan.site, plan.workers.queue_key), jobs)
+    """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
+    head_queue = plan.head.queue_key if plan.head else None
+    limits = job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+    limit = exceeded(limits, jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
 
@@ -112,7 +99,7 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     spec = _spec_of_more(record, jobs)
     plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    active = sum(job.active for job in report.jobs)
+    active = sum(job.active and bool(job.workers) for job in report.jobs)
     check_job_limits(plan, active + jobs)
     client = client_of(record)
     first = max(submission.first + submission.count for submission in record.submissions)
@@ -151,6 +138,6 @@ def _remove(
     waiting = [job.job for job in chosen if job.phase.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
-        client_of(record).cancel(cancel_targets(waiting, others))
+        client_of(record).cancel(waiting, [record.id], others)
     logger.info("%s fewer", plural(len(chosen), "job"))
     return record

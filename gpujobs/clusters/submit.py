@@ -13,6 +13,7 @@ from ..errors import GpujobsError, UnavailableError
 from ..injob.folder import EndKind
 from ..planning.plan import Plan
 from ..planning.render import Script, cluster_folder
+from ..schedulers import JobId
 from . import folder as folders
 from .files import disk_errors
 from .ledger import ClusterRecord, Intent, Ledger
@@ -88,7 +89,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         gpus=plan.gpus,
         gpus_per_job=plan.workers.shape.gpus,
         walltime=plan.workers.walltime,
-        run=plan.profile.run,
+        run=plan.profile.run if owner == "cluster" else (),
         encrypted=plan.transport.certificate,
         poll=plan.site.poll,
         multi_cluster=plan.site.cluster,
@@ -117,6 +118,6 @@ def _cancel_submitted(record: ClusterRecord, client: SchedulerClient) -> None:
     try:
         submissions = {submission.id for submission in record.submissions}
         submissions |= client.find(record.id)
-        client.cancel({submission: () for submission in submissions})
+        client.cancel([JobId(submission) for submission in submissions], [record.id])
     except GpujobsError as error:
         logger.warning("could not cancel the submitted jobs (%s); they exit when they start", error)

@@ -20,7 +20,7 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import cancel_targets, check_job_limits, jobs_to_release
+from ..clusters.scale import check_job_limits, jobs_to_release
 from ..clusters.submit import new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
@@ -29,6 +29,7 @@ from ..injob.gpus import shared_gpu_message
 from ..planning.commandlines import warning
 from ..planning.plan import Plan
 from ..planning.render import Script
+from ..schedulers import JobId
 from .job import PoolJob
 from .submitter import Submitter
 
@@ -111,7 +112,8 @@ class JobPool:
         """Submit ``count`` worker jobs as one array, or as few arrays as the site allows."""
         if self.ended:
             raise self._ended_error()
-        check_job_limits(self.plan, len(self.jobs) + count)
+        with_workers = sum(bool(job.report.workers) for job in self.jobs.values())
+        check_job_limits(self.plan, with_workers + count)
         await self._submit(self._submitter.worker_scripts(count, self._used_devices()), True)
 
     async def submit_head(self) -> PoolJob:
@@ -158,9 +160,12 @@ class JobPool:
         await self._cancel(jobs)
 
     async def _cancel(self, jobs: Sequence[PoolJob]) -> None:
+        await self._cancel_jobs([job.report.job for job in jobs])
+
+    async def _cancel_jobs(self, jobs: Sequence[JobId]) -> None:
         remaining = [job.report.job for job in self.jobs.values()]
-        targets = cancel_targets([job.report.job for job in jobs], remaining)
-        await asyncio.to_thread(self._client.cancel, targets)
+        others = [job for job in remaining if job not in jobs]
+        await asyncio.to_thread(self._client.cancel, jobs, [self.id], others)
 
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
@@ -230,10 +235,7 @@ class JobPool:
         """Move a job that has ended to the past ones; a start that failed is counted."""
         report = job.report
         if report.phase is JobPhase.LOST:
-            targets = cancel_targets(
-                [report.job], [other.report.job for other in self.jobs.values()]
-            )
-            self._in_background(asyncio.to_thread(self._client.cancel, targets))
+            self._in_background(self._cancel_jobs([report.job]))
             return self._finish(job, JobPhase.ENDED, "it runs, but its workers disconnected")
         reason = report.reason or report.state.value
         if report.phase is JobPhase.FAILED:

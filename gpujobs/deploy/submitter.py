@@ -57,6 +57,7 @@ class Submitter:
                 phase=JobPhase.SUBMITTED,
                 state=JobState.UNKNOWN,
                 workers=tuple(names),
+                id=self.plan.scheduler.show_id(job),
             )
             yield PoolJob(report, devices=script.devices[n * gpus : (n + 1) * gpus])
 

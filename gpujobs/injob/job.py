@@ -9,7 +9,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from .folder import EXIT_FAILED, Ended, EndKind, Folder
+from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, start_workers, worker_names
 from .log import log
@@ -20,6 +20,8 @@ from .walltime import Walltime
 
 FOLDER_TIMEOUT = 120
 """Seconds for which the cluster's folder may be missing: a file server may be away for a while."""
+_WRITE_TIMEOUT = 1.0
+"""Seconds after which a file of one line has been written."""
 _STOP_TIMEOUT = 3
 """Seconds that a process has between SIGTERM and SIGKILL."""
 _NAMES_SHOWN = 4
@@ -57,6 +59,7 @@ class Job:
         self.environ = dict(os.environ)
         self.began = self._folder_seen = time.monotonic()
         self._all_registered = False
+        self._batch_script = os.getppid()
 
     # -- life --------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -176,7 +179,11 @@ class Job:
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
             raise self.worker_failure(launcher)
         if "ended" in names:
-            ended = Ended.parse(self.folder.read("ended"))
+            value = self.folder.read("ended")
+            if not value:  # bash is still writing it
+                time.sleep(_WRITE_TIMEOUT)
+                value = self.folder.read("ended")
+            ended = Ended.parse(value)
             log(f"the cluster has ended: {ended.reason or 'run: is done'}")
             raise JobExit(ended.exit_code if self.is_head else 0)
 
@@ -191,5 +198,15 @@ class Job:
         deadline = time.monotonic() + seconds
         while not self.stop_reason and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(0.25, left))
+            self._check_batch_script()
         if self.stop_reason:
             time.sleep(0.05)
+
+    def _check_batch_script(self) -> None:
+        """Exit if the batch script is gone: without cgroups, only that is killed with a job.
+
+        The GPUs may already belong to another job. Without its head, a cluster cannot go on.
+        """
+        if os.getppid() != self._batch_script:
+            kind = EndKind.FAILED if self.is_head else None
+            raise JobExit(EXIT_STOPPED, kind, f"{self.name}: its batch script was killed")

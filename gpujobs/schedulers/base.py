@@ -11,6 +11,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
@@ -41,8 +42,10 @@ class Scheduler(ABC):
     """Start of a directive line."""
     environment: ClassVar[tuple[str, ...]] = ()
     """Variables of the user's environment that the commands need; the others are not passed on."""
-    fixed_environment: ClassVar[Mapping[str, str]] = {}
+    fixed_environment: Mapping[str, str] = MappingProxyType({})
     """Variables that are set for the commands."""
+    multi_cluster: ClassVar[bool] = False
+    """The site's `cluster` is supported."""
     request: ClassVar[tuple[str, ...]]
     """Built-in directives of a GPU job. A line with a number that the site does not give is left
     out; a site's own `request` replaces them all."""
@@ -177,6 +180,19 @@ class Scheduler(ABC):
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         """Return the status of those of ``ids`` that are listed. Not listed is not finished."""
 
+    def more_status_commands(
+        self, missing: Sequence[JobId], result: CommandResult
+    ) -> list[list[str]]:
+        """Return commands that query ``missing`` jobs again, which ``result`` did not list.
+
+        ``result`` is of `status_command`. Some batch schedulers report only the first id.
+        """
+        return []
+
+    def show_id(self, job: JobId) -> str:
+        """Return the id as the batch scheduler's commands take it, for users."""
+        return "".join(self.target(job.submission, [] if job.index is None else [job.index]))
+
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
         """Return the command that reports why ``listed`` jobs are pending or how they ended.
 
@@ -208,7 +224,15 @@ class Scheduler(ABC):
     # -- cancel ------------------------------------------------------------------------------------
     @abstractmethod
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
-        """Return ONE command that cancels all ``targets`` (see `target`)."""
+        """Return a command that cancels all ``targets`` (see `target`)."""
+
+    def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
+        """Return the commands that cancel submissions, all of their jobs or those of the indexes.
+
+        Several if one command cannot cancel all of them safely.
+        """
+        words = [word for id_, indexes in jobs.items() for word in self.target(id_, indexes)]
+        return [self.cancel_command(words)] if words else []
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         """Return the arguments of a cancel for a submission, or for its ``indexes`` only."""

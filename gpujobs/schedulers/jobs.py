@@ -35,16 +35,13 @@ class JobId:
     index: int | None = None
 
     def __str__(self) -> str:
-        if self.index is None:
-            return self.submission
-        # PBS calls a whole array 123[] and its members 123[4].
-        return f"{self.submission.removesuffix('[]')}[{self.index}]"
+        return self.submission if self.index is None else f"{self.submission}[{self.index}]"
 
     @classmethod
     def parse(cls, text: str) -> JobId:
         """Return the id in ``SUBMISSION`` or ``SUBMISSION[INDEX]``.
 
-        SUBMISSION may be ``123[]``, as PBS writes it.
+        SUBMISSION may be ``123[].server``, as PBS writes it.
         """
         submission, bracket, index = text.strip().removesuffix("]").rpartition("[")
         if bracket and index.isdigit():

@@ -69,5 +69,10 @@ class Local(Scheduler):
             found[JobId(submission)] = status
         return {job: found[job] for job in ids if job in found}
 
+    def show_id(self, job: JobId) -> str:
+        """Return the pid of the job's first process, which leads its session."""
+        members = job.submission.partition(":")[2].split("+")
+        return members[job.index or 0].partition("@")[0]
+
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
         return [*_COMMAND, "cancel", *targets]

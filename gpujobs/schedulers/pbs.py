@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobStatus, Scheduler
-from .formats import find_integer, quoted_path
+from .formats import find_integer, quoted_path, ranges
 from .pbs_output import job_id, job_status, listed_jobs
 
 # Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
@@ -22,11 +22,13 @@ _UNREACHABLE = re.compile(
     re.I,
 )
 _ALREADY_ENDED = re.compile(
-    r"unknown job id|nonexistent job id|job has finished|has finished|"
+    r"unknown (job|array) id|nonexistent job id|job has finished|has finished|"
     r"invalid (for )?state (of|for) job",
     re.I,
 )
 _NO_HISTORY = re.compile(r"not configured to maintain job history|job_history_enable", re.I)
+
+_QSTAT = ("qstat", "-t", "-f", "-F", "json")
 
 _CHUNK_OPTIONS = {
     f"-l {name}" for name in ("ncpus", "ngpus", "nodes", "mem", "vmem", "mpiprocs", "ompthreads")
@@ -37,9 +39,9 @@ _CHUNK_OPTIONS = {
 class PBS(Scheduler):
     """OpenPBS 20 and newer, PBS Professional 18.2 and newer.
 
-    A submission's id here is ``123``, that of an array ``123[]``. It has no server name: commands
-    do not need one, and a job and a login node may write it differently. ``cluster`` is the name
-    of a server that is not the default one.
+    A submission's id here is ``123.server``, that of an array ``123[].server``, as qsub prints it:
+    some releases of qdel abort, or delete nothing, if the server's name is missing in a list.
+    ``cluster`` is the name of a server that is not the default one.
     """
 
     name = "pbs"
@@ -65,11 +67,17 @@ class PBS(Scheduler):
     }
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
+    multi_cluster = True
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
     # No `cancel_waiting`: qdel cannot choose by state, and would end running jobs, too. A pending
     # job finds that the cluster has ended when it starts.
+
+    def __init__(self, cluster: str | None = None) -> None:
+        super().__init__(cluster)
+        if cluster:  # all commands read it; PBS_DEFAULT is the older name, and Torque's
+            self.fixed_environment = {"PBS_SERVER": cluster, "PBS_DEFAULT": cluster}
 
     # -- the script --------------------------------------------------------------------------------
     def output(self, root: str, cluster: str, array: bool) -> str:
@@ -109,8 +117,8 @@ class PBS(Scheduler):
 
     def parse_submit(self, stdout: str) -> str | None:
         for line in reversed(stdout.strip().splitlines()):
-            if found := re.fullmatch(r"(\d+(?:\[\])?)(\.\S+)?", line.strip()):
-                return found[1]
+            if found := re.fullmatch(r"\d+(\[\])?(\.\S+)?", line.strip()):
+                return found[0]
         return None
 
     def unreachable(self, result: CommandResult) -> bool:
@@ -130,55 +138,67 @@ class PBS(Scheduler):
     def find_command(self, name: str, user: str) -> list[str]:
         # It does not find a job that has ended. If a job was sent twice, the claims in the
         # cluster's folder decide which one does the work.
-        return ["qselect", "-u", user, "-N", name, *self._server("-q@")]
+        return ["qselect", "-u", user, "-N", name]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         return {job.submission for line in stdout.splitlines() if (job := job_id(line.strip()))}
 
     def limit_command(self) -> list[str] | None:
-        return ["qstat", "-B", "-f", "-F", "json", *self._server()]
+        return ["qstat", "-B", "-f", "-F", "json"]
 
     def parse_limit(self, stdout: str) -> int | None:
         return find_integer(r'"max_array_size":\s*(\d+)', stdout)
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        return ["qstat", "-x", "-t", "-f", "-F", "json", *self._submissions(ids)]
+        return [*_QSTAT, "-x", *_submissions(ids)]
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         jobs = listed_jobs(result.stdout)
         statuses = ((id_, job_status(id_, jobs)) for id_ in ids)
         return {id_: status for id_, status in statuses if status is not None}
 
-    def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
-        # A site that keeps no history refuses `qstat -x`; active jobs are listed without it.
-        return ["qstat", "-t", "-f", "-F", "json", *self._submissions(ids)]
-
-    def parse_accounting(
-        self, result: CommandResult, ids: Sequence[JobId]
-    ) -> dict[JobId, JobStatus]:
-        return self.parse_status(result, ids)
-
-    def _submissions(self, ids: Sequence[JobId]) -> Iterator[str]:
-        for submission in sorted({job.submission for job in ids}):
-            yield from self.target(submission)
+    def more_status_commands(
+        self, missing: Sequence[JobId], result: CommandResult
+    ) -> list[list[str]]:
+        # OpenPBS since December 2023 lists only the jobs of the first id in JSON, without an error.
+        # A site that keeps no history refuses `-x`; active jobs are listed without it.
+        history = [] if _NO_HISTORY.search(result.stderr) else ["-x"]
+        return [[*_QSTAT, *history, submission] for submission in _submissions(missing)]
 
     # -- cancel ------------------------------------------------------------------------------------
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
         return ["qdel", *targets]
 
+    def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
+        # OpenPBS since September 2024: a list that ends with a pending member of an array crashes
+        # the server, so the members of each array have a command of their own. In a list of whole
+        # submissions an array must not precede a job.
+        whole = sorted((id_ for id_, indexes in jobs.items() if not indexes), key=_is_array)
+        parts = [self.target(id_, indexes) for id_, indexes in jobs.items() if indexes]
+        return [self.cancel_command(words) for words in [whole, *parts] if words]
+
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
-        server = "".join(self._server("."))
-        jobs = [JobId(submission, index) for index in indexes] or [JobId(submission)]
-        return [f"{job}{server}" for job in jobs]
+        if not indexes:
+            return [submission]
+        number, _, server = submission.partition("[]")
+        return [f"{number}[{ranges(indexes)}]{server}"]
+
+    def show_id(self, job: JobId) -> str:
+        shown = super().show_id(job)
+        return shown if self.cluster else shown.partition(".")[0]
 
     def already_ended(self, result: CommandResult) -> bool:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         return bool(lines) and all(_ALREADY_ENDED.search(line) for line in lines)
 
-    def _server(self, prefix: str = "") -> list[str]:
-        """Return the argument that names the server, if it is not the default one."""
-        return [f"{prefix}{self.cluster}"] if self.cluster else []
+
+def _submissions(ids: Sequence[JobId]) -> list[str]:
+    return sorted({job.submission for job in ids})
+
+
+def _is_array(submission: str) -> bool:
+    return "[" in submission
 
 
 def _options_of(letter: str, value: str) -> set[str]:

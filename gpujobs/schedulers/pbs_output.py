@@ -26,8 +26,10 @@ _STATES_OF_EXIT_CODES = {
 }  # fmt: skip
 _DELETED, _FINISHED = 91, 92
 """Values of `substate`."""
+_ARRAY_BEGAN = "Job Array Began at"
+"""A comment of arrays that does not say why the others of its jobs are pending."""
 
-_ID = re.compile(r"(\d+)(?:\[(\d*)\])?(?:\..*)?")
+_ID = re.compile(r"(\d+)(?:\[(\d*)\])?(\..*)?")
 _JOB_LINE = re.compile(r'\s*"(\d+(?:\[\d*\])?\.[^"]+)":\s*\{')
 _ATTRIBUTE_LINE = re.compile(
     r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining)":'
@@ -67,10 +69,15 @@ def job_id(text: str) -> JobId | None:
     found = _ID.fullmatch(text)
     if not found:
         return None
-    number, index = found.groups()
+    number, index, server = found.groups(default=None)
     if index is None:
-        return JobId(number)
-    return JobId(f"{number}[]", int(index) if index else None)
+        return JobId(f"{number}{server or ''}")
+    return JobId(f"{number}[]{server or ''}", int(index) if index else None)
+
+
+def without_server(id_: JobId) -> JobId:
+    """Return the id without the server's name, which a job and a login node may spell unlike."""
+    return JobId(id_.submission.partition(".")[0], id_.index)
 
 
 def node_names(exec_host: str) -> str:
@@ -86,7 +93,10 @@ def shell_exit_code(status: int | None) -> int | None:
 
 
 def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
-    """Return the jobs that ``qstat -f -F json`` lists; none if the output is something else."""
+    """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
+
+    There are none if it is no such output.
+    """
     try:
         output = json.loads(stdout, strict=False)
         jobs = output.get("Jobs") if isinstance(output, dict) else None
@@ -97,13 +107,13 @@ def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
     for text, attributes in rows:
         id_ = job_id(text)
         if id_ and isinstance(attributes, dict):
-            found[id_] = _job(attributes)
+            found[without_server(id_)] = _job(attributes)
     return found
 
 
 def job_status(id_: JobId, jobs: Mapping[JobId, PBSJob]) -> JobStatus | None:
     """Return the status of a job, None if neither it nor its array is listed in ``jobs``."""
-    array = PBSJob()
+    id_, array = without_server(id_), PBSJob()
     if id_.index is not None:
         array = jobs.get(JobId(id_.submission), array)
     job = jobs.get(id_) or _unlisted_member(id_, array)
@@ -111,7 +121,8 @@ def job_status(id_: JobId, jobs: Mapping[JobId, PBSJob]) -> JobStatus | None:
         return None
     if job.state not in _ENDED and _is_deleted(array):
         job = replace(job, state="F", substate=_DELETED)  # it was pending
-    return _status(replace(job, comment=job.comment or array.comment))
+    comment = "" if array.comment.startswith(_ARRAY_BEGAN) else array.comment
+    return _status(replace(job, comment=job.comment or comment))
 
 
 def _unlisted_member(id_: JobId, array: PBSJob) -> PBSJob | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
@@ -56,7 +57,7 @@ class Slurm(Scheduler):
     name = "slurm"
     prefix = "#SBATCH"
     environment = ("SLURM_CONF", "SLURM_CLUSTERS")
-    fixed_environment: ClassVar = {"SLURM_BITSTR_LEN": "0"}  # squeue cuts no list of indexes
+    fixed_environment = MappingProxyType({"SLURM_BITSTR_LEN": "0"})  # squeue cuts no list
     request = (
         "--partition={queue}",
         "--nodes={nodes}",
@@ -93,6 +94,7 @@ class Slurm(Scheduler):
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
     cancel_waiting = "scancel --state=PENDING"
+    multi_cluster = True
 
     # -- the script --------------------------------------------------------------------------------
     def walltime(self, seconds: int) -> str:
@@ -211,6 +213,9 @@ class Slurm(Scheduler):
         if not indexes:
             return [submission]
         return [f"{submission}_[{ranges(indexes)}]"]
+
+    def show_id(self, job: JobId) -> str:
+        return job.submission if job.index is None else f"{job.submission}_{job.index}"
 
     def already_ended(self, result: CommandResult) -> bool:
         ended = ("Invalid job id", "already completing or completed")

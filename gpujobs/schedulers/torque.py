@@ -9,7 +9,7 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus
 from .formats import integer
 from .pbs import PBS
-from .pbs_output import job_id, node_names, shell_exit_code
+from .pbs_output import job_id, node_names, shell_exit_code, without_server
 
 _STATES = {
     "Q": JobState.PENDING, "H": JobState.PENDING, "W": JobState.PENDING, "T": JobState.PENDING,
@@ -17,6 +17,7 @@ _STATES = {
 }  # fmt: skip
 _STATES_OF_EXIT_CODES = {
     0: JobState.COMPLETED, 271: JobState.CANCELLED, -11: JobState.TIMEOUT,
+    -12: JobState.TIMEOUT,  # of the CPU
     -10: JobState.OUT_OF_MEMORY,
     -4: JobState.NODE_FAIL, -5: JobState.NODE_FAIL, -6: JobState.NODE_FAIL,
 }  # fmt: skip
@@ -58,7 +59,7 @@ class Torque(PBS):
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the
         # list of all jobs has it.
-        return ["qstat", "-f1", *self._server("@")]
+        return ["qstat", "-f1"]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         jobs = _listed_jobs(stdout).items()
@@ -68,14 +69,26 @@ class Torque(PBS):
         return None
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        return ["qstat", "-t", "-f1", *self._submissions(ids)]
+        return ["qstat", "-t", "-f1", *sorted({job.submission for job in ids})]
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
-        jobs = _listed_jobs(result.stdout)  # more than ``ids`` may be listed
-        return {job: _status(jobs[job]) for job in ids if job in jobs}
+        # More than ``ids`` may be listed.
+        listed = _listed_jobs(result.stdout).items()
+        jobs = {without_server(job): attributes for job, attributes in listed}
+        found = ((id_, jobs.get(without_server(id_))) for id_ in ids)
+        return {id_: _status(attributes) for id_, attributes in found if attributes}
 
-    def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
-        return None
+    def more_status_commands(
+        self, missing: Sequence[JobId], result: CommandResult
+    ) -> list[list[str]]:
+        return []
+
+    # -- cancel ------------------------------------------------------------------------------------
+    def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
+        if not indexes:
+            return [submission]
+        number, _, server = submission.partition("[]")
+        return [f"{number}[{index}]{server}" for index in indexes]  # it knows no ranges
 
 
 def _listed_jobs(stdout: str) -> dict[JobId, Attributes]:

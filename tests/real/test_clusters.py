@@ -325,6 +325,41 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     assert "exit code 137" in cli.status(cluster)["reason"]
 
 
+@pytest.mark.parametrize("role", ["head", "workers"])
+def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
+    """A batch scheduler without cgroups kills only the script, and gives its GPUs to others."""
+    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
+    connected(cli, cluster, 2)
+    jobs = cli.status(cluster)["jobs"]
+    killed = next(job["number"] for job in jobs if job["head"] is (role == "head"))
+    supervisors = [
+        pid
+        for pid in processes_with(f"GPUJOBS_JOB={killed}\0")
+        if f"{cluster}/injob.pyz\0supervise" in _command(pid)
+    ]
+    assert len(supervisors) == 1
+    os.kill(_parent(supervisors[0]), signal.SIGKILL)
+    mark = f"GPUJOBS_JOB={killed}\0" if role == "workers" else cluster
+    until(lambda: not [pid for pid in processes_with(mark) if cluster in _environ(pid)], 15)
+    if role == "head":
+        assert "its batch script was killed" in cli.status(cluster)["reason"]
+    else:
+        assert state(cli, cluster) == "RUNNING"  # one worker less is no reason to end the others
+        cli("cancel", cluster)
+    backend.wait_empty(20, cluster)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _environ(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

@@ -141,7 +141,7 @@ def test_cluster_folder_of_somebody_else_behind_a_link(local: Cli) -> None:
     if os.geteuid() == 0:
         direct = str(local.write("s.yaml", {**SITE, "directory": str(theirs)}))
         done = local("submit", str(local.write("p.yaml", CPU)), "--site", direct)
-        assert done.returncode == 2 and "belongs to somebody else" in done.stderr
+        assert done.returncode == 2 and "belongs to another user" in done.stderr
         assert list(theirs.iterdir()) == []
 
 

@@ -41,6 +41,20 @@ def test_quickstart(local: Cli) -> None:
     until(lambda: not processes_with(done.stdout.strip()), 10)
 
 
+def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
+    local.write(
+        "where.py",
+        "import json\nfrom importlib.util import find_spec\nfrom distributed import Client\n"
+        "def found(): return find_spec('gpujobs_injob') is not None\n"
+        "with Client() as client:\n"
+        "    places = client.run_on_scheduler(found), *client.run(found).values(), found()\n"
+        "    print(json.dumps(places))\n",
+    )
+    profile = {"gpus": 0, "workers": {"count": 1}, "run": ["python", "where.py"]}
+    cluster = local.submit(profile, "--wait")
+    assert json.loads(local("logs", cluster).stdout) == [True, True, False]
+
+
 def test_auto_takes_the_free_gpus(local: Cli) -> None:
     local.write("who.py", WHO)
     profile = with_gpus(local, 4, busy="1") | {"gpus": "auto", "start_workers": 3}
@@ -182,10 +196,11 @@ def test_secrets_are_nowhere(local: Cli) -> None:
 def test_another_certificate_is_refused(local: Cli) -> None:
     clusters = [local.submit({"gpus": 0}, "--wait", name=f"{name}.yaml") for name in ("one", "two")]
     code = (
-        "import gpujobs, sys; from gpujobs.ledger import Ledger; from gpujobs.connection import security, address_of\n"
+        "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.folderstate import read_state\n"
+        "from gpujobs.clusters.connect import security_of\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
-        "try: Client(address_of(one), security=security(two), timeout=5)\n"
+        "try: Client(read_state(one.path).address, security=security_of(two), timeout=5)\n"
         "except Exception as error: print('refused:', type(error).__name__)"
     )
     assert "refused" in local.python_run(code, *clusters).stdout
@@ -225,7 +240,7 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
         "queues": {"local": {}},
         "directory": str(folder),
     }
-    for why in ("can be written by others", "is a symbolic link"):
+    for why in ("is writable by other users", "is a symbolic link"):
         done = local(
             "submit",
             str(local.write("p.yaml", {"gpus": 0})),

@@ -273,7 +273,7 @@ def test_cluster_class(
         monkeypatch.setenv(name, value)
     site = home / "here.yaml"
     site.write_text(text_of(backend.site() | {"mpi": mpi.LAUNCHERS[launcher]}))
-    with pytest.raises(InputError, match="how many GPUs"):
+    with pytest.raises(InputError, match="a number of GPUs"):
         gpujobs.GPUSLURMCluster(str(site), layout="mpi")
     options: dict[str, Any] = (
         {"scheduler_options": {"dashboard_address": ":0"}} if scheduler == "local" else {}

@@ -100,7 +100,7 @@ def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend
     until(lambda: cli("logs", cluster).stdout == "here\n", 60)
     jobs = cli.status(cluster)["jobs"]
     backend.sge.command(
-        "qdel", jobs[0]["id"].split("[")[0]
+        "qdel", jobs[0]["id"].split(".")[0]
     )  # SIGUSR2, and SIGKILL after the queue's `notify`
     backend.wait_empty(15, cluster)
     assert cli("logs", cluster).stdout == "here\nsaved\n"
@@ -121,7 +121,7 @@ def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
     assert done.returncode == 5
     assert "walltime" in done.stderr
     backend.wait_empty(15)
-    number = cli.status(done.stdout.strip())["jobs"][0]["id"].split("[")[0]
+    number = cli.status(done.stdout.strip())["jobs"][0]["id"].split(".")[0]
     accounted = backend.sge.command("qacct", "-j", number)
     assert set(re.findall(r"^failed +(\d+)", accounted, re.M)) == {
         "0"

@@ -55,7 +55,7 @@ def test_ucxx_that_does_not_work_falls_back_once_and_says_so(
     assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("tls://")
     shown = cli("status", cluster).stdout
     assert shown.count("ucxx does not work on node") == 1
-    assert "note     not encrypted: dask talks" not in shown  # it talks over tcp with TLS after all
+    assert "note     not encrypted: dask uses" not in shown  # it uses tcp with TLS after all
     found = cli.status(cluster)
     assert found["encrypted"] is True
 
@@ -68,7 +68,7 @@ def test_ucxx_only_is_an_end_with_a_reason(cli: Cli, backend: SlurmBackend) -> N
 
 def test_fast_network_left_unused_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, backend.site(), {"env": {"WANTED": "2", "FAKE_NVML_NVLINK": "1"}})
-    assert "NVLink seen and left unused: dask talks over tls, not ucxx" in " ".join(
+    assert "NVLink seen and left unused: dask uses tls, not ucxx" in " ".join(
         cli.status(cluster)["notes"]
     )
     assert "NVLink seen and left unused" in cli("status", cluster).stdout
@@ -83,7 +83,7 @@ def test_not_encrypted_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, said = submit(cli, backend.site(), {"network": {"encryption": False}})
     assert "not encrypted" in said
     assert cli.status(cluster)["encrypted"] is False
-    assert "not encrypted: dask talks over tcp" in cli("status", cluster).stdout
+    assert "not encrypted: dask uses tcp" in cli("status", cluster).stdout
 
 
 @pytest.mark.parametrize("scheduler", ["local", "job"])

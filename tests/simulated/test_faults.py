@@ -152,35 +152,35 @@ def test_pending_jobs_of_an_array_that_has_begun(
 
 # -- cancel ------------------------------------------------------------------------------------------------------
 def test_cancel_of_a_member_and_of_all(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     number = submit(3)
     jobs = ids(batch, number, 3)
     until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
-    batch.cancel({number: [jobs[1].index or 0]})
+    batch.cancel([jobs[1]], [name], [jobs[0], jobs[2]])
     until(lambda: batch.status(jobs, [])[jobs[1]].state is JobState.CANCELLED, 20)
     assert states(batch, [jobs[0], jobs[2]]) == {JobState.RUNNING}
-    batch.cancel({number: ()})
+    batch.cancel(jobs, [name])
     until(lambda: states(batch, jobs) == {JobState.CANCELLED}, 20)
-    batch.cancel({number: ()})  # again: fine
+    batch.cancel(jobs, [name])  # again: fine
 
 
 def test_cancel_while_it_is_away_for_a_moment(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
-    number = submit()
+    jobs = ids(batch, submit())
     backend.fault("down", "delete", times=1)
-    batch.cancel({number: ()})
+    batch.cancel(jobs, [name])
     until(lambda: taken(backend) == 0, 20)
 
 
 def test_cancel_that_is_refused_is_told(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
-    number = submit()
+    jobs = ids(batch, submit())
     backend.fault("refuse", "delete")
     with pytest.raises(RefusedError, match="did not cancel"):
-        batch.cancel({number: ()})
+        batch.cancel(jobs, [name])
     assert taken(backend) == 1
 
 

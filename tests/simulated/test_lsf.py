@@ -266,7 +266,7 @@ def test_states_through_the_commands(
         "RUNNING": script(), "FAILED": script("exit 3"), "COMPLETED": script("true"), "PENDING": script(SLEEP, "-H"),
         "CANCELLED": script(SLEEP, "-H"),
     }  # fmt: skip
-    batch.cancel({ids["CANCELLED"]: ()})
+    batch.cancel([JobId(ids["CANCELLED"])], ["x-1"])
     until(lambda: len(lsf.queue()) == 2, 20)
     found = batch.status([JobId(number) for number in ids.values()], ["x-1"])
     assert {found[JobId(number)].state.value for number in ids.values()} == set(ids)
@@ -283,12 +283,13 @@ def test_whole_arrays_and_members_are_cancelled(
 ) -> None:
     array, other = script(name="a[1-4]"), script()
     running(lsf, array, other)
-    batch.cancel({array: (2, 3)})
+    members = [JobId(array, n) for n in range(1, 5)]
+    batch.cancel(members[1:3], ["a"], [members[0], members[3]])
     until(lambda: len(lsf.queue()) == 3, 20)
-    batch.cancel({array: (), other: ()})  # exit code 255, and yet all are told
+    batch.cancel([*members, JobId(other)], ["a"])  # exit code 255, and yet all are told
     until(lambda: not lsf.queue(), 20)
-    batch.cancel({array: (), other: ()})  # again: fine
-    found = batch.status([JobId(array, n) for n in range(1, 5)], ["a"])
+    batch.cancel([*members, JobId(other)], ["a"])  # again: fine
+    found = batch.status(members, ["a"])
     assert {status.state for status in found.values()} <= {JobState.CANCELLED, JobState.FAILED}
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,9 +39,10 @@ SCRIPTS = {
 
 
 class RecordedPbs(PbsBackend):
-    """As the recorded one was set up."""
+    """As the recorded one was set up: the release 23.06.06, which has no quirks."""
 
     nodes, slots = 2, 8
+    settings: ClassVar[dict[str, Any]] = {**PbsBackend.settings, "quirks": {}}
 
 
 QUEUES = {"workq": {}, "gpuq": {"max_walltime": 86400}, "shortq": {"max_walltime": 1800}}
@@ -327,7 +328,7 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
             ),
             20,
         )
-        batch.cancel({number: ()})
+        batch.cancel(jobs, ["arr"])
         until(
             lambda: (
                 {status.state for status in batch.status(jobs, []).values()} == {JobState.UNKNOWN}

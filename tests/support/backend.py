@@ -20,6 +20,8 @@ class Backend(ABC):
     name: str
     nodes: int = 4
     gpus_per_node: int = 4
+    hold = "-h"
+    """Directive of a job that waits until it is released."""
     scheduler_options: Mapping[str, Any] = MappingProxyType({})
     """Of a dask scheduler that the batch scheduler's nodes can reach."""
 
@@ -60,6 +62,7 @@ class SlurmBackend(Backend):
     """A real Slurm."""
 
     name = "slurm"
+    hold = "--hold"
 
     def __init__(self, slurm: PrivateSlurm) -> None:
         self.slurm = slurm
@@ -93,4 +96,4 @@ class SlurmBackend(Backend):
         pause(self.slurm.controller, seconds)
 
     def kill_job(self, job: str) -> None:
-        self.slurm.command("scancel", job.replace("[", "_").rstrip("]"))
+        self.slurm.command("scancel", job)

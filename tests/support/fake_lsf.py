@@ -13,6 +13,7 @@ class LsfBackend(FakeBackend):
 
     name = "lsf"
     dialect = "lsf"
+    hold = "-H"
     commands = ("bsub", "bjobs", "bhist", "bkill")
     settings: ClassVar[dict[str, Any]] = {
         "queues": {"main": None, "short": 10},

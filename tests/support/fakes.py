@@ -82,6 +82,7 @@ class FakeBackend(Backend):
 
     def clean(self) -> None:
         (self.folder / "faults.json").unlink(missing_ok=True)
+        (self.folder / "quirks.json").unlink(missing_ok=True)
         targets = [[job["id"], job["index"]] for job in self.jobs() if job["state"] != "done"]
         engine.ask(self.folder, "test", "delete", targets=targets)
         until(lambda: not self.queue(), 60, "an empty queue")
@@ -98,6 +99,13 @@ class FakeBackend(Backend):
         if times is not None:
             entry["times"] = times
         (self.folder / "faults.json").write_text(json.dumps({kind: entry} if fault else {}))
+
+    def quirk(self, **quirks: float) -> None:
+        """Switch quirks of `engine` and of the dialect on or off; without arguments, reset them."""
+        path = self.folder / "quirks.json"
+        path.unlink(missing_ok=True)
+        if quirks:
+            path.write_text(json.dumps(quirks))
 
     def pause(self, seconds: float) -> None:
         self.fault("down")
@@ -122,7 +130,7 @@ class FakeBackend(Backend):
 
 
 class PbsBackend(FakeBackend):
-    """OpenPBS, with the hook that names a job's GPUs."""
+    """OpenPBS as of 2026, with the hook that names a job's GPUs."""
 
     name = "pbs"
     dialect = "pbs"
@@ -132,6 +140,7 @@ class PbsBackend(FakeBackend):
         "signals": {why: [["TERM", 5], ["KILL", 0]] for why in ("delete", "timeout")},
         "first_id": 61, "acl_roots": True, "hook": True, "history": 3600, "max_array_size": 10000,
         "resources": ["filesystems", "storage", "jobfs", "wd"],
+        "quirks": {"first_id_only": 1, "qdel_aborts": 1},
     }  # fmt: skip
 
     def site(self) -> dict[str, Any]:
@@ -165,4 +174,5 @@ class TorqueBackend(PbsBackend):
         "torque": True,
         "first_id": 1,
         "history": 300,
+        "quirks": {},
     }

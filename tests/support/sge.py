@@ -437,7 +437,7 @@ class SgeBackend(Backend):
         pause(self.sge.qmaster, seconds)
 
     def kill_job(self, job: str) -> None:
-        self.sge.command("qdel", job.replace("[", ".").rstrip("]"))
+        self.sge.command("qdel", job)
 
 
 def _ip(*arguments: str) -> None:

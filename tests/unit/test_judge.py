@@ -75,12 +75,16 @@ def test_phases_of_a_job() -> None:
 
 
 def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> None:
-    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    folder = FolderState(workers=BOTH, seen=frozenset(BOTH))
     for status in (PENDING, NOT_LISTED, JobStatus(JobState.FAILED), JobStatus(JobState.COMPLETED)):
-        assert states(report(status, both))[2] == "RUNNING"
-    # Its own exit record is stronger than a list of workers that is a moment old.
-    gone = replace(both, exits={0: ExitRecord(0, "node1")})
-    assert states(report(NOT_LISTED, gone))[1:] == ("COMPLETED", "ENDED")
+        found = judge(RECORD, folder, {JOB: status}, now=NOW, connected=BOTH)
+        assert states(found)[2] == "RUNNING"
+        # Without a connection of its own, a reader knows only a list that may be out of date.
+        assert states(report(status, folder))[1] == status.state
+    # The job's own exit record is stronger than a list of workers that is a moment old.
+    gone = replace(folder, exits={0: ExitRecord(0, "node1")})
+    found = judge(RECORD, gone, {JOB: NOT_LISTED}, now=NOW, connected=BOTH)
+    assert states(found)[1:] == ("COMPLETED", "ENDED")
 
 
 def test_a_caller_may_know_the_workers_better() -> None:

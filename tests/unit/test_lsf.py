@@ -365,8 +365,9 @@ def test_commands_name_each_submission_once() -> None:
 
 # -- cancel --------------------------------------------------------------------------------------------------------
 def test_cancel_is_one_call() -> None:
-    targets = [*SCHEDULER.target("7"), *SCHEDULER.target("8", [1, 2, 3, 5])]
-    assert SCHEDULER.cancel_command(targets) == ["bkill", "7", "8[1-3,5]"]
+    jobs = {"7": [], "8": [1, 2, 3, 5]}
+    assert SCHEDULER.cancel_commands(jobs) == [["bkill", "7", "8[1-3,5]"]]
+    assert SCHEDULER.show_id(JobId("8", 3)) == "8[3]"
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def one(file: str, title: str, identity: str) -> JobStatus:
 @pytest.mark.parametrize(
     ("stdout", "number"),
     [
-        ("61.node1\n", "61"), ("63[].node1\n", "63[]"), ("Charging project ab12\n\n64.gadi-pbs\n", "64"), ("65\n", "65"),
-        ("6406010.casper-pbs", "6406010"), ("", None), ("garbage\n", None), ("qsub: job 12.x ready\n", None), ("12. 3\n", None),
+        ("61.node1\n", "61.node1"), ("63[].node1\n", "63[].node1"), ("Charging project ab12\n\n64.gadi-pbs\n", "64.gadi-pbs"),
+        ("65\n", "65"), ("6406010.casper-pbs", "6406010.casper-pbs"), ("", None), ("garbage\n", None), ("qsub: job 12.x ready\n", None), ("12. 3\n", None),
     ],
 )  # fmt: skip
 def test_id(stdout: str, number: str | None) -> None:
@@ -47,7 +47,11 @@ def test_id(stdout: str, number: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("title", "number"),
-    [("script with directives", "61"), ("array: the id has brackets", "63[]"), ("gpu type", "73")],
+    [
+        ("script with directives", "61.node1"),
+        ("array: the id has brackets", "63[].node1"),
+        ("gpu type", "73.node1"),
+    ],
 )
 def test_recorded_id(title: str, number: str) -> None:
     assert PBS_.parse_submit(recorded("pbs", "01-submit-ok.txt", title).stdout) == number
@@ -58,19 +62,51 @@ def test_member_of_an_array_is_the_same_everywhere() -> None:
     number = PBS_.parse_submit("63[].node1\n")
     assert number is not None
     job = JobId(number, 4)
-    assert JobId.parse("63[][4]") == job  # what the template writes
-    assert str(job) == "63[4]"
-    assert PBS_.target(number) == ["63[]"] and PBS_.target(number, [4, 5]) == ["63[4]", "63[5]"]
-    assert PBS_.cancel_command([*PBS_.target("61"), *PBS_.target(number)]) == ["qdel", "61", "63[]"]
-    command = PBS_.status_command([JobId("61"), job, JobId(number, 5)], [], "ada")
-    assert command == ["qstat", "-x", "-t", "-f", "-F", "json", "61", "63[]"]
+    assert JobId.parse("63[].node1[4]") == job == JobId.parse(str(job))  # what the template writes
+    assert PBS_.show_id(job) == "63[4]" and PBS_.show_id(JobId("61.node1")) == "61"
+    assert PBS_.target(number) == ["63[].node1"]
+    assert PBS_.target(number, [4, 5, 7]) == ["63[4-5,7].node1"]
+    command = PBS_.status_command([JobId("61.node1"), job, JobId(number, 5)], [], "ada")
+    assert command == ["qstat", "-t", "-f", "-F", "json", "-x", "61.node1", "63[].node1"]
 
 
-def test_other_server_is_named_everywhere() -> None:
+def test_server_is_spelled_unlike_in_a_job() -> None:
+    text = json.dumps({"Jobs": {"63[4].node1.example.org": {"job_state": "R"}}})
+    for server in ("", ".node1", ".node1.example.org"):
+        job = JobId(f"63[]{server}", 4)
+        found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [job])
+        assert found[job].state is JobState.RUNNING
+
+
+def test_other_server_is_the_default_one_of_all_commands() -> None:
     pbs = PBS("casper-pbs")
-    assert pbs.target("7[]", [1]) == ["7[1].casper-pbs"] and pbs.target("7[]") == ["7[].casper-pbs"]
-    assert pbs.status_command([JobId("7[]", 1)], [], "ada")[-1] == "7[].casper-pbs"
-    assert "-q@casper-pbs" in pbs.find_command("x", "ada")
+    assert pbs.fixed_environment == {"PBS_SERVER": "casper-pbs", "PBS_DEFAULT": "casper-pbs"}
+    assert pbs.show_id(JobId("7[].casper-pbs", 1)) == "7[1].casper-pbs"
+    assert not PBS_.fixed_environment
+
+
+def test_jobs_that_the_first_answer_lacks_are_queried_one_by_one() -> None:
+    missing = [JobId("62.node1"), JobId("63[].node1", 0), JobId("63[].node1", 1)]
+    query = ["qstat", "-t", "-f", "-F", "json"]
+    listed = CommandResult(("qstat",), 0, "{}")
+    assert PBS_.more_status_commands(missing, listed) == [
+        [*query, "-x", "62.node1"],
+        [*query, "-x", "63[].node1"],
+    ]
+    refused = CommandResult(
+        ("qstat",), 36, "", "qstat: PBS is not configured to maintain job history\n"
+    )
+    assert PBS_.more_status_commands(missing[:1], refused) == [[*query, "62.node1"]]
+
+
+def test_cancel_commands_that_are_safe() -> None:
+    jobs = {"5[].srv": [3], "6[].srv": [], "7.srv": [], "8[].srv": [0, 1, 4], "9.srv": []}
+    assert PBS_.cancel_commands(jobs) == [
+        ["qdel", "7.srv", "9.srv", "6[].srv"],  # lone jobs first
+        ["qdel", "5[3].srv"],  # one command for the members of each array
+        ["qdel", "8[0-1,4].srv"],
+    ]
+    assert PBS_.cancel_commands({}) == []
 
 
 # -- states ------------------------------------------------------------------------------------------------------
@@ -137,8 +173,8 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
     text = json.dumps(
         {"Jobs": {"5.srv": {key: value for key, value in record.items() if value is not None}}}
     )
-    found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("5")])
-    return found[JobId("5")].state.value
+    found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("5.srv")])
+    return found[JobId("5.srv")].state.value
 
 
 @pytest.mark.parametrize(
@@ -187,6 +223,14 @@ def test_members_that_have_not_started_are_not_listed() -> None:
         0: "COMPLETED", 1: "CANCELLED", 2: "CANCELLED", 3: "CANCELLED",
     }  # fmt: skip
     assert members_of(begun, m1={"job_state": "X"})[1] == "CANCELLED"  # deleted, without having run
+
+
+def test_begin_of_an_array_is_no_reason_why_its_members_wait() -> None:
+    comment = "Job Array Began at Fri Nov 20 at 10:29"
+    begun = {"job_state": "B", "array_indices_remaining": "2-3", "comment": comment}
+    text = json.dumps({"Jobs": {"9[].srv": begun, "9[0].srv": {"job_state": "R"}}})
+    job = JobId("9[].srv", 2)
+    assert PBS_.parse_status(CommandResult(("qstat",), 0, text), [job])[job].reason == "queued"
 
 
 def test_expected_start() -> None:
@@ -304,7 +348,7 @@ def test_recorded_limit() -> None:
 
 
 def test_find() -> None:
-    assert PBS_.parse_find("63[].node1\n61.node1\n\n", "x") == {"63[]", "61"}
+    assert PBS_.parse_find("63[].node1\n61.node1\n\n", "x") == {"63[].node1", "61.node1"}
 
 
 # -- directives ----------------------------------------------------------------------------------------------------
@@ -459,9 +503,7 @@ def test_only_arrays_may_be_started_again(tmp_path: Path) -> None:
     )
     assert "#PBS -r y\n" in array and "#PBS -J 0-1\n" in array
     assert "#PBS -r n\n" in lone and "#PBS -J" not in lone
-    assert (
-        'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAY_INDEX]"' in array and 'id="${PBS_JOBID%%.*}"' in lone
-    )
+    assert 'id="${PBS_JOBID/\\[*\\]/[]}[$PBS_ARRAY_INDEX]"' in array and 'id="$PBS_JOBID"' in lone
     assert "\r" not in array + lone
 
 

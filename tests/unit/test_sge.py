@@ -229,8 +229,8 @@ def test_find_by_the_full_name() -> None:
 
 
 def test_cancel_is_one_call() -> None:
-    targets = [*SGE.target("7"), *SGE.target("8", [1, 2, 3, 6])]
-    assert SGE.cancel_command(targets) == ["qdel", "7", "8.1-3", "8.6"]
+    assert SGE.cancel_commands({"7": [], "8": [1, 2, 3, 6]}) == [["qdel", "7", "8.1-3", "8.6"]]
+    assert SGE.show_id(JobId("8", 3)) == "8.3"
 
 
 @pytest.mark.parametrize(

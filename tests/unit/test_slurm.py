@@ -139,8 +139,11 @@ def test_away_is_told_from_refused(stderr: str, away: bool) -> None:
 
 
 def test_cancel_is_one_call() -> None:
-    targets = [*SLURM.target("7"), *SLURM.target("8", [0, 1, 2, 5])]
-    assert SLURM.cancel_command(targets) == ["scancel", "7", "8_[0-2,5]"]
+    assert SLURM.cancel_commands({"7": [], "8": [0, 1, 2, 5]}) == [["scancel", "7", "8_[0-2,5]"]]
+
+
+def test_ids_are_spelled_as_scancel_takes_them() -> None:
+    assert (SLURM.show_id(JobId("7")), SLURM.show_id(JobId("7", 3))) == ("7", "7_3")
 
 
 def test_multi_cluster_name_is_in_every_command() -> None:

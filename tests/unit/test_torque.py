@@ -21,9 +21,9 @@ TORQUE = Torque()
 @pytest.mark.parametrize(
     ("title", "number"),
     [
-        ("script with directives", "0"),
-        ("array: the id has brackets", "1[]"),
-        ("gpus with a mode", "11"),
+        ("script with directives", "0.node1"),
+        ("array: the id has brackets", "1[].node1"),
+        ("gpus with a mode", "11.node1"),
     ],
 )
 def test_recorded_id(title: str, number: str) -> None:
@@ -81,7 +81,7 @@ def test_reason_and_node() -> None:
     [
         ("Q", None, "PENDING"), ("H", None, "PENDING"), ("W", None, "PENDING"), ("T", None, "PENDING"), ("R", None, "RUNNING"),
         ("E", None, "RUNNING"), ("S", None, "SUSPENDED"), ("C", 0, "COMPLETED"), ("C", 1, "FAILED"), ("C", 271, "CANCELLED"),
-        ("C", None, "CANCELLED"), ("C", -11, "TIMEOUT"), ("C", -10, "OUT_OF_MEMORY"), ("C", -4, "NODE_FAIL"), ("C", 265, "FAILED"),
+        ("C", None, "CANCELLED"), ("C", -11, "TIMEOUT"), ("C", -12, "TIMEOUT"), ("C", -10, "OUT_OF_MEMORY"), ("C", -4, "NODE_FAIL"), ("C", 265, "FAILED"),
         ("C", -1, "FAILED"), ("Z", None, "UNKNOWN"), ("", None, "UNKNOWN"),
     ],
 )  # fmt: skip
@@ -95,6 +95,21 @@ def test_mapping(state: str, code: int | None, expected: str) -> None:
         ].state.value
         == expected
     )
+
+
+def test_cancel_of_members_has_no_ranges() -> None:
+    """Its qdel knows no 5[1-2]; lone jobs go first, and each array has a command of its own."""
+    assert TORQUE.cancel_commands({"5[].srv": [1, 2], "6[].srv": [], "7.srv": []}) == [
+        ["qdel", "7.srv", "6[].srv"],
+        ["qdel", "5[1].srv", "5[2].srv"],
+    ]
+
+
+def test_unknown_array_is_gone() -> None:
+    gone = CommandResult(
+        ("qdel",), 153, "", "qdel: Unknown Array Id MSG=cannot find array 5[].srv\n"
+    )
+    assert TORQUE.already_ended(gone) and TORQUE.answered(gone)
 
 
 def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
@@ -196,7 +211,7 @@ def test_script(tmp_path: Path, site: str) -> None:
     assert (
         "#PBS -t 0-1\n" in text and "#PBS -l walltime=01:30:00\n" in text and "#PBS -r n\n" in text
     )
-    assert 'id="${PBS_JOBID%%[[]*}[][$PBS_ARRAYID]"' in text
+    assert 'id="${PBS_JOBID/\\[*\\]/[]}[$PBS_ARRAYID]"' in text
     assert "/logs/torque.log\n" in text
 
 

@@ -6,7 +6,12 @@ short-lived process that calls `ask`. ``FOLDER/config.json`` has::
 
     dialect  name of the module beside this one that starts jobs (see below)
     nodes, slots, gpus   names of the nodes; CPU slots and GPUs of each
-    signals  {"delete": [["TERM", 5], ["KILL", 0]], "timeout": …}: signals, each with the seconds until the next
+    signals  {"delete": [["TERM", 5], ["KILL", 0]], "timeout": …}: what is sent, and seconds until the next one
+    quirks   {name: value}: what some releases do wrong; ``FOLDER/quirks.json`` overrides it while the server runs
+
+Quirks of the engine, each a number of seconds: ``early_signal`` sends the first signal of the walltime so much too
+early, and once more at its end; ``kill_delay`` keeps a running job listed for so long after its processes have ended
+by a delete. A dialect has its own.
 
 A dialect's module has ``launch(job, folder, config)``, which returns how to run a job: argv, env, cwd, and optionally
 stdin (text), stdout (path; default: none), umask. All processes of the job's session belong to the job.
@@ -39,6 +44,15 @@ from pathlib import Path
 from typing import Any
 
 TICK = 0.1
+
+
+def quirk(folder: str | Path, config: dict[str, Any], name: str) -> Any:
+    """Return the value of a quirk, 0 if it is off."""
+    try:
+        own = json.loads((Path(folder) / "quirks.json").read_text())
+    except (OSError, ValueError):
+        own = {}
+    return {**config.get("quirks", {}), **own}.get(name, 0)
 
 
 # -- the side of the commands ------------------------------------------------------------------------------------
@@ -189,6 +203,11 @@ class Server:
                     self._end(job, "delete", pwd.getpwuid(uid).pw_name)
         return {"results": results}
 
+    def _op_crash(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
+        """Answer nobody any more."""
+        (self.folder / "faults.json").write_text(json.dumps({"any": {"what": "down"}}))
+        return {}
+
     def _op_expire(self, request: dict[str, Any], uid: int, fault: str) -> dict[str, Any]:
         """Let the walltime of the jobs ``id`` be over."""
         for job in self.jobs:
@@ -211,8 +230,12 @@ class Server:
     def _look_at_jobs(self) -> None:
         for job in [job for job in self.jobs if job["state"] == "running"]:
             pid, now = job["pid"], time.time()
-            if not job["end"] and job["walltime"] and now > job["started"] + job["walltime"]:
+            left = job["started"] + job["walltime"] - now if job["walltime"] else float("inf")
+            if not job["end"] and left < 0:
                 self._end(job, "timeout")
+            elif not job["end"] and left < self._quirk("early_signal") and not job.get("warned"):
+                job["warned"] = True
+                _signal(pid, self.config["signals"]["timeout"][0][0])
             plan = self.plans.get(pid, [])
             while plan and plan[0][0] <= now:
                 _signal(pid, plan.pop(0)[1])
@@ -222,6 +245,10 @@ class Server:
             if _session(pid) and plan:
                 continue
             _signal(pid, "KILL")
+            if job["end"] == "delete":
+                gone = job.setdefault("gone", now)
+                if now < gone + self._quirk("kill_delay"):
+                    continue
             job.update(
                 state="done",
                 ended=now,
@@ -257,6 +284,9 @@ class Server:
         process.stdin.close()
         job["pid"] = process.pid
         self.processes[process.pid] = process
+
+    def _quirk(self, name: str) -> float:
+        return float(quirk(self.folder, self.config, name))
 
     # -- places ----------------------------------------------------------------------------------------------
     def _places(self, needs: dict[str, Any]) -> dict[str, Any] | str:

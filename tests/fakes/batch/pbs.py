@@ -9,6 +9,14 @@
     hook        true: as with PBS's cgroups hook, CUDA_VISIBLE_DEVICES names the job's GPUs. Torque sets it by itself
     history     seconds for which ended jobs are known
     max_array_size
+    peers       name → folder of other servers: ``PBS_SERVER``, ``PBS_DEFAULT`` and names in ids choose one
+    server      name of this server, node1 if it is left out
+
+Quirks, which OpenPBS's development branch has had since 2023 and 2024::
+
+    first_id_only   qstat in JSON lists the jobs of its first id only, and exits with 0
+    qdel_aborts     qdel with short ids aborts if an array comes before a job, or, with four ids and more, exits with 0
+                    and deletes nothing; the server crashes if the last of several ids is one waiting member of an array
 """
 
 from __future__ import annotations
@@ -303,6 +311,7 @@ def output_of(job: dict[str, Any], torque: bool) -> str:
 
 def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """A login shell gets the script's name on its standard input, in the user's home with a bare environment."""
+    _use(config)
     torque, identity, extra = bool(config.get("torque")), text_of_id(job), job["extra"]
     spool = folder / "spool"
     spool.mkdir(exist_ok=True)
@@ -699,6 +708,8 @@ def qstat(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     if not torque and "-x" in options and config.get("history") == 0:
         print("qstat: PBS is not configured to maintain job history", file=sys.stderr)
         return 15140 % 256
+    if as_json and engine.quirk(folder, config, "first_id_only"):
+        names = names[:1]
     rows, code = _chosen(table, names, "-t" in options, "-x" in options, torque)
     if table.fault == "garble":
         print('{\n\t"timestamp":\t17951\x00,\n\t"Jobs":\t{\n\t\t"1.node1":\t{\n\t\t\t"job_st')
@@ -769,23 +780,35 @@ def _json(value: Any) -> str:
 def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     torque, code, targets = bool(config.get("torque")), 0, []
     for name in arguments:
-        found = re.fullmatch(r"(\d+)(?:\[(\d*)\])?(\..*)?", name)
+        found = re.fullmatch(r"(\d+)(?:\[([\d,-]*)\])?(\..*)?", name)
         if not found:
             print(f"qdel: illegally formed job identifier: {name}", file=sys.stderr)
             return 1
-        targets.append(
-            (name, [int(found[1]), int(found[2]) if found[2] else None], found[2] is not None)
-        )
-    known = {job["id"]: job for job in Table(folder, config, "test").jobs}
-    for name, target, as_array in targets:
-        array = known.get(target[0], {}).get("index") is not None
+        targets.append((name, int(found[1]), found[2]))
+    jobs = Table(folder, config, "test").jobs
+    if engine.quirk(folder, config, "qdel_aborts") and len(targets) > 1:
+        lone_first = sorted(targets, key=lambda target: target[2] is not None) == targets
+        if any("." not in name for name, _, _ in targets) and not lone_first:
+            if len(targets) > 3:
+                return 0
+            print("double free or corruption (out)", file=sys.stderr)
+            return 134
+        waiting = {
+            (job["id"], str(job["index"])) for job in jobs if job["state"] in ("waiting", "held")
+        }
+        if targets[-1][1:] in waiting:
+            engine.ask(folder, "delete", "crash")
+            raise engine.Away
+    arrays = {job["id"]: job["index"] is not None for job in jobs}
+    for name, number, indexes in targets:
         results = ["unknown"]
-        if target[0] not in known or array == as_array:
-            answer = engine.ask(folder, "delete", "delete", targets=[target])
+        if arrays.get(number) is (indexes is not None) or number not in arrays:
+            wanted = [[number, index] for index in _indexes(indexes or "")]
+            answer = engine.ask(folder, "delete", "delete", targets=wanted)
             if answer["fault"] in ("refuse", "garble"):
                 print("%& \ufffd")
                 return 1
-            results = answer["results"]
+            results = sorted(answer["results"], key=["deleted", "denied", "done", "unknown"].index)
         identity = name if "." in name else f"{name}.{SERVER}"
         words, ends = {
             "unknown": (
@@ -807,6 +830,15 @@ def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
             print(f"qdel: {words}", file=sys.stderr)
             code = ends
     return code
+
+
+def _indexes(text: str) -> list[int | None]:
+    """Return the indexes of ``3`` or ``1-3,5``; None, which is all of them, for no text."""
+    found: list[int | None] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found or [None]
 
 
 def qselect(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
@@ -878,9 +910,26 @@ def _away(command: str, torque: bool) -> int:
     return {"qsub": 162, "pbsnodes": 1}.get(command, 255)
 
 
-def main(argv: list[str]) -> int:
-    folder, command, arguments = Path(argv[0]), argv[1], argv[2:]
+def _use(config: dict[str, Any]) -> None:
+    global SERVER
+    SERVER = config.get("server", SERVER)
+
+
+def _server(folder: Path, arguments: list[str]) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the configuration of the server that a command talks with."""
     config = json.loads((folder / "config.json").read_text())
+    named = [word.partition(sign)[2] for word in arguments for sign in ".@" if sign in word]
+    named += [os.environ.get(name, "") for name in ("PBS_SERVER", "PBS_DEFAULT")]
+    for name in named:
+        if name in config.get("peers", {}):
+            return _server(Path(config["peers"][name]), [])
+    return folder, config
+
+
+def main(argv: list[str]) -> int:
+    command, arguments = argv[1], argv[2:]
+    folder, config = _server(Path(argv[0]), arguments)
+    _use(config)
     try:
         if command == "qsub":
             return Qsub(folder, config).run(arguments)

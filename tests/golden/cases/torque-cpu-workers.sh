@@ -39,7 +39,7 @@ gpujobs_fail() {
         "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
 # If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
-claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID%%[[]*}[][$PBS_ARRAYID]"
+claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID/\[*\]/[]}[$PBS_ARRAYID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
