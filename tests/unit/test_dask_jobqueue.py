@@ -126,7 +126,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     "job_mem": ("28GB", "--mem=28672M"),
     "mem": (28 * 2**30, "mem=28672MB"),
     "interface": ("ib0", "--interface=ib0"),
-    "protocol": ("wss://", "--schemes=ws\\b"),
+    "protocol": ("wss://", "--schemes=wss?\\b"),
     "python": ("/my/python", "/my/python"),
     "local_directory": ("/fast", "--local-directory=/fast"),
     "death_timeout": (77, "--death-timeout=77"),
