@@ -16,8 +16,8 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.pbs import PBS
 
-from ..real.programs import WHO
 from ..conftest import make_cli
+from ..real.programs import WHO
 from ..support.backend import FAKE_GPUS
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend, PbsBackend, TorqueBackend
