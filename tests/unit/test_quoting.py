@@ -167,7 +167,7 @@ def test_a_tmpdir_that_this_node_lacks_is_unset(
         ("$TMPDIR", "/tmp"),
         ("${NOT_SET:-/else}/a b", "/else/a b"),
         ("~/it's", "HOME/it's"),
-        ("/a/$(id)`id`\"\\$", "/a/$(id)`id`\"\\$"),
+        ('/a/$(id)`id`"\\$', '/a/$(id)`id`"\\$'),
         ("/plain $", "/plain $"),
     ],
 )
