@@ -10,7 +10,7 @@ from ..config.site import Queue
 from ..text import size_text, walltime_text
 from . import perjob
 from .layout import Layout
-from .shape import JobShape, QueueMismatch
+from .shape import JobShape, MemoryRequest, QueueMismatch, worker_share
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class QueueFit:
 
     layout: Layout
     queue: Queue
-    request: tuple[str, ...] = ()
-    """The site's own directives that request GPUs."""
+    request: tuple[str, ...]
+    """The directives of the jobs, with their placeholders."""
 
     @property
     def profile(self) -> Profile:
@@ -33,31 +33,33 @@ class QueueFit:
         per_job, nodes = self.layout.divide(gpus, self.queue)
         on_node = per_job // nodes
         cpus = self._cpus(on_node, nodes)
-        memory = perjob.memory_per_node(self.profile, self.queue, nodes) or self._memory(on_node)
+        memory = self._memory(on_node, nodes=nodes, cpus=cpus)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
-        self._check_workers(on_node, cpus=cpus, memory=memory)
+        self._check_workers(on_node, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
             jobs=gpus // per_job,
             nodes=nodes,
             gpus=per_job,
             cpus=cpus and cpus * nodes,
-            memory=memory and memory * nodes,
+            memory=memory,
             workers=per_job,
             worker_threads=perjob.worker_threads(self.profile, cpus, on_node),
-            worker_memory=self.profile.workers.memory or (memory and memory // on_node),
+            worker_memory=self._worker_memory(memory, per_job),
         )
 
     def cpu_shape(self, count: int) -> JobShape:
         """Return the shape of ``count`` jobs, each with one CPU worker."""
         profile, queue = self.profile, self.queue
         cpus = perjob.cpus_per_node(profile, queue, 1) or profile.workers.threads
-        memory = perjob.memory_per_node(profile, queue, 1)
+        wanted = perjob.memory(profile, queue, 1) or profile.workers.memory
         self._check_cpu_node(cpus)
         self._check_walltime()
         self._check_job_size(nodes=1, gpus=0)
+        memory = cpu_memory(queue, self.request, cpus, wanted)
+        if memory:
+            self._check_cpu_memory(memory)
         self._check_workers(1, cpus=cpus, memory=memory)
-        memory = memory or profile.workers.memory or memory_share(queue, cpus)
         return JobShape(
             jobs=count,
             nodes=1,
@@ -66,7 +68,7 @@ class QueueFit:
             memory=memory,
             workers=1,
             worker_threads=perjob.worker_threads(profile, cpus, 1),
-            worker_memory=profile.workers.memory or memory,
+            worker_memory=self._worker_memory(memory, 1),
         )
 
     def _check_gpu_type(self) -> None:
@@ -98,21 +100,35 @@ class QueueFit:
             return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
         return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
 
-    def _memory(self, gpus: int) -> int | None:
-        """Return the memory on a node for ``gpus`` of its GPUs."""
+    def _memory(self, gpus: int, *, nodes: int, cpus: int | None) -> int | None:
+        """Return the memory of a job with ``gpus`` GPUs and ``cpus`` CPUs on each node."""
         memory = self.queue.memory_per_node
-        return memory and memory * gpus // (self.queue.gpus_per_node or 1)
+        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, gpus * nodes)
+        if wanted := perjob.memory(self.profile, self.queue, nodes):
+            return request.near(wanted, limit=memory and memory * nodes)
+        if not memory:
+            return None
+        return request.at_most(memory * gpus // (self.queue.gpus_per_node or 1) * nodes)
+
+    def _worker_memory(self, memory: int | None, workers: int) -> int | None:
+        """Return the memory of each of the ``workers`` workers of a job."""
+        if wanted := self.profile.workers.memory:
+            return worker_share(wanted, 1)
+        return memory and worker_share(memory, workers)
 
     def _check_cpu_node(self, cpus: int) -> None:
-        queue, memory = self.queue, self.profile.workers.memory
+        queue = self.queue
         if queue.exclusive and queue.gpus_per_node:
             message = "its whole nodes have GPUs, which would idle under CPU workers"
             raise QueueMismatch("gpus", message, limit="exclusive")
         if queue.cpus_per_node and cpus > queue.cpus_per_node:
             message = f"its nodes have {queue.cpus_per_node} CPUs"
             raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
-        if queue.memory_per_node and memory and memory > queue.memory_per_node:
-            message = f"its nodes have {size_text(queue.memory_per_node)} for jobs"
+
+    def _check_cpu_memory(self, memory: int) -> None:
+        limit = self.queue.memory_per_node
+        if limit and memory > limit:
+            message = f"jobs of {size_text(memory)}; its nodes have {size_text(limit)} for jobs"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node")
 
     def _check_walltime(self) -> None:
@@ -145,16 +161,21 @@ class QueueFit:
             hint = f"workers.threads: {max(1, cpus // number)}"
             raise QueueMismatch("workers.threads", message, hint=hint)
         if memory and workers.memory and workers.memory * number > memory:
-            message = (
-                f"{number} workers of {size_text(workers.memory)}; "
-                f"the job has {size_text(memory)} on a node"
-            )
+            has = "the job has" if self.profile.memory_per_job else "their GPUs' share of a node is"
+            message = f"{number} workers of {size_text(workers.memory)}; {has} {size_text(memory)}"
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
 
 
-def memory_share(queue: Queue, cpus: int) -> int | None:
-    """Return the bytes of memory that belong to ``cpus`` CPUs of a node; None if not known."""
+def cpu_memory(queue: Queue, texts: tuple[str, ...], cpus: int, wanted: int | None) -> int | None:
+    """Return the memory of a job without GPUs, as the directives ``texts`` request it.
+
+    At least ``wanted``, else the part of a node's memory that belongs to ``cpus`` CPUs; None if it
+    is not known.
+    """
+    request = MemoryRequest(texts, nodes=1, cpus=cpus, gpus=0)
+    if wanted:
+        return request.at_least(wanted)
     if not queue.memory_per_node or not queue.cpus_per_node:
         return None
-    return queue.memory_per_node * cpus // queue.cpus_per_node
+    return request.at_most(queue.memory_per_node * cpus // queue.cpus_per_node)

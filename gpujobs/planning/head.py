@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.profile import Head
 from ..config.site import Queue, Site
 from .diagnostics import Diagnostics
-from .fit import memory_share
+from .fit import cpu_memory
 from .shape import JobShape
 
 
@@ -23,16 +23,15 @@ def head_queue(diagnostics: Diagnostics) -> str | None:
     return None
 
 
-def head_shape(head: Head, queue: Queue) -> JobShape:
-    """Return the shape of the head's own job in ``queue``."""
+def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
+    """Return the shape of the head's own job in ``queue``, whose directives are ``texts``."""
     return JobShape(
         jobs=1,
         nodes=1,
         gpus=0,
         cpus=head.cpus,
-        memory=head.memory or memory_share(queue, head.cpus),
+        memory=cpu_memory(queue, texts, head.cpus, head.memory),
         workers=0,
-        worker_threads=0,
         worker_memory=None,
     )
 

@@ -18,7 +18,7 @@ from ..schedulers import Scheduler, get_scheduler
 from . import workeroptions
 from .demand import find_demand
 from .diagnostics import Diagnostics
-from .directives import DirectiveWriter
+from .directives import DirectiveWriter, request_texts
 from .directory import expand_directory
 from .head import head_queue, head_shape
 from .layout import Layout
@@ -190,7 +190,8 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        shape = head_shape(head, self.site.queues[key])
+        texts = request_texts(self.site, self.scheduler, key, gpus=False)
+        shape = head_shape(head, self.site.queues[key], texts)
         return self._job_group(HEAD, key, shape, head.walltime or self.profile.walltime)
 
     def _start_workers(self, n_workers: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..config.profile import Workers
-from ..text import size_text
+from ..text import number_text, size_text
 from .diagnostics import Diagnostics
 from .shape import JobShape
 
@@ -81,7 +81,7 @@ def resources(workers: Workers, gpus: bool) -> str:
     if wanted is None and gpus:
         return "GPU=1"
     wanted = wanted or {}
-    return " ".join(f"{name}={value:g}" for name, value in wanted.items())
+    return " ".join(f"{name}={number_text(value)}" for name, value in wanted.items())
 
 
 def death_timeout(workers: Workers) -> int:
@@ -90,11 +90,10 @@ def death_timeout(workers: Workers) -> int:
 
 
 def memory_limit(shape: JobShape) -> list[str]:
-    """Return the option for the host memory of a worker, in whole MiB; nothing if not known."""
-    memory = shape.worker_memory
-    if not memory:
+    """Return the option for the host memory of a worker; nothing if not known."""
+    if not shape.worker_memory:
         return []
-    return [f"--memory-limit={size_text(memory // 2**20 * 2**20)}"]
+    return [f"--memory-limit={size_text(shape.worker_memory)}"]
 
 
 def local_directory(workers: Workers, scratch: str) -> str:
