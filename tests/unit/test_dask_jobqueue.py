@@ -144,12 +144,15 @@ OF_THE_CLASS = {
 }  # fmt: skip
 """Keywords that are no part of a plan."""
 
-each_keyword = pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, row in KEYWORDS.items() for kind in row.classes]
-)
+EACH = [(name, kind) for name, row in KEYWORDS.items() for kind in row.classes]
+CONFIGURED = [
+    (name, kind)
+    for name, kind in EACH
+    if name.replace("_", "-") in DEFAULTS["jobqueue"][CLASSES[kind][2]]
+]
 
 
-@each_keyword
+@pytest.mark.parametrize(("name", "kind"), EACH)
 def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> None:
     batch_scheduler, row = CLASSES[kind][2], KEYWORDS[name]
     here = site(home, batch_scheduler)
@@ -166,11 +169,9 @@ def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> N
         assert re.search(trace, script(planned(batch_scheduler, here, {name: value})))
 
 
-@each_keyword
+@pytest.mark.parametrize(("name", "kind"), CONFIGURED)
 def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, kind: str) -> None:
     section, row, key = CLASSES[kind][2], KEYWORDS[name], name.replace("_", "-")
-    if key not in DEFAULTS["jobqueue"][section]:
-        pytest.skip("not in jobqueue.yaml")
     value, trace = VALUES.get(name, ("x", ""))
     if name == "scheduler_options":
         value = {"dashboard_address": ":1"}
