@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from unicodedata import category
 
 _BREAKERS = ("Cc", "Zl", "Zp", "Cs")
@@ -36,6 +37,13 @@ def size_text(n_bytes: int) -> str:
         if n_bytes >= unit:
             return f"{n_bytes / unit:.2f}".rstrip("0").rstrip(".") + name
     return f"{n_bytes}B"
+
+
+def number_text(number: float) -> str:
+    """Return 4.0 as ``4`` and 1e-06 as ``0.000001``: all digits, and no exponent."""
+    if number == int(number):
+        return str(int(number))
+    return format(Decimal(repr(number)), "f")
 
 
 def walltime_text(seconds: int) -> str:

@@ -90,7 +90,7 @@ class SchedulerClient:
         if not self.scheduler.answered(result):
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
-            raise UnavailableError(message)
+            raise UnavailableError(message, hint=f"run {command} on this host to see why")
         return self.scheduler.parse_find(result.stdout, name)
 
     def array_limit(self) -> int | None:

@@ -51,7 +51,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "workers": plan.n_workers,
         "worker_names": plan.worker_names(cluster_id),
         "jobs": [_jobs_json(jobs) for jobs in plan.all_jobs],
-        "worker_threads": workers.threads,
+        "worker_threads": plan.workers.shape.worker_threads,
         "worker_memory": plan.workers.shape.worker_memory,
         "worker_class": workers.worker_class if plan.gpus else "nanny",
         "head": "own job" if plan.head else "first job",
@@ -116,13 +116,13 @@ def _names_text(names: list[str]) -> str:
 
 
 def _worker_text(plan: Plan) -> str:
-    workers, memory = plan.profile.workers, plan.workers.shape.worker_memory
+    workers, shape = plan.profile.workers, plan.workers.shape
     kind, limit = "CPU worker", "no memory limit of its own"
     if plan.gpus:
         kind = _WORKER_CLASSES[workers.worker_class]
-    if memory:
-        limit = f"memory limit {size_text(memory)}"
-    return f"{kind}, {plural(workers.threads, 'thread')}, {limit}"
+    if shape.worker_memory:
+        limit = f"memory limit {size_text(shape.worker_memory)}"
+    return f"{kind}, {plural(shape.worker_threads, 'thread')}, {limit}"
 
 
 def _transport_text(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from . import folder as folders
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor, client_of
 from .report import ClusterReport, JobPhase, JobReport
-from .submit import send
+from .submit import array_limit, send
 
 logger = logging.getLogger("gpujobs")
 
@@ -109,9 +109,17 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
     first = max(submission.first + submission.count for submission in record.submissions)
     own_head = any(submission.group == HEAD for submission in record.submissions)
     roles = JobRoles(scheduler=not own_head, workers=True, run=not own_head)
-    for script in render_jobs(
-        plan, record.id, plan.workers, roles, first, jobs, site_folder=spec.site.path.parent
-    ):
+    scripts = render_jobs(
+        plan,
+        record.id,
+        plan.workers,
+        roles,
+        first,
+        jobs,
+        limit=array_limit(plan, client, jobs),
+        site_folder=spec.site.path.parent,
+    )
+    for script in scripts:
         record = send(record, script, client, ledger)
     logger.info("%s more", plural(jobs, "job"))
     return record

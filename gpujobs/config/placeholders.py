@@ -8,7 +8,9 @@ and the placeholder contains the memory unit.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..text import number_text
 
 RESOURCES = (
     "queue", "account", "gpu_type", "nodes",
@@ -38,6 +40,13 @@ class PlaceholderError(ValueError):
 def names(text: str) -> list[str]:
     """Return the names of the placeholders in ``text``, in order."""
     return re.findall(r"\{(\w+)", text)
+
+
+def memory_units(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the name and the bytes of the unit of every memory placeholder in ``text``."""
+    for token in _TOKEN.finditer(text):
+        if unit := token["unit"]:
+            yield token["name"], _UNITS[unit[0]]
 
 
 def check(text: str, known: Sequence[str] = RESOURCES) -> str:
@@ -89,7 +98,7 @@ def _value_text(value: int | float | str | None, name: str, unit: str | None) ->
     if unit:
         return _memory_text(int(value), name, unit)
     if isinstance(value, float):
-        return f"{value:g}"
+        return number_text(value)
     return str(value)
 
 

@@ -103,10 +103,10 @@ _OPTIONS = Table(Scalar(_option_name, {"type": "string"}), Scalar(_option_value,
 class Workers(Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
-    threads: int = optional(POSITIVE, "threads of a worker", default=1)
-    memory: int | None = optional(
-        SIZE, "host memory of a worker; default: the GPU's share of the node"
+    threads: int = optional(
+        POSITIVE, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
     )
+    memory: int | None = optional(SIZE, "host memory of a worker; default: its part of the job's")
     count: int | None = optional(POSITIVE, "number of CPU workers, with `gpus: 0`")
     resources: dict[str, float] | None = optional(
         Table(WORD, NUMBER), "dask resources; default GPU: 1 on GPU workers"
@@ -235,6 +235,12 @@ class Profile(Model):
     )
     gpus_per_job: int | None = optional(
         POSITIVE, "GPUs of one job; default: as many as divide evenly"
+    )
+    cpus_per_job: int | None = optional(
+        POSITIVE, "CPUs of one job; default: the GPUs' share of the node"
+    )
+    memory_per_job: int | None = optional(
+        SIZE, "host memory of one job; default: the GPUs' share of the node"
     )
     gpu_type: str | None = optional(WORD, "GPU type, as the site names it")
     queue: str = optional(

@@ -152,10 +152,9 @@ _VISIBLE_DEVICES = _VisibleDevicesKind()
 class Account(Model):
     """How the account (project, budget, bank) is named."""
 
-    directive: str = optional(
+    directive: str | None = optional(
         Scalar(_account_directive, {"type": "string"}),
-        "the directive; {account} is replaced",
-        default="-A {account}",
+        "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
     )
     required: bool = optional(FLAG, "refuse profiles without an account", default=False)
     pattern: str | None = optional(PATTERN, "regular expression of a valid account")
@@ -283,6 +282,11 @@ class Site(Model):
     defaults: dict[str, object] = optional(
         Table(TEXT, ANYTHING), "any keys of a profile", default={}
     )
+
+    def check(self) -> None:
+        """Check that the batch scheduler supports `cluster`."""
+        if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
+            raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""

@@ -43,7 +43,7 @@ class Amount:
         if self.memory is not None and plan.workers.shape.worker_memory:
             workers.append(math.ceil(parse_bytes(self.memory) / plan.workers.shape.worker_memory))
         if self.cores is not None:
-            workers.append(math.ceil(self.cores / plan.profile.workers.threads))
+            workers.append(math.ceil(self.cores / plan.workers.shape.worker_threads))
         return max(workers)
 
 

@@ -35,7 +35,7 @@ from .scaler import Scaler
 from .transport import without_unusable_ucxx
 
 
-class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):  # type: ignore[misc]
+class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """A dask cluster whose workers are GPUs in jobs of a batch scheduler.
 
     Parameters
@@ -57,9 +57,9 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):  # type: ignore[misc]
     **keywords
         The keys of a profile: ``gpus_per_job, gpu_type, queue, account, walltime, environment,
         network, env, directives, head, name, start_timeout, workers``; ``worker_memory,
-        worker_threads, worker_class, worker_options``; and dask-jobqueue's ``cores, memory,
-        processes`` (of one job), ``interface, protocol, local_directory, python, death_timeout,
-        job_extra_directives, job_script_prologue, worker_extra_args``.
+        worker_threads, worker_class, worker_options``; and those of dask-jobqueue, of which
+        docs/python.md has a table. ``config_name`` is a section of ``jobqueue`` in dask's
+        configuration.
 
     Raises
     ------
@@ -93,20 +93,21 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):  # type: ignore[misc]
         quiet: bool = False,
         **keywords: Any,
     ) -> None:
-        given = configured(self.batch_schedulers[0]) if self.batch_schedulers else {}
-        given.update({key: value for key, value in keywords.items() if value is not None})
-        logs = given.pop("log_directory", None)
-        spec = spec_of(given, site or self.default_site, n_workers, self.batch_schedulers)
+        batch_scheduler = next(iter(self.batch_schedulers), "")
+        configuration = configured(batch_scheduler, keywords.pop("config_name", None))
+        chosen = site or self.default_site
+        spec = spec_of(keywords, chosen, n_workers, self.batch_schedulers, configuration)
         options = ClusterOptions.of(
             {
                 "scheduler": scheduler,
                 "scheduler_options": scheduler_options,
-                "log_directory": log_directory or logs,
+                "log_directory": log_directory,
                 "asynchronous": asynchronous,
                 "loop": loop,
                 "silence_logs": silence_logs,
                 "quiet": quiet,
-            }
+            },
+            configuration.values,
         )
         self._open(spec, options, n_workers)
 
@@ -173,7 +174,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):  # type: ignore[misc]
         else:
             scheduler = job_scheduler(self._pool, security)
         worker_options = {
-            "nthreads": plan.profile.workers.threads,
+            "nthreads": plan.workers.shape.worker_threads,
             "memory_limit": plan.workers.shape.worker_memory or 0,
         }
         SpecCluster.__init__(  # JobQueueCluster's would build a job of its own

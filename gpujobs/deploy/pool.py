@@ -20,7 +20,7 @@ from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
 from ..clusters.scale import check_job_limits
-from ..clusters.submit import FAILED, new_record, send
+from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
@@ -65,6 +65,7 @@ class JobPool:
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
         self.report: ClusterReport | None = None
+        self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
         self._client = client_of(self.record, stopping=self._closing.is_set)
@@ -100,7 +101,9 @@ class JobPool:
             raise self._ended_error()
         with_workers = sum(bool(job.report.workers) for job in self.jobs.active.values())
         check_job_limits(self.plan, with_workers + count)
-        await self._submit(self._submitter.worker_scripts(count, self.jobs.devices()), True)
+        limit = await self._array_limit(count)
+        scripts = self._submitter.worker_scripts(count, self.jobs.devices(), limit)
+        await self._submit(scripts, True)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
@@ -109,6 +112,12 @@ class JobPool:
         job = self.jobs.active[scripts[0].first]
         job.report = replace(job.report, head=True)
         return job
+
+    async def _array_limit(self, count: int) -> int | None:
+        """Return the most jobs of one array; the batch scheduler is queried once."""
+        if count > 1 and self._limit is None:
+            self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
+        return self._limit
 
     def next_script(self) -> str:
         """Return the script of the next worker job."""

@@ -37,7 +37,8 @@ def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
 
 
 def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
-    workers = diagnostics.spec.profile.workers
+    profile = diagnostics.spec.profile
+    workers = profile.workers
     if machine is None:
         message = "`gpus: auto` is for the local site; give the number of GPUs"
         diagnostics.profile_error(message, "gpus")
@@ -49,7 +50,8 @@ def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
         return Demand(free, 0)
     reason = "all GPUs are in use" if machine.busy else "no NVIDIA GPU on this machine"
     diagnostics.note(f"gpus: auto: {reason}, so CPU workers")
-    most = max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // workers.threads))
+    cpus = profile.cpus_per_job or workers.threads
+    most = max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // cpus))
     return Demand(0, workers.count or most)
 
 

@@ -22,6 +22,15 @@ def own_request(site: Site, queue_key: str, gpus: bool) -> tuple[str, ...] | Non
     return queue.cpu_request or site.cpu_request
 
 
+def request_texts(site: Site, scheduler: Scheduler, queue_key: str, gpus: bool) -> tuple[str, ...]:
+    """Return the request and the extra directives of a queue, with their placeholders."""
+    request = own_request(site, queue_key, gpus)
+    if request is None:
+        request = scheduler.request if gpus else scheduler.cpu_request
+    extra = site.queues[queue_key].directives
+    return (*request, *(site.directives if extra is None else extra))
+
+
 class DirectiveWriter:
     """Writes the directives of jobs of ``shape`` in the site's queue ``queue_key``."""
 
@@ -45,7 +54,7 @@ class DirectiveWriter:
         }
         lines = self._request(values)
         if account:
-            lines.append(placeholders.expand(account[0].directive, {"account": account[1]}))
+            lines.append(placeholders.expand(account[0], {"account": account[1]}))
         lines = self.scheduler.joined([*lines, *self._extra(values)])
         return (*lines, *self._own(lines))
 

@@ -8,7 +8,9 @@ from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue
 from ..text import size_text, walltime_text
+from . import perjob
 from .layout import Layout
+from .memory import MemoryRequest, cpu_share, requested_memory, worker_share
 from .shape import JobShape, QueueMismatch
 
 
@@ -18,8 +20,8 @@ class QueueFit:
 
     layout: Layout
     queue: Queue
-    request: tuple[str, ...] = ()
-    """The site's own directives that request GPUs."""
+    request: tuple[str, ...]
+    """The directives of the jobs, with their placeholders."""
 
     @property
     def profile(self) -> Profile:
@@ -31,27 +33,32 @@ class QueueFit:
         self._check_gpu_type()
         per_job, nodes = self.layout.divide(gpus, self.queue)
         on_node = per_job // nodes
-        cpus, memory = self._cpus(on_node), self._memory(on_node)
+        cpus = self._cpus(on_node, nodes)
+        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
+        memory = self._gpu_memory(request, on_node)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
-        self._check_workers(on_node, cpus=cpus, memory=memory)
+        self._check_workers(on_node, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
             jobs=gpus // per_job,
             nodes=nodes,
             gpus=per_job,
             cpus=cpus and cpus * nodes,
-            memory=memory and memory * nodes,
+            memory=memory,
             workers=per_job,
-            worker_memory=self.profile.workers.memory or (memory and memory // on_node),
+            worker_threads=perjob.worker_threads(self.profile, cpus, on_node),
+            worker_memory=self._worker_memory(memory, per_job),
         )
 
     def cpu_shape(self, count: int) -> JobShape:
         """Return the shape of ``count`` jobs, each with one CPU worker."""
-        cpus = self.profile.workers.threads
+        profile, queue = self.profile, self.queue
+        cpus = perjob.cpus_per_node(profile, queue, 1) or profile.workers.threads
         self._check_cpu_node(cpus)
         self._check_walltime()
         self._check_job_size(nodes=1, gpus=0)
-        memory = self.profile.workers.memory or memory_share(self.queue, cpus)
+        memory = self._cpu_memory(MemoryRequest(self.request, 1, cpus, gpus=0))
+        self._check_workers(1, cpus=cpus, memory=memory)
         return JobShape(
             jobs=count,
             nodes=1,
@@ -59,7 +66,8 @@ class QueueFit:
             cpus=cpus,
             memory=memory,
             workers=1,
-            worker_memory=memory,
+            worker_threads=perjob.worker_threads(profile, cpus, 1),
+            worker_memory=self._worker_memory(memory, 1),
         )
 
     def _check_gpu_type(self) -> None:
@@ -70,34 +78,59 @@ class QueueFit:
             message = f"its GPUs are {queue.gpu_type or 'of no named type'}"
             raise QueueMismatch("gpu_type", message, limit="gpu_type")
 
-    def _cpus(self, gpus: int) -> int | None:
+    def _cpus(self, gpus: int, nodes: int) -> int | None:
         """Return the CPUs on a node for ``gpus`` of its GPUs; None if they are not known."""
-        queue = self.queue
-        cpus = queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
-        if queue.cpus_per_node:
-            cpus = max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+        own, share = perjob.cpus_per_node(self.profile, self.queue, nodes), self._cpu_share(gpus)
+        cpus = own or share
         asks_per_cpu = "gpus_per_cpu" in placeholders.names(" ".join(self.request))
-        if cpus and asks_per_cpu and not queue.gpu_fractions:
-            # The GPUs of each CPU must be a whole number.
-            return max(n for n in range(1, cpus + 1) if gpus % n == 0)
-        return cpus
+        if not cpus or not asks_per_cpu or self.queue.gpu_fractions:
+            return cpus
+        # The GPUs of each CPU must be a whole number.
+        whole = max(n for n in range(1, cpus + 1) if gpus % n == 0)
+        if own and whole != own:
+            message = f"the site requests GPUs per CPU: {gpus} GPUs need {whole} CPUs, not {own}"
+            raise QueueMismatch("cpus_per_job", message, hint=f"cpus_per_job: {whole * nodes}")
+        return whole
 
-    def _memory(self, gpus: int) -> int | None:
-        """Return the memory on a node for ``gpus`` of its GPUs."""
-        memory = self.queue.memory_per_node
-        return memory and memory * gpus // (self.queue.gpus_per_node or 1)
+    def _cpu_share(self, gpus: int) -> int | None:
+        """Return the CPUs of a node that belong to ``gpus`` of its GPUs; None: not known."""
+        queue = self.queue
+        if queue.cpus_per_node:
+            return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+        return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
+
+    def _gpu_memory(self, request: MemoryRequest, gpus: int) -> int | None:
+        """Return the memory of a job with ``gpus`` GPUs on each node."""
+        queue, share = self.queue, None
+        if queue.memory_per_node:
+            share = queue.memory_per_node * gpus // (queue.gpus_per_node or 1) * request.nodes
+        own = perjob.memory_per_node(self.profile, queue, request.nodes)
+        return requested_memory(
+            queue, request, "memory_per_job", own and own * request.nodes, share
+        )
+
+    def _cpu_memory(self, request: MemoryRequest) -> int | None:
+        """Return the memory of a job with one CPU worker."""
+        profile, share = self.profile, cpu_share(self.queue, request.cpus or 1)
+        if own := perjob.memory_per_node(profile, self.queue, 1):
+            return requested_memory(self.queue, request, "memory_per_job", own, share)
+        wanted = profile.workers.memory
+        return requested_memory(self.queue, request, "workers.memory", wanted, share)
+
+    def _worker_memory(self, memory: int | None, workers: int) -> int | None:
+        """Return the memory of each of the ``workers`` workers of a job."""
+        if wanted := self.profile.workers.memory:
+            return worker_share(wanted, 1)
+        return memory and worker_share(memory, workers)
 
     def _check_cpu_node(self, cpus: int) -> None:
-        queue, memory = self.queue, self.profile.workers.memory
+        queue = self.queue
         if queue.exclusive and queue.gpus_per_node:
             message = "its whole nodes have GPUs, which would idle under CPU workers"
             raise QueueMismatch("gpus", message, limit="exclusive")
         if queue.cpus_per_node and cpus > queue.cpus_per_node:
             message = f"its nodes have {queue.cpus_per_node} CPUs"
             raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
-        if queue.memory_per_node and memory and memory > queue.memory_per_node:
-            message = f"its nodes have {size_text(queue.memory_per_node)} for jobs"
-            raise QueueMismatch("workers.memory", message, limit="memory_per_node")
 
     def _check_walltime(self) -> None:
         walltime, limit = self.profile.walltime, self.queue.max_walltime
@@ -131,14 +164,7 @@ class QueueFit:
         if memory and workers.memory and workers.memory * number > memory:
             message = (
                 f"{number} workers of {size_text(workers.memory)}; "
-                f"their GPUs' share of a node is {size_text(memory)}"
+                f"the job has {size_text(memory)} on a node"
             )
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
-
-
-def memory_share(queue: Queue, cpus: int) -> int | None:
-    """Return the bytes of memory that belong to ``cpus`` CPUs of a node; None if not known."""
-    if not queue.memory_per_node or not queue.cpus_per_node:
-        return None
-    return queue.memory_per_node * cpus // queue.cpus_per_node

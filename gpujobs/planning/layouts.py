@@ -12,6 +12,7 @@ from ..config.site import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD
 from ..text import plural
 from . import workeroptions
+from .bash import with_variables
 from .diagnostics import Diagnostics
 from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
@@ -84,11 +85,11 @@ class WorkersLayout(Layout):
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
         return [
             f'"$python" -m {module}',
-            f"--nthreads={workers.threads}",
+            f"--nthreads={jobs.shape.worker_threads}",
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
             workeroptions.local_directory(workers, self.site.scratch),
-            f"--death-timeout={workeroptions.death_timeout(workers)}",
+            f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
             *transport.listen_options(self.scheduler),
             SCHEDULER_FILE,
@@ -179,7 +180,7 @@ class MpiLayout(Layout):
         return self.ranks(shape).working
 
     def launcher(self, shape: JobShape) -> list[str]:
-        """Return the words of the command that starts the ranks, not quoted."""
+        """Return the words of the command that starts the ranks, with variables of the job."""
         ranks = self.ranks(shape)
         values = {
             "ranks": ranks.started,
@@ -197,7 +198,7 @@ class MpiLayout(Layout):
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
         ranks = self.ranks(jobs.shape)
         words = [
-            *(shlex.quote(word) for word in self.launcher(jobs.shape)),
+            *(with_variables(word) for word in self.launcher(jobs.shape)),
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
@@ -216,12 +217,12 @@ class MpiLayout(Layout):
         worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
         return [
             f"--worker-class={worker_class}",
-            f"--nthreads={workers.threads}",
+            f"--nthreads={shape.worker_threads}",
             *workeroptions.memory_limit(shape),
             workeroptions.local_directory(workers, self.site.scratch),
             *transport.interface_option(),
             "--worker-options",
-            shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
+            shlex.quote(json.dumps(workeroptions.keywords(self.profile, cuda))),
         ]
 
     def _script_words(self, workdir: str) -> list[str]:

@@ -18,14 +18,14 @@ from ..schedulers import Scheduler, get_scheduler
 from . import workeroptions
 from .demand import find_demand
 from .diagnostics import Diagnostics
-from .directives import DirectiveWriter
+from .directives import DirectiveWriter, request_texts
 from .directory import expand_directory
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
 from .machine import Machine
 from .queues import QueueChooser
-from .shape import JobGroup, JobShape
+from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
@@ -190,7 +190,14 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        shape = head_shape(head, self.site.queues[key])
+        texts = request_texts(self.site, self.scheduler, key, gpus=False)
+        try:
+            shape = head_shape(head, self.site.queues[key], texts)
+        except QueueMismatch as mismatch:
+            place = self.spec.site_position(*mismatch.site_place(key))
+            loc = mismatch.key.split(".")
+            self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
+            return None
         return self._job_group(HEAD, key, shape, head.walltime or self.profile.walltime)
 
     def _start_workers(self, n_workers: int) -> int:

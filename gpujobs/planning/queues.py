@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..config import placeholders
 from ..config.site import Queue
 from ..errors import InputError, Problem
 from .diagnostics import Diagnostics
-from .directives import own_request
+from .directives import request_texts
 from .fit import QueueFit
 from .layout import Layout
 from .limits import exceeded, job_limits
@@ -66,25 +67,30 @@ class QueueChooser:
         queue = self.site.queues[key]
         if self.machine:
             queue = self.machine.complete(queue)
-        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(queue, count)
+        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(key, queue, count)
         limits = job_limits(self.site, key, head_queue=self.head_queue)
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
+        self._note_not_requested(key, bool(gpus))
         return shape
 
     def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
         if self.smallest and queue.exclusive:
             gpus = queue.gpus_per_node or 1
-        request = own_request(self.site, key, gpus=True) or ()
-        return QueueFit(self.layout, queue, request).gpu_shape(gpus)
+        return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
-    def _cpu_shape(self, queue: Queue, count: int) -> JobShape:
+    def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
+        return QueueFit(
+            self.layout, queue, request_texts(self.site, self.layout.scheduler, key, gpus)
+        )
+
+    def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
             message = "it has GPUs, which would idle"
             hint = "name it with `queue:` to run CPU workers there nevertheless"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
-        return QueueFit(self.layout, queue).cpu_shape(count)
+        return self._fit(key, queue, gpus=False).cpu_shape(count)
 
     def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:
         if self.smallest and shape.gpus == 1 and (queue.gpus_per_node or 1) > 1:
@@ -93,6 +99,20 @@ class QueueChooser:
                 f"on one node cannot use NVLink; gpus_per_job={queue.gpus_per_node} keeps a node "
                 "together"
             )
+
+    def _note_not_requested(self, key: str, gpus: bool) -> None:
+        """Note numbers of one job that no line of the site passes to the batch scheduler."""
+        profile, scheduler = self.spec.profile, self.layout.scheduler
+        if scheduler.on_this_machine or self.site.queues[key].exclusive:
+            return
+        texts = request_texts(self.site, scheduler, key, gpus)
+        names = " ".join(placeholders.names(" ".join(texts)))
+        for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
+            if getattr(profile, name) is not None and resource not in names:
+                self.diagnostics.note(
+                    f"{name} is only divided among the workers: "
+                    f"no line of site {self.spec.site.name} requests it"
+                )
 
     def _no_fit(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
         (key, first), *others = mismatches.items()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FRACTION = 10**6
+"""Parts of one GPU that ``{gpus_per_cpu}`` distinguishes."""
+
 Place = tuple[str | int, ...]
 """Location of a key in a profile or site file."""
 Values = Mapping[str, int | float | str | None]
@@ -20,8 +23,11 @@ class JobShape:
     gpus: int
     cpus: int | None
     memory: int | None
+    """As the directives request it: a multiple of their units."""
     workers: int
+    worker_threads: int
     worker_memory: int | None
+    """In whole MiB."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -93,4 +99,5 @@ def _ratio(gpus: int, cpus: int | None) -> int | float | None:
         return None
     if gpus % cpus == 0:
         return gpus // cpus
-    return round(gpus / cpus, 4)
+    # Rounded down: all slots together may not request more GPUs than a node has.
+    return gpus * FRACTION // cpus / FRACTION

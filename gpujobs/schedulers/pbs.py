@@ -55,7 +55,7 @@ class PBS(Scheduler):
         "-q {queue}",
         "-l select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:MB}mb",
     )
-    mpi_command = ("mpiexec", "-n", "{ranks}")
+    mpi_command = ("mpiexec", "-n", "{ranks}", "--bind-to", "none")
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-J", "-l walltime"})
     refused: ClassVar = {
         "-V": "a job inherits nothing from the shell that submits it: name variables in `env`",

@@ -114,6 +114,8 @@ class Slurm(Scheduler):
     def options(self, line: str) -> set[str]:
         found = set()
         for item in shlex.split(line):
+            if re.fullmatch(r"--gpu-bind=(verbose,)?none", item):
+                continue  # it turns binding off
             if item.startswith("--"):
                 found.add(item[2:].split("=")[0].lower())
             elif item.startswith("-") and len(item) > 1:

@@ -46,6 +46,17 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
 
 
 @pytest.mark.conformance
+@pytest.mark.parametrize("slots", [6, 7, 12])
+def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int) -> None:
+    site = backend.site()
+    site["queues"]["main"] |= {"cpus_per_node": slots, "gpu_fractions": True}
+    site["request"] = ["-pe smp {cpus_per_job}", "-l slot_gpu={gpus_per_cpu}"]
+    path, profile = str(cli.write("slots.yaml", site)), str(cli.write("p.yaml", {"gpus": 4}))
+    estimate = cli("plan", profile, "--site", path, "--estimate")
+    assert "there are queues that can run it" in estimate.stdout, estimate
+
+
+@pytest.mark.conformance
 def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]

@@ -279,6 +279,9 @@ class PrivateSge:
             "consumable": "JOB",
         }
         self._write(complexes / "gpu", {**gpu, "default": 0, "urgency": 0})
+        # The same GPUs at a site that counts them for each slot.
+        name = {"name": "slot_gpu", "shortcut": "slot_gpu", "type": "DOUBLE", "consumable": "YES"}
+        self._write(complexes / "slot_gpu", {**gpu, **name, "default": 0, "urgency": 0})
         self._spool("spooldefaults", "complexes", str(complexes))
         self._spool("spooldefaults", "usersets", str(RESOURCES / "util" / "resources" / "usersets"))
         self._spool("spooldefaults", "managers", "root")
@@ -286,7 +289,7 @@ class PrivateSge:
         everywhere = [socket.gethostname(), *self.names]
         self._spool_all("adminhosts", {host: {"hostname": host} for host in everywhere})
         self._spool_all("submithosts", {host: {"hostname": host} for host in everywhere})
-        has = f"gpu={self.gpus},slots={self.cpus}"
+        has = f"gpu={self.gpus},slot_gpu={self.gpus},slots={self.cpus}"
         hosts = {host: {"hostname": host, **HOST, "complex_values": has} for host in self.names}
         self._spool_all("exechosts", hosts)
         for n, node in enumerate(self.names):

@@ -17,7 +17,9 @@ from ..support.cli import ROOT
 
 PACKAGES = f"{ROOT}{os.pathsep}{sysconfig.get_paths()['purelib']}"
 """What a module system puts on PYTHONPATH."""
-BARE = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+BARE = str(
+    Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+)
 """An interpreter without packages of its own."""
 
 
