@@ -541,6 +541,7 @@ def test_owner_killed_before_its_workers_register(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["local", "job"])
 def test_an_owner_that_was_stopped_for_minutes(
     site: Callable[..., str], home: Path, backend: SlurmBackend, mode: str
