@@ -30,6 +30,7 @@ from .kinds import (
     choice,
 )
 from .model import Model, Section, optional, required
+from .profile import Profile
 
 
 def _site_directive(value: object) -> str:
@@ -110,6 +111,14 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
 
 
+class _Defaults(Table[object]):
+    """Keys of a profile. They are validated with a profile that uses them, at their position."""
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema of a profile."""
+        return Section(Profile).schema(definitions)
+
+
 class _SchedulerName(Kind[str]):
     """The name of a batch scheduler that is registered or can be found."""
 
@@ -145,6 +154,7 @@ _FOLDER = Scalar(_folder, _PATH)
 _SHELL = Scalar(_shell, _PATH)
 _LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
 _PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+_DEFAULTS = _Defaults(TEXT, ANYTHING)
 _VISIBLE_DEVICES = _VisibleDevicesKind()
 
 
@@ -280,9 +290,9 @@ class Site(Model):
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
-    defaults: dict[str, object] = optional(
-        Table(TEXT, ANYTHING), "any keys of a profile", default={}
-    )
+    defaults: dict[str, object] = optional(_DEFAULTS, "any keys of a profile", default={})
+
+    instead_of_required = "extends"
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""
