@@ -58,6 +58,10 @@ class GridEngine(Scheduler):
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
         "up to 64 letters, digits, - and _, no digit or - first",
     )
+    spans_nodes_hint = (
+        "write a parallel environment that spans nodes in `request` of the site file; smp has all "
+        "slots on one node"
+    )
     repeatable = frozenset({"-ac", "-dc", "-sc", "-v"})
     memory_unit = ""  # bytes
     first_index = 1
@@ -87,6 +91,10 @@ class GridEngine(Scheduler):
             elif word.startswith("-") and not _NO_OPTION.fullmatch(word):
                 found.add(word)
         return found
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)
+        return super().spans_nodes(request) and not on_one_node
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
