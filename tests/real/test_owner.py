@@ -132,12 +132,15 @@ def test_close_is_quick_and_silent(site: Callable[..., str], home: Path, mode: s
 
 
 # -- the end of a cluster --------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["cancelled", "killed", "shutdown", "idle"])
+@pytest.mark.parametrize(
+    "how", ["killed", "shutdown", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cancelled", "idle", "node"))]
+)  # fmt: skip
 def test_nothing_is_submitted_into_a_cluster_that_has_ended(
-    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, capfd: Any
+    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, capfd: Any, request: Any
 ) -> None:
+    keywords = {"directives": ["--no-requeue"]} if how == "node" else {}
     timeout = {"env": {"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "6s"}} if how == "idle" else {}
-    cluster = make(scheduler="job", scheduler_options=None, quiet=False, **timeout)
+    cluster = make(scheduler="job", scheduler_options=None, quiet=False, **keywords, **timeout)
     cluster.scale(2)
     if how != "idle":
         cluster.wait_for_workers(2, timeout=90)
@@ -148,12 +151,19 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
         supervisor = json.loads((cluster.folder / "jobs" / "0.started").read_text())["pid"]
         for pid in (psutil.Process(supervisor).ppid(), supervisor):
             os.kill(pid, signal.SIGKILL)
+    elif how == "node":
+        node = f"NodeName={cluster.jobs[0]['node']}"
+        backend.slurm.command("scontrol", "update", node, "State=DOWN", "Reason=test")
+        request.addfinalizer(
+            lambda: backend.slurm.command("scontrol", "update", node, "State=RESUME")
+        )
     elif how == "shutdown":
         with Client(cluster.scheduler_address, security=cluster.security) as client:
             client.shutdown()
     reason = {
         "cancelled": "sent SIGTERM",
         "killed": "ended|killed",
+        "node": "",
         "shutdown": "a client shut the dask scheduler down",
         "idle": "was idle for 6 s",
     }
@@ -165,8 +175,8 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     with pytest.raises(JobFailedError, match="has ended"):
         cluster.scale(3)
     ended = json.loads((cluster.folder / "ended").read_text())
-    kinds = {"cancelled": "cancelled", "killed": "failed", "shutdown": "shutdown", "idle": "idle"}
-    assert ended["kind"] == kinds[how]
+    kinds = {"killed": "failed", "node": ended["kind"]}
+    assert ended["kind"] == kinds.get(how, how)
     backend.wait_empty(30)
     out, err = capfd.readouterr()
     assert (out + err).count("has ended") == 1  # reported once
@@ -233,6 +243,7 @@ exec REAL "$@"
 """
 
 
+@pytest.mark.slow
 def test_a_refused_replacement_is_tried_again_a_few_times(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -516,7 +527,7 @@ def test_a_new_event_loop_for_each_test(site: Callable[..., str], home: Path) ->
         asyncio.run(one())
 
 
-@pytest.mark.parametrize("state", ["pending", "starting"])
+@pytest.mark.parametrize("state", ["pending", pytest.param("starting", marks=pytest.mark.slow)])
 def test_owner_killed_before_its_workers_register(
     site: Callable[..., str], home: Path, backend: SlurmBackend, state: str
 ) -> None:
