@@ -106,14 +106,18 @@ class DaskControl:
         cluster.status = Status.running
 
     async def wait_for_workers_to_exit(self) -> None:
-        """Let workers exit before a local dask scheduler, which logs every broken connection."""
-        cluster = self._cluster
-        if cluster.status != Status.running or not self.connected:
-            return
+        """Let workers exit before a local dask scheduler, which logs every broken connection.
+
+        Their connections end some time after the dask scheduler has removed them.
+        """
         deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT
-        while self.connected and time.monotonic() < deadline:
+        while self._worker_connections() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)  # from a worker's last message to the end of its connection
+
+    def _worker_connections(self) -> int:
+        """Return how many connections of workers a local dask scheduler has."""
+        comms = getattr(self._cluster.scheduler, "_comms", {})
+        return list(comms.values()).count("register-worker")
 
     def disconnect(self) -> None:
         """Stop what queries the dask scheduler regularly: it is gone."""

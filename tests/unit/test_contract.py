@@ -81,6 +81,14 @@ def test_close_scales_to_nothing_and_asserts_on_what_was_created() -> None:
         assert part in text, part
 
 
+def test_connections_of_workers_are_known_by_their_operation() -> None:
+    from distributed import Scheduler
+    from distributed.core import Server
+
+    assert "self._comms[comm] = op" in source(Server._handle_comm)
+    assert '"register-worker": self.add_worker' in source(Scheduler.__init__)
+
+
 def test_a_process_interface_says_that_it_runs() -> None:
     assert "assert self.status == Status.running" in source(ProcessInterface.__await__)
     assert {"start", "close"} <= vars(ProcessInterface).keys()
