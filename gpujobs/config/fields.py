@@ -126,11 +126,19 @@ def size_or_fraction(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if isinstance(value, str) and re.fullmatch(r"0?\.\d+|1\.0+|0|1", value):
-        return value
+        return _fraction(value)
     try:
         return str(size(value))
     except ValueError as error:
         raise ValueError(f"{error}, or a fraction of the GPU's memory such as 0.8") from None
+
+
+def _fraction(text: str) -> str:
+    """Return a fraction as dask-cuda reads it: ``1`` is one byte there, ``1.0`` is all memory."""
+    number = float(text)
+    if number in (0, 1):
+        return "1.0" if number else "0"
+    return text
 
 
 def duration(value: object) -> int:

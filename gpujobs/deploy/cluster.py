@@ -226,7 +226,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             await self._dask.close_scheduler()
         elif self._dask.end_of_scheduler():
             self._dask.disconnect()
-        ending = asyncio.ensure_future(asyncio.to_thread(self._pool.end_all))
+        ending = asyncio.ensure_future(self._pool.end_jobs())
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending

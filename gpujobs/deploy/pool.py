@@ -157,6 +157,13 @@ class JobPool:
         code = FAILED if kind is EndKind.FAILED else 0
         folders.end(self.record.path, kind, code, reason)
 
+    async def end_jobs(self) -> None:
+        """Do `end_all` in a thread."""
+        try:
+            await asyncio.to_thread(self.end_all)
+        except RuntimeError:  # Python is exiting, and starts no threads any more
+            self.end_all()
+
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
         self._closing.set()

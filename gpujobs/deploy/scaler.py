@@ -220,6 +220,10 @@ class Scaler:
         if not self.pool.record.submissions or self.pool.up_to_date or not self.dask.open:
             return
         self.pool.query_soon(0)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take in the present state of all jobs; wait a moment if the batch scheduler is away."""
         refresh = asyncio.ensure_future(self._try_refresh())
         await asyncio.wait([refresh], timeout=UPDATE_TIMEOUT)
 

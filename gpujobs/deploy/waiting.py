@@ -34,6 +34,7 @@ async def wait_for(
                 f"{found}/{n_workers} workers, {jobs}", clock_text(time.monotonic() - started)
             )
             await asyncio.sleep(INTERVAL)
+        await scaler.refresh()
     finally:
         progress.clear()
     if pool.conflict is not None:
