@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InputError, RefusedError
+from ..schedulers import JobId
 from ..text import plural
 from . import messages, options
 
@@ -123,9 +124,10 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
         click.echo(record.id)
     sys.stdout.flush()  # a script that reads the id need not wait for `--wait`
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
-    ids = ", ".join(submission.id for submission in record.submissions)
+    shown = [plan.scheduler.show_id(JobId(submission.id)) for submission in record.submissions]
+    ids = f"job {shown[0]}" if len(shown) == 1 else f"jobs {', '.join(shown)}"
     messages.progress.write(
-        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({ids})"
+        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+
+CONFIGURABLE = ("log_directory", "scheduler_options")
+"""Options that the user's dask configuration may have."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,23 @@ class ClusterOptions:
     quiet: bool = False
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> ClusterOptions:
-        """Return the options with these values; None stands for the default. Raises InputError."""
-        given = {name: value for name, value in values.items() if value is not None}
+    def of(
+        cls, values: Mapping[str, Any], configured: Mapping[str, Any] | None = None
+    ) -> ClusterOptions:
+        """Return the options with these values; None stands for the default. Raises InputError.
+
+        ``configured`` is the user's dask configuration, which replaces the defaults.
+        """
+        given = {name: value for name, value in (configured or {}).items() if name in CONFIGURABLE}
+        given.update({name: value for name, value in values.items() if value is not None})
         if logs := given.get("log_directory"):
             given["log_directory"] = Path(logs).expanduser()
         options = cls(**given)
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")
+        if not isinstance(options.scheduler_options, Mapping):
+            message = f"scheduler_options: {options.scheduler_options!r} is not a mapping"
+            raise InputError(message, hint="scheduler_options={'dashboard_address': ':8787'}")
         return options
 
     @property

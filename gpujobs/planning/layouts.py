@@ -12,6 +12,7 @@ from ..config.site import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD
 from ..text import plural
 from . import workeroptions
+from .bash import with_variables
 from .diagnostics import Diagnostics
 from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
@@ -89,7 +90,7 @@ class WorkersLayout(Layout):
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
             workeroptions.local_directory(workers, self.site.scratch),
-            f"--death-timeout={workeroptions.death_timeout(workers)}",
+            f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
             *transport.listen_options(self.scheduler),
             SCHEDULER_FILE,
@@ -180,7 +181,7 @@ class MpiLayout(Layout):
         return self.ranks(shape).working
 
     def launcher(self, shape: JobShape) -> list[str]:
-        """Return the words of the command that starts the ranks, not quoted."""
+        """Return the words of the command that starts the ranks, with variables of the job."""
         ranks = self.ranks(shape)
         values = {
             "ranks": ranks.started,
@@ -198,7 +199,7 @@ class MpiLayout(Layout):
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
         ranks = self.ranks(jobs.shape)
         words = [
-            *(shlex.quote(word) for word in self.launcher(jobs.shape)),
+            *(with_variables(word) for word in self.launcher(jobs.shape)),
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
@@ -222,7 +223,7 @@ class MpiLayout(Layout):
             workeroptions.local_directory(workers, self.site.scratch),
             *transport.interface_option(),
             "--worker-options",
-            shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
+            shlex.quote(json.dumps(workeroptions.keywords(self.profile, cuda))),
         ]
 
     def _script_words(self, workdir: str) -> list[str]:
