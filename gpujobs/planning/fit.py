@@ -10,7 +10,8 @@ from ..config.site import Queue
 from ..text import size_text, walltime_text
 from . import perjob
 from .layout import Layout
-from .shape import JobShape, MemoryRequest, QueueMismatch, worker_share
+from .memory import MemoryRequest, cpu_share, requested_memory, worker_share
+from .shape import JobShape, QueueMismatch
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class QueueFit:
         per_job, nodes = self.layout.divide(gpus, self.queue)
         on_node = per_job // nodes
         cpus = self._cpus(on_node, nodes)
-        memory = self._memory(on_node, nodes=nodes, cpus=cpus)
+        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
+        memory = self._gpu_memory(request, on_node)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
         self._check_workers(on_node, cpus=cpus, memory=memory and memory // nodes)
@@ -52,13 +54,10 @@ class QueueFit:
         """Return the shape of ``count`` jobs, each with one CPU worker."""
         profile, queue = self.profile, self.queue
         cpus = perjob.cpus_per_node(profile, queue, 1) or profile.workers.threads
-        wanted = perjob.memory(profile, queue, 1) or profile.workers.memory
         self._check_cpu_node(cpus)
         self._check_walltime()
         self._check_job_size(nodes=1, gpus=0)
-        memory = cpu_memory(queue, self.request, cpus, wanted)
-        if memory:
-            self._check_cpu_memory(memory)
+        memory = self._cpu_memory(MemoryRequest(self.request, 1, cpus, gpus=0))
         self._check_workers(1, cpus=cpus, memory=memory)
         return JobShape(
             jobs=count,
@@ -100,15 +99,23 @@ class QueueFit:
             return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
         return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
 
-    def _memory(self, gpus: int, *, nodes: int, cpus: int | None) -> int | None:
-        """Return the memory of a job with ``gpus`` GPUs and ``cpus`` CPUs on each node."""
-        memory = self.queue.memory_per_node
-        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, gpus * nodes)
-        if wanted := perjob.memory(self.profile, self.queue, nodes):
-            return request.near(wanted, limit=memory and memory * nodes)
-        if not memory:
-            return None
-        return request.at_most(memory * gpus // (self.queue.gpus_per_node or 1) * nodes)
+    def _gpu_memory(self, request: MemoryRequest, gpus: int) -> int | None:
+        """Return the memory of a job with ``gpus`` GPUs on each node."""
+        queue, share = self.queue, None
+        if queue.memory_per_node:
+            share = queue.memory_per_node * gpus // (queue.gpus_per_node or 1) * request.nodes
+        own = perjob.memory_per_node(self.profile, queue, request.nodes)
+        return requested_memory(
+            queue, request, "memory_per_job", own and own * request.nodes, share
+        )
+
+    def _cpu_memory(self, request: MemoryRequest) -> int | None:
+        """Return the memory of a job with one CPU worker."""
+        profile, share = self.profile, cpu_share(self.queue, request.cpus or 1)
+        if own := perjob.memory_per_node(profile, self.queue, 1):
+            return requested_memory(self.queue, request, "memory_per_job", own, share)
+        wanted = profile.workers.memory
+        return requested_memory(self.queue, request, "workers.memory", wanted, share)
 
     def _worker_memory(self, memory: int | None, workers: int) -> int | None:
         """Return the memory of each of the ``workers`` workers of a job."""
@@ -124,12 +131,6 @@ class QueueFit:
         if queue.cpus_per_node and cpus > queue.cpus_per_node:
             message = f"its nodes have {queue.cpus_per_node} CPUs"
             raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
-
-    def _check_cpu_memory(self, memory: int) -> None:
-        limit = self.queue.memory_per_node
-        if limit and memory > limit:
-            message = f"jobs of {size_text(memory)}; its nodes have {size_text(limit)} for jobs"
-            raise QueueMismatch("workers.memory", message, limit="memory_per_node")
 
     def _check_walltime(self) -> None:
         walltime, limit = self.profile.walltime, self.queue.max_walltime
@@ -161,21 +162,9 @@ class QueueFit:
             hint = f"workers.threads: {max(1, cpus // number)}"
             raise QueueMismatch("workers.threads", message, hint=hint)
         if memory and workers.memory and workers.memory * number > memory:
-            has = "the job has" if self.profile.memory_per_job else "their GPUs' share of a node is"
-            message = f"{number} workers of {size_text(workers.memory)}; {has} {size_text(memory)}"
+            message = (
+                f"{number} workers of {size_text(workers.memory)}; "
+                f"the job has {size_text(memory)} on a node"
+            )
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
-
-
-def cpu_memory(queue: Queue, texts: tuple[str, ...], cpus: int, wanted: int | None) -> int | None:
-    """Return the memory of a job without GPUs, as the directives ``texts`` request it.
-
-    At least ``wanted``, else the part of a node's memory that belongs to ``cpus`` CPUs; None if it
-    is not known.
-    """
-    request = MemoryRequest(texts, nodes=1, cpus=cpus, gpus=0)
-    if wanted:
-        return request.at_least(wanted)
-    if not queue.memory_per_node or not queue.cpus_per_node:
-        return None
-    return request.at_most(queue.memory_per_node * cpus // queue.cpus_per_node)

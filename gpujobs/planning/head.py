@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.profile import Head
 from ..config.site import Queue, Site
 from .diagnostics import Diagnostics
-from .fit import cpu_memory
+from .memory import MemoryRequest, cpu_share, requested_memory
 from .shape import JobShape
 
 
@@ -24,14 +24,20 @@ def head_queue(diagnostics: Diagnostics) -> str | None:
 
 
 def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
-    """Return the shape of the head's own job in ``queue``, whose directives are ``texts``."""
+    """Return the shape of the head's own job in ``queue``, whose directives are ``texts``.
+
+    Raises QueueMismatch if the nodes of the queue have too little memory.
+    """
+    request = MemoryRequest(texts, nodes=1, cpus=head.cpus, gpus=0)
+    share = cpu_share(queue, head.cpus)
     return JobShape(
         jobs=1,
         nodes=1,
         gpus=0,
         cpus=head.cpus,
-        memory=cpu_memory(queue, texts, head.cpus, head.memory),
+        memory=requested_memory(queue, request, "head.memory", head.memory, share),
         workers=0,
+        worker_threads=0,
         worker_memory=None,
     )
 

@@ -25,8 +25,8 @@ def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
     return wanted // nodes
 
 
-def memory(profile: Profile, queue: Queue, nodes: int) -> int | None:
-    """Return the job's bytes on its ``nodes``; None if the profile has no `memory_per_job`.
+def memory_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
+    """Return the job's bytes on each of its ``nodes``; None without `memory_per_job`.
 
     Raises QueueMismatch if a node of the queue has less.
     """
@@ -37,7 +37,7 @@ def memory(profile: Profile, queue: Queue, nodes: int) -> int | None:
         size = f"{size_text(wanted)} on {plural(nodes, 'node')}"
         message = f"jobs of {size}; its nodes have {size_text(limit)} for jobs"
         raise QueueMismatch("memory_per_job", message, limit="memory_per_node")
-    return wanted
+    return wanted // nodes
 
 
 def worker_threads(profile: Profile, cpus: int | None, workers: int) -> int:

@@ -25,7 +25,7 @@ from .layout import Layout
 from .layouts import LAYOUTS
 from .machine import Machine
 from .queues import QueueChooser
-from .shape import JobGroup, JobShape
+from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
@@ -191,7 +191,13 @@ class _Planner:
         if head is None or key is None:
             return None
         texts = request_texts(self.site, self.scheduler, key, gpus=False)
-        shape = head_shape(head, self.site.queues[key], texts)
+        try:
+            shape = head_shape(head, self.site.queues[key], texts)
+        except QueueMismatch as mismatch:
+            place = self.spec.site_position(*mismatch.site_place(key))
+            loc = mismatch.key.split(".")
+            self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
+            return None
         return self._job_group(HEAD, key, shape, head.walltime or self.profile.walltime)
 
     def _start_workers(self, n_workers: int) -> int:

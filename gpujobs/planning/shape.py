@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..config import placeholders
-
 FRACTION = 10**6
 """Parts of one GPU that ``{gpus_per_cpu}`` distinguishes."""
-MIB = 2**20
 
 Place = tuple[str | int, ...]
 """Location of a key in a profile or site file."""
@@ -29,9 +25,9 @@ class JobShape:
     memory: int | None
     """As the directives request it: a multiple of their units."""
     workers: int
+    worker_threads: int
     worker_memory: int | None
     """In whole MiB."""
-    worker_threads: int = 1
 
     @property
     def gpus_per_node(self) -> int:
@@ -90,57 +86,6 @@ class QueueMismatch(Exception):
     def site_place(self, queue_key: str) -> Place:
         """Return the location in the site file for an error about the queue ``queue_key``."""
         return self.place or ("queues", queue_key, self.limit)
-
-
-@dataclass(frozen=True)
-class MemoryRequest:
-    """The memory that directives request for a job of ``nodes``, ``cpus`` and ``gpus``.
-
-    ``texts`` are the directives with their placeholders, each of which is a whole number in its
-    unit. One number of bytes that is whole in all of them is requested, printed, and given to the
-    workers.
-    """
-
-    texts: tuple[str, ...]
-    nodes: int
-    cpus: int | None
-    gpus: int
-
-    def at_most(self, n_bytes: int) -> int:
-        """Return ``n_bytes`` rounded down; unchanged if it is less than one unit."""
-        return n_bytes // self._step * self._step or n_bytes
-
-    def at_least(self, n_bytes: int) -> int:
-        """Return ``n_bytes`` rounded up."""
-        return -(-n_bytes // self._step) * self._step
-
-    def near(self, n_bytes: int, limit: int | None) -> int:
-        """Return ``n_bytes`` rounded up, or down if that is more than ``limit``."""
-        more = self.at_least(n_bytes)
-        if limit and more > limit:
-            return self.at_most(n_bytes)
-        return more
-
-    @property
-    def _step(self) -> int:
-        """The bytes of which the memory of the job is a multiple."""
-        parts = {
-            "memory_per_node": self.nodes,
-            "memory_per_job": 1,
-            "memory_per_cpu": self.cpus,
-            "memory_per_gpu": self.gpus,
-        }
-        steps = (
-            unit * (parts[name] or 1)
-            for text in self.texts
-            for name, unit in placeholders.memory_units(text)
-        )
-        return math.lcm(*steps)
-
-
-def worker_share(memory: int, workers: int) -> int:
-    """Return the memory of each of ``workers`` workers, in whole MiB."""
-    return memory // workers // MIB * MIB or MIB
 
 
 def _share(total: int | None, parts: int | None) -> int | None:

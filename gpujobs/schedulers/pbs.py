@@ -68,6 +68,7 @@ class PBS(Scheduler):
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
     multi_cluster = True
+    memory_unit = ""  # bytes
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
@@ -103,13 +104,13 @@ class PBS(Scheduler):
             found |= _options_of(letter, value)
         return found
 
-    def clash(self, line: str, taken: Iterable[str]) -> str:
+    def repeated(self, line: str, taken: Iterable[str]) -> str:
         options, others = self.options(line), set(taken)
         if "-l select" in others and options & _CHUNK_OPTIONS:
             return "-l select"
         if "-l select" in options and others & _CHUNK_OPTIONS:
             return min(others & _CHUNK_OPTIONS)
-        return super().clash(line, others)
+        return super().repeated(line, others)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:

@@ -47,6 +47,10 @@ class GridEngine(Scheduler):
         "-C": "the script's directives would not be read",
         "-clear": "the directives before it would not count",
         "-@": "gpujobs does not read the file; write its options",
+        "-verify": "qsub would submit nothing",
+        "-w v": "qsub would submit nothing",
+        "-w p": "qsub would submit nothing",
+        "-r": "a job that is started again has lost its dask scheduler",
         "-hold_jid": "a dependency of one job of an array holds all of them",
         "-hold_jid_ad": "a dependency of one job of an array holds all of them",
     }
@@ -54,6 +58,8 @@ class GridEngine(Scheduler):
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
         "up to 64 letters, digits, - and _, no digit or - first",
     )
+    repeatable = frozenset({"-ac", "-dc", "-sc", "-v"})
+    memory_unit = ""  # bytes
     first_index = 1
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
@@ -74,6 +80,10 @@ class GridEngine(Scheduler):
         for word, value in zip(words, [*words[1:], ""], strict=True):
             if word == "-l":  # `-l a=1,b` requests two resources
                 found |= {f"-l {item.split('=')[0].strip()}" for item in value.split(",")}
+            elif word.startswith("--"):
+                raise ValueError(f"qsub has no option {word}")
+            elif word == "-w":  # `-w v` verifies a job instead of submitting it
+                found.add(f"-w {value}" if value in ("v", "p") else "-w")
             elif word.startswith("-") and not _NO_OPTION.fullmatch(word):
                 found.add(word)
         return found

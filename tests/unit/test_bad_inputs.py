@@ -106,8 +106,10 @@ def test_22_undefined_variable_in_a_template(home: Path) -> None:
     [
         ("-pgpu", "partition"), ("--part=gpu", "partition"), ("-p gpu", "partition"), ("--partition gpu", "partition"), ("-t 1", "time"),
         ("--tim=1", "time"), ("-J x", "job-name"), ("--job-n=x", "job-name"), ("-o x", "output"), ("--array=1-5", "array"), ("-a 1", "array"),
-        ("--mem-per-cpu=1", "mem"), ("--mem-per-gpu=4G", "mem"), ("-G 4", "gpus"), ("--gpus-per-node=4", "gpus-per-node"), ("-N2", "nodes"),
+        ("--mem-per-cpu=1", "mem"), ("--mem-per-gpu=4G", "mem"), ("-G 4", "gres/gpu"), ("--gpus-per-node=4", "gpus-per-node"), ("-N2", "nodes"),
         ("--gpu-bind=closest", "NVLink"), ("--gpus-per-task=1", "NVLink"), ("--ntasks=4", "one task per node"), ("-d after:1", "dependency"),
+        ("--cluster=x", "cluster"), ("--test-only", "submit nothing"), ("--test", "submit nothing"), ("--requeue", "started again"),
+        ("--export=ALL", "in `env`"), ("--export-file=x", "in `env`"), ("--gres=nvme:100", "gres"), ("--gres gpu:8", "gres"),
         ("--comment='x' --partition=gpu", "partition"), ("--signal=USR1", "signal"), ("-c 4", "cpus-per-task"), ("-M other", "cluster"),
     ],
 )  # fmt: skip

@@ -135,8 +135,8 @@ VALUES: dict[str, tuple[Any, str]] = {
     "extra": (["--lifetime", "1h"], "--lifetime=1h"),
     "job_script_prologue": (["module load a", "module load b"], "module load a\nmodule load b\n"),
     "env_extra": (["module load a", "module load b"], "module load a\nmodule load b\n"),
-    "job_extra_directives": (["-l x=1"], "-l x=1"),
-    "job_extra": (["-l x=1"], "-l x=1"),
+    "job_extra_directives": (["-A p1"], "-A p1"),
+    "job_extra": (["-A p1"], "-A p1"),
 }
 """A value of each keyword that becomes part of a plan, and its trace in a script."""
 OF_THE_CLASS = {

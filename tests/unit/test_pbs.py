@@ -388,7 +388,7 @@ def test_clash(line: str, taken: set[str], clash: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-l walltime=5:00:00", "written by gpujobs or the site"), ("-l ngpus=4", "-l select is written"), ("-N x", "-N is written"),
+        ("-l walltime=5:00:00", "written by gpujobs"), ("-l ngpus=4", "-l select is written"), ("-N x", "-N is written"),
         ("-V", "inherits nothing"), ("-W block=true", "wait for the end"), ("-J 0-3", "-J is written"), ("-q other", "-q is written"),
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ def test_cpu_workers_have_all_of_their_job(home: Path) -> None:
         ("gpus: 4\ncpus_per_job: 4\nworkers: {threads: 2}", "the job has 4 CPUs on a node"),
         (
             "gpus: 4\nmemory_per_job: 8GiB\nworkers: {memory: 3GiB}",
-            "4 workers of 3GiB; the job has 8GiB",
+            "4 workers of 3GiB; the job has 8GiB on a node",
         ),
     ],
 )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.config import placeholders
 from gpujobs.planning.commandlines import JobRoles, commands
-from gpujobs.planning.shape import JobShape, MemoryRequest
+from gpujobs.planning.memory import MemoryRequest
+from gpujobs.planning.shape import JobShape
 from gpujobs.text import number_text, size_text
 
 from .support import error_of, made_plan
@@ -40,7 +41,14 @@ def site(home: Path, memory: str, *changes: str) -> None:
 
 def shape(gpus: int, cpus: int) -> JobShape:
     return JobShape(
-        jobs=1, nodes=1, gpus=gpus, cpus=cpus, memory=None, workers=gpus, worker_memory=None
+        jobs=1,
+        nodes=1,
+        gpus=gpus,
+        cpus=cpus,
+        memory=None,
+        workers=gpus,
+        worker_threads=1,
+        worker_memory=None,
     )
 
 
@@ -72,7 +80,7 @@ def test_the_memory_of_a_job_is_the_memory_that_is_written(
             continue  # refused when it is written
         values = JobShape(
             jobs=1, nodes=nodes, gpus=nodes * 4, cpus=nodes * per_node, memory=n_bytes,
-            workers=nodes * 4, worker_memory=None,
+            workers=nodes * 4, worker_threads=1, worker_memory=None,
         ).values()  # fmt: skip
         written = int(placeholders.expand(text, values)[4:])
         assert written * step == n_bytes
@@ -117,10 +125,18 @@ def test_memory_of_a_head_of_its_own(home: Path) -> None:
     assert made.head and made.head.shape.memory == 3 * GIB and "-l h_vmem=1G" in made.head.lines
 
 
+def test_stated_memory_of_a_job_is_rounded_up(home: Path) -> None:
+    site(home, PER_SLOT)
+    made = made_plan(home, "gpus: 4\nmemory_per_job: 33GiB\n")
+    assert "-l h_vmem=1G" in made.workers.lines
+    assert made.workers.shape.memory == 64 * GIB
+    assert made.workers.shape.worker_memory == 16 * GIB
+
+
 def test_wanted_memory_must_fit_the_memory_that_is_written(home: Path) -> None:
     site(home, PER_SLOT)
     message = error_of(home, "gpus: 4\nworkers: {memory: 20GiB}\n")
-    assert "their GPUs' share of a node is 64GiB" in message and "at most 16GiB" in message
+    assert "the job has 64GiB on a node" in message and "at most 16GiB" in message
 
 
 def test_less_than_one_unit_is_refused(home: Path) -> None:
