@@ -242,7 +242,8 @@ class Server:
             if (code := self.processes[pid].poll()) is None:
                 continue
             # The session's leader is gone. What it left behind has as long as the signals still to come allow.
-            if _session(pid) and plan:
+            warned = job.get("warned") and not job["end"]
+            if _session(pid) and (plan or warned):
                 continue
             _signal(pid, "KILL")
             if job["end"] == "delete":
