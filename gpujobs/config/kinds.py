@@ -190,11 +190,12 @@ class Table(Kind[dict[str, T]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
-        return {
+        schema = {
             "type": "object",
             "propertyNames": self.name.schema(definitions),
             "additionalProperties": self.value.schema(definitions),
         }
+        return {**schema, "minProperties": 1} if self.empty else schema
 
     def key_names(self) -> Iterator[str]:
         """Yield the names of the keys of a value."""

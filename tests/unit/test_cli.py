@@ -88,6 +88,9 @@ def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: i
     found = {item["name"]: item for item in value["sites"]}
     assert value["version"] == 1
     assert found["mine"]["path"] == str(first / "mine.yaml")
+    assert found["example-slurm"]["contact"] == "support@example.org"
+    (second / "other.yml").write_text("")
+    assert "other.yml is ignored" in run("sites", "list", GPUJOBS_SITE_PATH=path).stderr
     (first / "mine.yaml").write_text("nonsense: 1\n")
     broken = run("sites", "list", GPUJOBS_SITE_PATH=path)
     assert broken.returncode == 0 and re.search(
@@ -100,6 +103,13 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     for name in ("./here.yaml", str(path)):
         done = run("sites", "show", name)
         assert done.stdout == path.read_text() and "site here is valid" in done.stderr
+    path.write_text(path.read_text() + "contact: gpu@example.org\nsource: the manual\n")
+    done = run("sites", "show", str(path))
+    assert "source: the manual\ncontact: gpu@example.org\n" in done.stderr
+    path.write_text(path.read_text() + "directives: [--output=x, --time=1]\n")
+    done = run("sites", "show", str(path))
+    assert done.returncode == 2 and done.stdout == path.read_text()
+    assert "output is written by gpujobs" in done.stderr and "time is written" in done.stderr
     path.write_text(path.read_text().replace("queues", "queus"))
     done = run("sites", "show", str(path))
     assert (done.returncode, done.stdout) == (2, "")
