@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from .support import sge as sge_support
+from .support import site as site_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
 from .support.cli import ORDINARY_USER, Cli, python_for
@@ -32,17 +33,37 @@ BACKENDS = ["slurm", "sge", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
 
 
+SITE = "site"
+"""The batch scheduler of ``--site``, which then replaces the others."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpujobs")
+    group.addoption("--site", help="run the tests on the batch scheduler of this site")
+    words = "nodes of the site that tests may fill; without it, those tests are skipped"
+    group.addoption("--site-nodes", type=int, default=0, help=words)
+
+
+def backend_of(item: pytest.Item) -> str:
+    """Return the batch scheduler of a test, ``""`` if it needs no particular one."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("backend", "")) if callspec else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
     On all batch schedulers but the first, `make test` has only those marked ``conformance``.
     """
-    limit = float(config.getini("timeout"))
+    at_site = bool(config.getoption("--site"))
+    left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+    limit = float(config.getini("timeout") or 0)
     for item in items:
-        if not item.get_closest_marker("timeout"):
+        if limit and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(patience(limit)))
-        callspec = getattr(item, "callspec", None)
-        name = callspec.params.get("backend", BACKENDS[0]) if callspec else BACKENDS[0]
+        name = backend_of(item) or BACKENDS[0]
         if name != BACKENDS[0] and not item.get_closest_marker("conformance"):
             item.add_marker(pytest.mark.slow)
 
@@ -63,8 +84,13 @@ def unavailable(what: str, why: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_folder() -> Iterator[Path]:
+def shared_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder that every user can enter: what login and compute nodes share."""
+    if request.config.getoption("--site"):
+        folder = site_support.shared_home()
+        yield folder
+        site_support.remove(folder)
+        return
     folder = Path(tempfile.mkdtemp(prefix="gpujobs-tests-"))
     folder.chmod(0o755)
     with reaper(str(folder)):
@@ -111,7 +137,14 @@ def lsf_backend(shared_folder: Path) -> Iterator[FakeBackend]:
         yield running
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(scope="session")
+def site_backend(shared_folder: Path, request: pytest.FixtureRequest) -> Backend:
+    """The batch scheduler of ``--site``."""
+    site, nodes = request.config.getoption("--site"), request.config.getoption("--site-nodes")
+    return site_support.SiteBackend(site, nodes, shared_folder)
+
+
+@pytest.fixture(params=[*BACKENDS, SITE])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each batch scheduler in turn; nothing is left in it after a test."""
     found: Backend = request.getfixturevalue(f"{request.param}_backend")
@@ -133,7 +166,8 @@ def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
 
 def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
     """Return the command line of an ordinary user, or of root."""
-    user = ORDINARY_USER if kind == "ordinary" and os.geteuid() == 0 else None
+    other = kind == "ordinary" and os.geteuid() == 0 and backend.same_host
+    user = ORDINARY_USER if other else None
     try:
         python_for(user)
     except LookupError as error:

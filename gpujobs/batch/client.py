@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from . import process
+from .targets import cancel_targets, waits_in_queue
 
 logger = logging.getLogger("gpujobs")
 
@@ -90,7 +91,7 @@ class SchedulerClient:
         if not self.scheduler.answered(result):
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
-            raise UnavailableError(message)
+            raise UnavailableError(message, hint=f"run {command} on this host to see why")
         return self.scheduler.parse_find(result.stdout, name)
 
     def array_limit(self) -> int | None:
@@ -182,7 +183,7 @@ class SchedulerClient:
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
-                waiting = [job for job in waiting if job in found and _waits(found[job])]
+                waiting = [job for job in waiting if job in found and waits_in_queue(found[job])]
                 if not waiting or time.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
@@ -286,24 +287,6 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
-
-
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions, and the indexes of the jobs to cancel; no indexes: all of them.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets
-
-
-def _waits(status: JobStatus) -> bool:
-    return status.stuck or status.state is JobState.PENDING
 
 
 def _delays(first: float = FIRST_DELAY) -> Iterator[float]:

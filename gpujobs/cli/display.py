@@ -7,7 +7,14 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 
-from ..clusters.report import ClusterReport, ClusterState, JobReport, WorkerGpu, cluster_json
+from ..clusters.report import (
+    ClusterReport,
+    ClusterState,
+    JobPhase,
+    JobReport,
+    WorkerGpu,
+    cluster_json,
+)
 from ..schedulers import JobState
 from ..text import clock_text, plural, size_text, table
 
@@ -103,7 +110,8 @@ def _facts(report: ClusterReport) -> Iterator[str]:
 def _missing_workers(report: ClusterReport) -> str:
     if report.finished or not report.connected:
         return ""
-    names = [name for job in report.jobs for name in job.workers if name not in job.connected]
+    staying = [job for job in report.jobs if job.number not in report.record.removed]
+    names = [name for job in staying for name in job.workers if name not in job.connected]
     if not names:
         return ""
     if len(names) > SHOWN_NAMES:
@@ -131,6 +139,8 @@ def _remark(job: JobReport) -> str:
     parts: list[str] = []
     if job.head:
         parts.append("head")
+    if job.phase is JobPhase.LEAVING:
+        parts.append("leaving")
     if job.reason:
         parts.append(job.reason)
     if job.exit_code:

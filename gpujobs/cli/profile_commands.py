@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InputError
+from ..errors import InputError, RefusedError
+from ..schedulers import JobId
 from ..text import plural
 from . import messages, options
 
@@ -38,7 +39,10 @@ def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) 
     plan = prepare.make_cluster_plan(spec)
     _write_notes(plan)
     ledger = options.open_ledger()
-    record = submit.submit(spec, plan, ledger)
+    try:
+        record = submit.submit(spec, plan, ledger)
+    except RefusedError as error:
+        raise _with_contact(error, plan) from None
     _print_submitted(plan, record, as_json)
     if wait_for_end:
         from . import wait
@@ -120,10 +124,18 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
         click.echo(record.id)
     sys.stdout.flush()  # a script that reads the id need not wait for `--wait`
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
-    ids = ", ".join(submission.id for submission in record.submissions)
+    shown = [plan.scheduler.show_id(JobId(submission.id)) for submission in record.submissions]
+    ids = f"job {shown[0]}" if len(shown) == 1 else f"jobs {', '.join(shown)}"
     messages.progress.write(
-        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name} ({ids})"
+        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
     )
+
+
+def _with_contact(error: RefusedError, plan: Plan) -> RefusedError:
+    """Return the error with the site's contact, who can explain a refused job."""
+    if plan.site.contact and not error.hint:
+        return RefusedError(str(error), hint=f"contact for questions: {plan.site.contact}")
+    return error
 
 
 def _write_notes(plan: Plan) -> None:

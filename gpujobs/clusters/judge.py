@@ -13,6 +13,7 @@ from functools import cached_property
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
+from .clusterstate import cluster_state
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -44,7 +45,8 @@ def judge(
         answers = _outcomes(record, folder)
     judged = _Judge(record, folder, answers, names, now, live=connected is not None)
     jobs = tuple(judged.jobs())
-    state, reason = _cluster_state(record, folder, jobs, names)
+    names = names.difference(*(job.workers for job in jobs if job.phase is JobPhase.LEAVING))
+    state, reason = cluster_state(record, folder, jobs, names)
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
     return ClusterReport(
@@ -125,7 +127,7 @@ class _Judge:
             phase=self._phase(number, status, workers, connected),
             state=status.state,
             native=status.native,
-            reason=self.folder.reasons.get(number) or status.reason,
+            reason=self._reason(number, status),
             exit_code=status.exit_code,
             node=status.node or self._node(number),
             starts=status.starts,
@@ -150,18 +152,49 @@ class _Judge:
             answer = JobStatus(JobState.UNKNOWN)
         status = self._expire_unlisted(number, answer)
         exit_record = self.folder.exits.get(number)
-        if exit_record and status.state not in (JobState.PENDING, JobState.SUSPENDED):
+        if exit_record and self._decides(exit_record, number, status.state):
             status = _with_exit_record(status, exit_record)
-        elif self.live and connected and not exit_record and not _really_active(status.state):
+        elif connected and not exit_record and self._outdated(number, answer.state):
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)
 
+    def _decides(self, left: ExitRecord, number: int, state: JobState) -> bool:
+        """Return whether a job's exit record is its end: one that was requeued starts again."""
+        if state in (JobState.PENDING, JobState.SUSPENDED):
+            return False
+        asked = self.folder.ended is not None or number in self.record.removed
+        # A requeue begins with SIGTERM; the next answer of the batch scheduler decides.
+        return asked or left.exit_code != TERMINATED or state is not JobState.RUNNING
+
+    def _outdated(self, number: int, state: JobState) -> bool:
+        """Return whether a connected worker proves ``state``, an answer, to be out of date.
+
+        A list of workers in the folder proves nothing: it stays as it was without the dask
+        scheduler. That of the head's job is newer than any connection to it.
+        """
+        if not self.live:
+            return False
+        return (
+            state is JobState.UNKNOWN if self.folder.head == number else not _really_active(state)
+        )
+
     def _expire_unlisted(self, number: int, status: JobStatus) -> JobStatus:
         since = self.record.unlisted.get(str(number))
-        if status != NOT_LISTED or since is None or self.now - since <= UNLISTED_TIMEOUT:
+        if status != NOT_LISTED or since is None:
+            return status
+        if self.folder.ended is not None:  # it may have been unlisted for long before this query
+            since = min(since, self.folder.ended.time)
+        if self.now - since <= UNLISTED_TIMEOUT:
             return status
         return lost_job_status(started=self._started(number))
+
+    def _reason(self, number: int, status: JobStatus) -> str:
+        if status.state is not JobState.PENDING:
+            return self.folder.reasons.get(number) or status.reason
+        if not self._started(number):
+            return status.reason
+        return f"requeued: {status.reason}" if status.reason else "requeued"
 
     def _explain_cancel(self, number: int, status: JobStatus) -> JobStatus:
         """A cancel that was requested explains a state that the batch scheduler calls failed."""
@@ -237,55 +270,3 @@ def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:
     states = {0: JobState.COMPLETED, TERMINATED: JobState.CANCELLED}
     state = states.get(code, JobState.FAILED) if code is not None else JobState.FAILED
     return replace(status, state=state, exit_code=code)
-
-
-# -- the cluster -----------------------------------------------------------------------------------
-_STATE_OF_KIND = {
-    EndKind.DONE: ClusterState.DONE,
-    EndKind.IDLE: ClusterState.DONE,
-    EndKind.CLOSED: ClusterState.DONE,
-    EndKind.SHUTDOWN: ClusterState.DONE,
-    EndKind.CANCELLED: ClusterState.CANCELLED,
-    EndKind.WALLTIME: ClusterState.FAILED,
-    EndKind.FAILED: ClusterState.FAILED,
-}
-
-
-def _cluster_state(
-    record: ClusterRecord,
-    folder: FolderState,
-    jobs: tuple[JobReport, ...],
-    connected: frozenset[str],
-) -> tuple[ClusterState, str]:
-    if folder.ended is not None:
-        return _STATE_OF_KIND[folder.ended.kind], folder.ended.reason
-    if record.intent is not None and not jobs:
-        return ClusterState.PENDING, "being submitted"
-    if not any(job.active for job in jobs):
-        return _all_ended(jobs)
-    phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
-    if phases == {JobPhase.SUSPENDED}:
-        return ClusterState.SUSPENDED, "all its jobs are suspended"
-    if connected and len(connected) >= record.workers:
-        return ClusterState.RUNNING, ""
-    started = folder.head is not None or any(job.state is JobState.RUNNING for job in jobs)
-    if not started:
-        return ClusterState.PENDING, _waiting(jobs)
-    return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
-
-
-def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:
-    states = sorted({job.state.value for job in jobs})
-    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
-    detail = "".join(f" ({reason})" for reason in list(failed)[:1])
-    state = ClusterState.CANCELLED if states == ["CANCELLED"] else ClusterState.FAILED
-    return state, f"all its jobs have ended: {', '.join(states)}{detail}"
-
-
-def _waiting(jobs: tuple[JobReport, ...]) -> str:
-    pending = [job for job in jobs if job.state is JobState.PENDING]
-    if not pending:
-        return ""
-    reasons = sorted({job.reason for job in pending if job.reason})
-    detail = f" ({', '.join(reasons)})" if reasons else ""
-    return f"{len(pending)} pending{detail}"

@@ -7,6 +7,7 @@ clusters it has, and ever more rarely while nothing changes.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -62,8 +63,14 @@ class ClusterMonitor:
         self._answers: dict[JobId, JobStatus] = {}
         self._settled: set[JobId] = set()
         """Jobs that have ended, and are not queried any more."""
+        self._last_query = -math.inf
         self._next_query = 0.0
         self._interval = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last query of the batch scheduler."""
+        return time.monotonic() - self._last_query
 
     def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
         """Return a report on every cluster; query the batch scheduler if that is due.
@@ -127,6 +134,7 @@ class ClusterMonitor:
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:
+        self._last_query = time.monotonic()
         before = dict(self._answers)
         self.records = [recover_submission(record, self.ledger) for record in self.records]
         groups: dict[object, list[ClusterRecord]] = {}

@@ -158,7 +158,8 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
     """Return one cluster as JSON."""
     record, folder = report.record, report.folder
     encrypted = folder.encrypted
-    connected: list[Json] = [*sorted(folder.workers)] if report.connected else []
+    leaving = {name for job in report.jobs if job.phase is JobPhase.LEAVING for name in job.workers}
+    connected: list[Json] = [*sorted(folder.workers.keys() - leaving)] if report.connected else []
     return {
         "id": record.id,
         "site": record.site,

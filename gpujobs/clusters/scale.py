@@ -11,7 +11,7 @@ from ..config.spec import ClusterSpec, read_spec, settings_document, with_settin
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
-from ..planning.limits import exceeded, job_limits
+from ..planning.limits import JobLimit, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..text import plural
@@ -19,7 +19,7 @@ from . import folder as folders
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor, client_of
 from .report import ClusterReport, JobPhase, JobReport
-from .submit import send
+from .submit import array_limit, send
 
 logger = logging.getLogger("gpujobs")
 
@@ -50,11 +50,15 @@ def counting_jobs(report: ClusterReport) -> list[JobReport]:
     ]
 
 
+def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
+    """Return the limits of the number of jobs with workers of a cluster."""
+    head_queue = plan.head.queue_key if plan.head else None
+    return job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+
+
 def check_job_limits(plan: Plan, jobs: int) -> None:
     """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
-    head_queue = plan.head.queue_key if plan.head else None
-    limits = job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
-    limit = exceeded(limits, jobs)
+    limit = exceeded(limits_of(plan), jobs)
     if limit is not None:
         raise InputError(limit.message(jobs))
 
@@ -105,9 +109,17 @@ def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
     first = max(submission.first + submission.count for submission in record.submissions)
     own_head = any(submission.group == HEAD for submission in record.submissions)
     roles = JobRoles(scheduler=not own_head, workers=True, run=not own_head)
-    for script in render_jobs(
-        plan, record.id, plan.workers, roles, first, jobs, site_folder=spec.site.path.parent
-    ):
+    scripts = render_jobs(
+        plan,
+        record.id,
+        plan.workers,
+        roles,
+        first,
+        jobs,
+        limit=array_limit(plan, client, jobs),
+        site_folder=spec.site.path.parent,
+    )
+    for script in scripts:
         record = send(record, script, client, ledger)
     logger.info("%s more", plural(jobs, "job"))
     return record

@@ -36,7 +36,8 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
     client = client_of(record)
-    scripts = scripts_of(spec, plan, cluster_id, _array_limit(plan, client))
+    limit = array_limit(plan, client, plan.workers.shape.jobs)
+    scripts = scripts_of(spec, plan, cluster_id, limit)
     folders.make(record.path, encrypted=plan.transport.certificate)
     try:
         with disk_errors(record.path):
@@ -107,8 +108,12 @@ def estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     return client.estimate(scripts_of(spec, plan, cluster_id)[0].text, Path.cwd())
 
 
-def _array_limit(plan: Plan, client: SchedulerClient) -> int | None:
-    if plan.site.max_array_size or plan.workers.shape.jobs <= plan.scheduler.largest_array:
+def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:
+    """Return the most jobs of one array: the site's number, or the batch scheduler's, or None.
+
+    The batch scheduler is queried only for several ``jobs``.
+    """
+    if plan.site.max_array_size or jobs == 1:
         return plan.site.max_array_size
     return client.array_limit()
 

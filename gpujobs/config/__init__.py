@@ -1,1 +1,1 @@
-"""What people write: the two YAML files, read with positions and checked."""
+"""The input files: site and profile in YAML, read with positions and validated."""

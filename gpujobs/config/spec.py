@@ -133,7 +133,7 @@ def default_name(text: str) -> str:
 
 
 def _resolved(spec: ClusterSpec) -> Document:
-    """Return the profile's document for JSON, which does not keep what was written in quotes.
+    """Return the profile's document for JSON, which loses the distinction of quoted scalars.
 
     Only the worker's own options depend on that (see `core_value`).
     """

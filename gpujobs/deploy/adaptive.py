@@ -7,24 +7,45 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dask.utils import parse_timedelta
 from distributed.deploy.adaptive import Adaptive
-from distributed.deploy.spec import SpecCluster
 
 from .job import PoolJob
-from .scaler import Scaler
+
+SHORTEST_HOLD, LONGEST_HOLD = 120.0, 1800.0
+"""Bounds of the time for which idle jobs are kept, in seconds."""
 
 
 class JobAdaptive(Adaptive):  # type: ignore[misc]
     """Requests whole jobs, and releases whole idle ones.
 
-    ``hold``: seconds for which all workers of a job must be idle before it is released.
-    ``grace``: seconds for which a job that has not started is kept although nothing needs it.
+    ``hold``: time for which all workers of a job must be idle before it is released; default: as
+    long as a job of this cluster has waited in the queue, within 2 and 30 minutes. ``grace``:
+    seconds for which a job that has not started is kept although nothing needs it.
     """
 
-    def __init__(self, *args: Any, grace: float = 30.0, hold: float = 3.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, grace: float = 30.0, hold: float | str | None = None, **kwargs: Any
+    ) -> None:
         self.grace = grace
-        self.hold = hold
+        self._hold: float | None = None if hold is None else parse_timedelta(hold)
         super().__init__(*args, **kwargs)
+
+    @property
+    def hold(self) -> float:
+        """Seconds for which an idle job is kept."""
+        if self._hold is not None:
+            return self._hold
+        waited: float = self.cluster.longest_wait
+        return min(LONGEST_HOLD, max(SHORTEST_HOLD, waited))
+
+    async def scale_up(self, n: int) -> None:
+        """Request as many of ``n`` workers as are possible."""
+        await self.cluster.grow(n)
+
+    async def scale_down(self, workers: Sequence[str]) -> None:
+        """Release the jobs of these workers, which transfer their data."""
+        await self.cluster.scale_down(workers)
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Return the next step to ``target`` workers: up, down, or the same."""
@@ -69,44 +90,3 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
                 job.idle_since = None
             elif job.idle_since is None:
                 job.idle_since = now
-
-
-class Adaptable:
-    """The methods of a cluster that adaptive scaling calls, and those that start it."""
-
-    workers_per_job: int
-    _scaler: Scaler
-
-    async def scale_down(self, workers: Sequence[str]) -> None:
-        """Release the jobs whose workers are all named; `Adaptive` calls this."""
-        await self._scaler.release(workers)
-
-    def adapt(
-        self,
-        *args: Any,
-        minimum_jobs: int | None = None,
-        maximum_jobs: int | None = None,
-        Adaptive: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Scale between ``minimum`` and ``maximum`` workers by the load, in whole jobs."""
-        self._scaler.check_elastic()
-        if minimum_jobs is not None:
-            kwargs["minimum"] = minimum_jobs * self.workers_per_job
-        if maximum_jobs is not None:
-            kwargs["maximum"] = maximum_jobs * self.workers_per_job
-        return SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
-
-    def counting_jobs(self) -> list[PoolJob]:
-        """Return the jobs that count towards the target."""
-        return self._scaler.pool.counting()
-
-    @property
-    def plan(self) -> set[str]:
-        """Names of the workers that there should be."""
-        return {name for job in self._scaler.pool.counting() for name in job.report.workers}
-
-    @property
-    def requested(self) -> set[str]:
-        """Names of the workers whose jobs are submitted."""
-        return {name for job in self._scaler.pool.jobs.values() for name in job.report.workers}

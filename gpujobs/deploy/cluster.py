@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from distributed.core import Status
-from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from ..clusters import folder as folders
@@ -18,14 +18,13 @@ from ..clusters.connect import security_of
 from ..clusters.folderstate import Transport
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
-from ..clusters.report import JobReport
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
+from ..injob.folder import EndKind
 from ..injob.preload import WorkerRegistry
-from .adaptive import Adaptable
 from .attached import AttachedCluster
 from .control import DaskControl
-from .display import JobsDisplay
+from .elastic import ElasticCluster
 from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
 from .keywords import spec_of
@@ -33,11 +32,10 @@ from .lease import Lease
 from .options import ClusterOptions
 from .pool import JobPool
 from .scaler import Scaler
-from .table import phase_counts
 from .transport import without_unusable_ucxx
 
 
-class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):
+class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """A dask cluster whose workers are GPUs in jobs of a batch scheduler.
 
     Parameters
@@ -141,6 +139,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):
         if options.local_scheduler:  # the choice is made here
             first = plan.transport.protocols[:1]
             plan = replace(plan, transport=replace(plan.transport, protocols=first))
+        self._owner = os.getpid()
         self._pool = JobPool(spec, plan, Ledger())
         self._dask = DaskControl(self)
         self._scaler = Scaler(self._pool, self._dask)
@@ -209,7 +208,7 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):
         await super()._start()
         if not new:
             return
-        if self._pool.jobs:  # the head's job
+        if self._pool.jobs.active:  # the head's job
             self._scaler.watch_soon()
         else:
             registry = WorkerRegistry(self.scheduler, str(self.folder))
@@ -222,80 +221,31 @@ class GPUJobQueueCluster(Adaptable, JobsDisplay, JobQueueCluster):
             return
         self._scaler.stop()
         self._lease.stop()
+        self._pool.end(EndKind.CLOSED, "closed by its owner")
         if isinstance(self.scheduler, HeadJob):
             await self._dask.close_scheduler()
-        ending = asyncio.ensure_future(asyncio.to_thread(self._pool.end_all))
+        elif self._dask.end_of_scheduler():
+            self._dask.disconnect()
+        ending = asyncio.ensure_future(self._pool.end_jobs())
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending
+
+    def close(self, timeout: float | None = None) -> Any:
+        """End the cluster and its jobs. In a forked process this does nothing: it owns none."""
+        if os.getpid() == self._owner:
+            return super().close(timeout)
+        self.status = Status.closed
+        return None
 
     def shutdown(self) -> Any:
         """End the cluster: for its owner the same as `close`."""
         return self.close()
 
-    # -- scale -------------------------------------------------------------------------------------
-    def scale(
-        self,
-        n: int | None = None,
-        jobs: int | None = None,
-        memory: Any = None,
-        cores: int | None = None,
-    ) -> Any:
-        """Request ``n`` workers (= GPUs), ``jobs`` jobs, or workers with ``memory`` or ``cores``.
-
-        Workers come and go in whole jobs: the number is rounded up, and that is logged. Raises
-        RefusedError in the batch scheduler's words; then nothing has changed. With an
-        asynchronous cluster the result must be awaited.
-        """
-        if self.status in (Status.closing, Status.closed):  # dask closes by scaling to 0
-            self._scaler.set_target(0)
-            return None
-        self._scaler.check_elastic()
-        self._scaler.set_target(self._scaler.jobs_for(n, jobs, memory, cores))
-        self._pool.write_target(self._scaler.target)
-        if self.asynchronous or self.called_from_running_loop:
-            return self._correct_state()
-        return self.sync(self._reach_target)
-
-    scale_up = scale
-
-    async def _reach_target(self) -> None:
-        await self._correct_state()
-
-    async def _correct_state_internal(self) -> None:
-        self._correct_state_waiting = None  # calls of one moment share a task until here
-        if self.status not in (Status.closing, Status.closed):
-            await self._scaler.reach_target()
-
-    async def _wait_for_workers(
-        self, n_workers: int = 0, timeout: float | str | None = None
-    ) -> None:
-        await self._scaler.wait_for(n_workers, timeout)
-
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        # SpecCluster's removes a whole job when one of its workers is lost.
-        Cluster._update_worker_status(self, op, msg)
-        self._pool.query_soon()
-
-    # -- display -----------------------------------------------------------------------------------
     @property
     def folder(self) -> Path:
         """The cluster's folder, with logs, scripts and certificate."""
         return self._pool.record.path
-
-    def job_script(self) -> str:
-        """Return the script of the next worker job."""
-        return self._pool.next_script()
-
-    def _job_reports(self) -> list[JobReport]:
-        return self._pool.latest(self.observed)
-
-    def _rows(self) -> tuple[str, ...]:
-        return (
-            f"Scaling mode: {'Adaptive' if self._dask.adapts else 'Manual'}",
-            f"Workers: {len(self.scheduler_info['workers'])} / {len(self.requested)}",
-            f"Jobs: {phase_counts(job.report for job in self._pool.jobs.values()) or 'none'}",
-        )
 
 
 def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJobQueueCluster]:

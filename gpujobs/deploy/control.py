@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 from typing import Any
 
+from distributed import Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import SpecCluster
 from distributed.objects import SchedulerInfo
+
+from ..injob.folder import EndKind
+from ..injob.preload import idle_message
 
 RETIRE_TIMEOUT = 30.0
 """Seconds for workers that must go to transfer their data."""
 CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
-CLOSE_SCHEDULER_TIMEOUT = 2.0
+CLOSE_SCHEDULER_TIMEOUT = 1.5
 """Seconds for a dask scheduler in a job to confirm that it closes."""
+QUERY_TIMEOUT = 5.0
+"""Seconds for a dask scheduler to list its workers."""
 
 
 class DaskControl:
@@ -37,16 +44,32 @@ class DaskControl:
         return adaptive is not None and adaptive.state in ("starting", "running")
 
     @property
-    def connected(self) -> frozenset[str]:
-        """Names of the connected workers."""
+    def connected(self) -> frozenset[str] | None:
+        """Names of the connected workers; None if the connection to the dask scheduler is lost."""
+        comm = self._cluster._watch_worker_status_comm
+        if comm is None or comm.closed():
+            return None
         return frozenset(self._cluster.observed)
 
-    async def running_workers(self) -> int:
-        """Return how many workers are ready for tasks."""
-        identity = await self._cluster.scheduler_comm.identity()
-        self._cluster.scheduler_info = SchedulerInfo(identity)
+    def end_of_scheduler(self) -> tuple[EndKind, str] | None:
+        """Return why a dask scheduler in this process has closed; None if it runs."""
+        scheduler = self._cluster.scheduler
+        closed = self._cluster.status == Status.running and isinstance(scheduler, Scheduler)
+        if not closed or scheduler.status not in (Status.closing, Status.closed):
+            return None
+        if message := idle_message(scheduler):
+            return EndKind.IDLE, message
+        return EndKind.SHUTDOWN, "a client shut the dask scheduler down"
+
+    async def running_workers(self, leaving: Collection[str]) -> int:
+        """Return how many workers are ready for tasks, without those that are ``leaving``."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
+            identity = self._cluster.scheduler_comm.identity()
+            info = await asyncio.wait_for(identity, QUERY_TIMEOUT)
+            self._cluster.scheduler_info = SchedulerInfo(info)
         workers = self._cluster.scheduler_info["workers"].values()
-        return sum(worker["status"] == "running" for worker in workers)
+        running = (worker["name"] for worker in workers if worker["status"] == "running")
+        return sum(name not in leaving for name in running)
 
     async def load(self) -> dict[str, int]:
         """Return how many tasks each worker has, by name."""
@@ -68,26 +91,42 @@ class DaskControl:
             )
             await asyncio.wait_for(retire, RETIRE_TIMEOUT)
 
-    async def wait_for_workers_to_exit(self) -> None:
-        """Let workers exit before their dask scheduler, which logs every broken connection."""
-        cluster = self._cluster
-        if cluster.status != Status.running or not cluster.scheduler_info["workers"]:
-            return
-        deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT
-        while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)  # from a worker's last message to the end of its connection
-
     async def close_scheduler(self) -> None:
         """Close a dask scheduler in a job, which closes its workers and its clients' connections.
 
         Afterwards it does not respond, and dask must not connect to it any more.
         """
         cluster = self._cluster
-        if cluster.status == Status.running:
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                await asyncio.wait_for(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
         cluster.shutdown_scheduler = False
+        if cluster.status != Status.running or self.connected is None:
+            return
+        cluster.status = Status.closing  # so that clients do not try to connect again
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
+        cluster.status = Status.running
+
+    async def wait_for_workers_to_exit(self) -> None:
+        """Let workers exit before a local dask scheduler, which logs every broken connection.
+
+        Their connections end some time after the dask scheduler has removed them.
+        """
+        deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT
+        while self._worker_connections() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _worker_connections(self) -> int:
+        """Return how many connections of workers a local dask scheduler has."""
+        comms = getattr(self._cluster.scheduler, "_comms", {})
+        return list(comms.values()).count("register-worker")
+
+    def disconnect(self) -> None:
+        """Stop what queries the dask scheduler regularly: it is gone."""
+        cluster = self._cluster
+        cluster.shutdown_scheduler = False
+        if cluster._adaptive is not None:
+            cluster._adaptive.stop()
+        if cluster._sync_cluster_info_task is not None:
+            cluster._sync_cluster_info_task.cancel()
 
     def log(self, message: str) -> None:
         """Show a line to the user."""

@@ -100,9 +100,8 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
 
     def _why_ended(self, job: PoolJob, state: FolderState) -> str:
         reason = state.ended.reason if state.ended else ""
-        last = next(
-            (past for past in self.pool.past if past.number == job.report.number), job.report
-        )
+        past = (past for past in self.pool.jobs.past if past.number == job.report.number)
+        last = next(past, job.report)
         log = folders.tail(self.pool.record.path / "logs" / "scheduler.log", 5) or last.log
         lines = "".join(f"\n  | {line}" for line in log)
         return f"the dask scheduler's job {job.report.id} ended: {reason or last.reason}{lines}"

@@ -10,8 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ..clusters import cancel as cancelling
@@ -20,32 +19,32 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import check_job_limits, jobs_to_release
-from ..clusters.submit import new_record, send
+from ..clusters.scale import check_job_limits
+from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
-from ..planning.commandlines import warning
 from ..planning.plan import Plan
 from ..planning.render import Script
-from ..schedulers import JobId
+from ..schedulers import JobState
+from .attempts import Attempts
 from .job import PoolJob
+from .jobs import PoolJobs
 from .submitter import Submitter
 
-FAILED_STARTS = 3
-"""Submitting stops after this many consecutive jobs end before their workers connect."""
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""
 CLOSE_TIMEOUT = 12.0
 """Seconds for which closing waits for a batch scheduler that is away; the jobs then exit alone."""
 QUERY_DELAY = 1.0
 """Seconds between a change and the query for it."""
-MAX_OVERLAP = 120.0
-"""Most seconds before its walltime at which a job's successor is submitted."""
 
 Retire = Callable[[list[str]], Awaitable[None]]
 """Closes the workers of these names after they have transferred their data."""
+
+_KIND_OF_HEAD = {JobState.CANCELLED: EndKind.CANCELLED, JobState.TIMEOUT: EndKind.WALLTIME}
+"""Why a cluster has ended if its head ended in this state; else it has failed."""
 
 logger = logging.getLogger("gpujobs")
 
@@ -59,14 +58,14 @@ class JobPool:
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, owner="client")
         self.workers_per_job = plan.workers.shape.workers
-        self.jobs: dict[int, PoolJob] = {}
-        self.past: deque[JobReport] = deque(maxlen=200)
-        self.failed_starts = 0
+        self.jobs = PoolJobs(plan.workers.walltime)
+        self.attempts = Attempts()
         self.error: Exception | None = None
         """Why no more jobs are submitted."""
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
         self.report: ClusterReport | None = None
+        self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
         self._client = client_of(self.record, stopping=self._closing.is_set)
@@ -85,44 +84,40 @@ class JobPool:
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts."""
-        self.failed_starts = 0
+        self.attempts.succeeded()
         if not self.ended:
             self.error = None
 
-    def counting(self) -> list[PoolJob]:
-        """Return the jobs that count towards the target."""
-        return [job for job in self.jobs.values() if job.report.workers and not job.leaving]
-
-    def latest(self, connected: Iterable[str]) -> list[JobReport]:
+    def latest(self, connected: Iterable[str] | None) -> list[JobReport]:
         """Return the active jobs as they are now, then the past ones, newest first."""
-        known = [*(job.report for job in self.jobs.values()), *reversed(self.past)]
         if not self.record.submissions:
-            return known
-        fresh = {job.number: job for job in self._monitor.latest(connected).jobs}
-        return [self._newer(job, fresh.get(job.number)) for job in known]
-
-    def _newer(self, known: JobReport, fresh: JobReport | None) -> JobReport:
-        """Return the present report of a job; how it ended is final, why it leaves is kept."""
-        if fresh is None or known.phase in (JobPhase.FAILED, JobPhase.ENDED):
-            return known
-        return replace(fresh, reason=known.reason) if known.phase is JobPhase.LEAVING else fresh
+            return self.jobs.reports()
+        return self.jobs.latest(self._monitor.latest(connected).jobs)
 
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, count: int) -> None:
         """Submit ``count`` worker jobs as one array, or as few arrays as the site allows."""
         if self.ended:
             raise self._ended_error()
-        with_workers = sum(bool(job.report.workers) for job in self.jobs.values())
+        with_workers = sum(bool(job.report.workers) for job in self.jobs.active.values())
         check_job_limits(self.plan, with_workers + count)
-        await self._submit(self._submitter.worker_scripts(count, self._used_devices()), True)
+        limit = await self._array_limit(count)
+        scripts = self._submitter.worker_scripts(count, self.jobs.devices(), limit)
+        await self._submit(scripts, True)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
-        scripts = self._submitter.head_scripts(self._used_devices())
+        scripts = self._submitter.head_scripts(self.jobs.devices())
         await self._submit(scripts, self.plan.head is None)
-        job = self.jobs[scripts[0].first]
+        job = self.jobs.active[scripts[0].first]
         job.report = replace(job.report, head=True)
         return job
+
+    async def _array_limit(self, count: int) -> int | None:
+        """Return the most jobs of one array; the batch scheduler is queried once."""
+        if count > 1 and self._limit is None:
+            self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
+        return self._limit
 
     def next_script(self) -> str:
         """Return the script of the next worker job."""
@@ -133,46 +128,48 @@ class JobPool:
             record = await asyncio.to_thread(send, self.record, script, self._client, self.ledger)
             self.record = record
             for job in self._submitter.jobs_of(record, script, workers):
-                self.jobs[job.report.number] = job
+                self.jobs.add(job)
         self.query_soon()
 
-    def _used_devices(self) -> set[str]:
-        return {device for job in self.jobs.values() for device in job.devices}
-
     # -- remove ------------------------------------------------------------------------------------
-    def cheapest(self, count: int, load: dict[str, int]) -> list[PoolJob]:
-        """Return the jobs that cost least to lose (see `jobs_to_release`)."""
-        chosen = jobs_to_release((job.report for job in self.counting()), count, load)
-        return [self.jobs[job.number] for job in chosen]
-
     async def remove(self, jobs: Sequence[PoolJob], retire: Retire) -> None:
         """Remove jobs: their workers transfer their data through ``retire``, then one cancel."""
         if not jobs:
             return
         for job in jobs:  # first of all, so that they are not replaced
-            self._finish(job, JobPhase.LEAVING, "removed")
+            self.jobs.finish(job, JobPhase.LEAVING, "removed")
         numbers = tuple(job.report.number for job in jobs)
         removed = (*self.record.removed, *numbers)
         self.record = await asyncio.to_thread(self._update, removed=removed)
         names = [name for job in jobs for name in job.report.connected]
         if names:
             await retire(names)
-        await self._cancel(jobs)
+        await self._cancel([job.report for job in jobs])
 
-    async def _cancel(self, jobs: Sequence[PoolJob]) -> None:
-        await self._cancel_jobs([job.report.job for job in jobs])
+    async def _cancel(self, jobs: Sequence[JobReport]) -> None:
+        ids = [job.job for job in jobs]
+        others = [job.report.job for job in self.jobs.active.values()]
+        others = [job for job in others if job not in ids]
+        await asyncio.to_thread(self._client.cancel, ids, [self.id], others)
 
-    async def _cancel_jobs(self, jobs: Sequence[JobId]) -> None:
-        remaining = [job.report.job for job in self.jobs.values()]
-        others = [job for job in remaining if job not in jobs]
-        await asyncio.to_thread(self._client.cancel, jobs, [self.id], others)
+    def end(self, kind: EndKind, reason: str) -> None:
+        """Write `ended`: every job that finds it exits."""
+        code = FAILED if kind is EndKind.FAILED else 0
+        folders.end(self.record.path, kind, code, reason)
+
+    async def end_jobs(self) -> None:
+        """Do `end_all` in a thread."""
+        try:
+            await asyncio.to_thread(self.end_all)
+        except RuntimeError:  # Python is exiting, and starts no threads any more
+            self.end_all()
 
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
         self._closing.set()
-        for job in list(self.jobs.values()):
-            self._finish(job, JobPhase.ENDED, "the cluster was closed")
-        folders.end(self.record.path, EndKind.CLOSED, 0, "closed by its owner")
+        for job in list(self.jobs.active.values()):
+            self.jobs.finish(job, JobPhase.ENDED, "the cluster was closed")
+        self.end(EndKind.CLOSED, "closed by its owner")
         record = self.ledger.get(self.id)
         if not record.submissions:
             self._update(finished=True)
@@ -193,94 +190,96 @@ class JobPool:
         return self.ledger.update(self.id, **changes)
 
     # -- watch -------------------------------------------------------------------------------------
-    def query_soon(self) -> None:
+    def query_soon(self, seconds: float = QUERY_DELAY) -> None:
         """Something has changed: query the batch scheduler at the next refresh."""
-        self._monitor.query_soon(QUERY_DELAY)
+        self._monitor.query_soon(seconds)
 
-    async def refresh(self, connected: frozenset[str], lock: asyncio.Lock) -> list[JobReport]:
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the batch scheduler was queried within the site's `poll`."""
+        return self._monitor.age < self.record.poll
+
+    async def refresh(
+        self, connected: frozenset[str] | None, lock: asyncio.Lock
+    ) -> list[JobReport]:
         """Take in a new report; return the jobs that have ended since the last one.
 
-        ``connected``: the names of the workers that dask reports. ``lock``: held while jobs are
-        judged, since a job that is being removed is not to be replaced.
+        ``connected``: the names of the workers that dask reports, None if that is unknown.
+        ``lock``: held while jobs are judged, since a job that is being removed is not to be
+        replaced.
         """
         report = self.report = await asyncio.to_thread(self._monitor.report, connected)
         now = time.monotonic()
         async with lock:
-            changed = self._update_jobs(report, now)
-            ended = [job for job in self.jobs.values() if self._has_ended(job, now)]
-            reports = [self._judge_end(job) for job in ended]
+            changed = self.jobs.update(report, now)
+            ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
+            reports = [self._finish(job) for job in ended]
+            self._count(ended, reports, now)
         if changed:
             self.query_soon()
         self._check_cluster(report)
         return reports
 
-    def _update_jobs(self, report: ClusterReport, now: float) -> bool:
-        changed = False
-        for job in report.jobs:
-            known = self.jobs.get(job.number)
-            if known is None:
-                continue
-            job = replace(job, head=job.head or known.report.head)
-            changed = known.update(job, now) or changed
-            if job.phase is JobPhase.RUNNING:
-                self.failed_starts = 0
-            self._note_walltime(known, now)
-        return changed
-
     def _has_ended(self, job: PoolJob, now: float) -> bool:
-        lost = job.lost_since is not None and now - job.lost_since > LOST_TIMEOUT
-        return lost or not job.report.active
+        if job.lost_since is not None and now - job.lost_since > LOST_TIMEOUT:
+            return not job.report.head  # which ends by itself, or is seen to have ended
+        return not job.report.active
 
-    def _judge_end(self, job: PoolJob) -> JobReport:
-        """Move a job that has ended to the past ones; a start that failed is counted."""
+    def _finish(self, job: PoolJob) -> JobReport:
+        """Move a job that has ended to the past ones."""
         report = job.report
         if report.phase is JobPhase.LOST:
-            self._in_background(self._cancel_jobs([report.job]))
-            return self._finish(job, JobPhase.ENDED, "it runs, but its workers disconnected")
-        reason = report.reason or report.state.value
+            self._in_background(self._cancel([report]))
+            return self.jobs.finish(job, JobPhase.ENDED, "it runs, but its workers disconnected")
         if report.phase is JobPhase.FAILED:
-            self.failed_starts += 1
-        return self._finish(job, report.phase, reason)
+            job.report = with_log(self.record, report)
+        reason = report.reason or report.state.value
+        if report.head:
+            self._end_with_head(report, reason)
+        return self.jobs.finish(job, report.phase, reason)
+
+    def _end_with_head(self, head: JobReport, reason: str) -> None:
+        """The head's job has ended: write why, unless it has done so itself."""
+        kind = _KIND_OF_HEAD.get(head.state, EndKind.FAILED)
+        self.end(kind, f"the dask scheduler's job {head.id} ended: {reason}")
+
+    def _count(self, ended: Collection[PoolJob], reports: list[JobReport], now: float) -> None:
+        """Count jobs that ended without success; workers that stay end the count."""
+        if any(job.steady(now) and not job.counted for job in self.jobs.active.values()):
+            self.attempts.succeeded()
+        for job in self.jobs.active.values():
+            job.counted = job.counted or job.steady(now)
+        if failed := sum(not job.steady(now) for job in ended):
+            self.attempts.failed(failed)
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
         if message := shared_gpu_message(report.folder.workers):
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
-        if self.error is not None:
-            return
-        if self.ended and not self._closing.is_set():
+        if self.ended and not self._closing.is_set() and self.error is None:
             self.error = self._ended_error()
-        elif self.failed_starts >= FAILED_STARTS:
-            self.error = self._failed_starts_error()
+            reports = [job.report for job in self.jobs.active.values()]
+            self._in_background(self._cancel([job for job in reports if job.phase.waits]))
+
+    def stop_submitting(self) -> None:
+        """Too many jobs in a row have failed: note why, in `error`."""
+        self.error = self.attempts.error or self._failed_starts_error()
 
     def _ended_error(self) -> JobFailedError:
         reason = self.report.reason if self.report else ""
         return JobFailedError(f"{self.id} has ended: {reason or 'run: has finished'}")
 
     def _failed_starts_error(self) -> JobFailedError:
-        last = next(job for job in reversed(self.past) if job.phase is JobPhase.FAILED)
+        ended = [job for job in self.jobs.past if job.phase is not JobPhase.LEAVING]
+        last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])
         tail = "".join(f"\n  | {line}" for line in last.log)
-        jobs = f"{self.failed_starts} jobs in a row ended before their workers connected"
+        when = "before their workers connected"
+        if last.phase is not JobPhase.FAILED:
+            when = "soon after their workers had connected"
+        jobs = f"{self.attempts.failures} jobs in a row ended {when}"
         hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
-
-    def _note_walltime(self, job: PoolJob, now: float) -> None:
-        """A job is replaced before its walltime, so that its workers can transfer their data."""
-        walltime = self.plan.workers.walltime
-        if walltime and job.running_since is not None and not job.report.head:
-            overlap = min(MAX_OVERLAP, walltime / 4)
-            ran = now - job.running_since
-            job.leaving = ran > walltime - warning(walltime) - overlap
-
-    def _finish(self, job: PoolJob, phase: JobPhase, reason: str) -> JobReport:
-        """Move a job to the past ones; return its last report."""
-        report = replace(job.report, phase=phase, reason=reason)
-        if phase is JobPhase.FAILED:
-            report = with_log(self.record, report)
-        self.jobs.pop(report.number, None)
-        self.past.append(report)
-        return report
 
     def _in_background(self, work: Awaitable[None]) -> None:
         async def run() -> None:

@@ -26,10 +26,15 @@ class Submitter:
         self.cluster_id = cluster_id
         self._next_number = 0
 
-    def worker_scripts(self, count: int, used_devices: Collection[str]) -> list[Script]:
-        """Return the scripts of ``count`` worker jobs. Raises RefusedError without free GPUs."""
+    def worker_scripts(
+        self, count: int, used_devices: Collection[str], limit: int | None = None
+    ) -> list[Script]:
+        """Return the scripts of ``count`` worker jobs, at most ``limit`` jobs each.
+
+        Raises RefusedError without free GPUs.
+        """
         devices = self._free_devices(count, used_devices)
-        return self._render(self.plan.workers, WORKERS, count, devices)
+        return self._render(self.plan.workers, WORKERS, count, devices, limit)
 
     def head_scripts(self, used_devices: Collection[str]) -> list[Script]:
         """Return the script of the dask scheduler's job."""
@@ -62,7 +67,12 @@ class Submitter:
             yield PoolJob(report, devices=script.devices[n * gpus : (n + 1) * gpus])
 
     def _render(
-        self, group: JobGroup, roles: JobRoles, count: int, devices: tuple[str, ...] = ()
+        self,
+        group: JobGroup,
+        roles: JobRoles,
+        count: int,
+        devices: tuple[str, ...] = (),
+        limit: int | None = None,
     ) -> list[Script]:
         first = self._next_number
         self._next_number += count
@@ -74,6 +84,7 @@ class Submitter:
             roles,
             first,
             count,
+            limit=limit,
             site_folder=folder,
             devices=devices,
         )

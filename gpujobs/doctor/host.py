@@ -60,7 +60,7 @@ def _check_scheduler(client: SchedulerClient) -> Check:
         client.find("gpujobs-doctor")
     except GpujobsError as error:
         message = str(error).splitlines()[0]
-        return failed("batch scheduler", message, "try again when it answers")
+        return failed("batch scheduler", message, error.hint or "try again when it answers")
     return passed("batch scheduler", f"{client.scheduler.name} answers")
 
 

@@ -30,5 +30,6 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     leave-N        asks the workers of job N to exit
     rank-error     the first error of an MPI rank: exit_code and reason
     ranks.json     environment of the ranks; not every MPI launcher passes it to other nodes
+    idle           written by the dask scheduler if it closes because it was idle for too long
     lease          touched by a client that owns the cluster; when it grows old, the head exits
 """

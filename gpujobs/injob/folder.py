@@ -23,6 +23,8 @@ EXIT_STOPPED = 143
 """128 + SIGTERM: the batch scheduler stopped the job."""
 HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
+IDLE = "idle"
+"""File that the dask scheduler writes if it closes because it was idle for too long."""
 
 
 class EndKind(str, Enum):

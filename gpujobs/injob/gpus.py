@@ -109,7 +109,8 @@ def worker_gpu() -> Gpu:
     first = os.environ.get(_VARIABLE, "").split(",")[0].strip()
     if not first:
         return gpu
-    gpu["uuid"] = first
+    if first.startswith(("GPU-", "MIG-")):  # an index is no identity: isolated jobs count from 0
+        gpu["uuid"] = first
     gpu["fast"] = fast_network()
     try:
         import pynvml

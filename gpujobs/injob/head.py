@@ -8,7 +8,7 @@ import sys
 import time
 from typing import NoReturn
 
-from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, modified_at
+from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at
 from .job import Job, JobExit, failure
 from .log import last_line, log
 from .names import PRELOAD
@@ -201,6 +201,8 @@ class Head(Job):
         if scheduler.exit_code != 0:
             raise failure(scheduler.exit_message())
         if self.command is None:
+            if idle := self.folder.read(IDLE):
+                raise JobExit(0, EndKind.IDLE, idle["reason"])
             raise JobExit(0, EndKind.SHUTDOWN, "a client shut the dask scheduler down")
         # The command called client.shutdown() and may have more to do.
         while self.command.running:

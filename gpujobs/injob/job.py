@@ -58,7 +58,7 @@ class Job:
         self.worker_processes: list[ManagedProcess] = []
         self.environ = dict(os.environ)
         self.began = self._folder_seen = time.monotonic()
-        self._all_registered = False
+        self.all_registered = False
         self._batch_script = os.getppid()
 
     # -- life --------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Job:
         registered = self.folder.registered()
         if not self.options.client_owns and (message := shared_gpu_message(registered)):
             raise failure(message)
-        if self.worker_processes and not self._all_registered:
+        if self.worker_processes and not self.all_registered:
             self._check_registered(set(registered))
 
     def _check_registered(self, registered: set[str]) -> None:
@@ -137,7 +137,7 @@ class Job:
         if missing:
             self._check_start_timeout(missing)
             return
-        self._all_registered = True
+        self.all_registered = True
         unexpected = registered.difference(expected)
         if self.options.ranks and unexpected:  # of an allocation that has all workers
             raise failure(f"unexpected workers: {', '.join(sorted(unexpected))}")

@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -43,22 +44,44 @@ def dask_config(folder: Path, protocol: str) -> dict[str, str]:
     return variables
 
 
-def is_reachable(address: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a process listens at ``address``.
+class Reach(Enum):
+    """How far a connection to an address gets."""
+
+    NOTHING = "nothing"
+    """No process listens there."""
+    CONNECTS = "connects"
+    """A process listens, but does not answer: it is busy or stopped."""
+    ANSWERS = "answers"
+
+
+def reach(address: str, environ: Mapping[str, str]) -> Reach:
+    """Try to connect to a process of dask at ``address``.
 
     The connection shows the cluster's certificate, so that the listener logs no error.
     """
     parts = urlsplit(address)
     try:
-        with socket.create_connection((parts.hostname, parts.port), _CONNECT_TIMEOUT) as connection:
-            if parts.scheme in ENCRYPTED:
-                with _tls_context(environ).wrap_socket(connection):
-                    pass
-    except ssl.SSLError as error:
-        log(f"{address} answers, but not with this cluster's certificate: {error}")
+        connection = socket.create_connection((parts.hostname, parts.port), _CONNECT_TIMEOUT)
     except (OSError, TypeError):
-        return False
-    return True
+        return Reach.NOTHING
+    with connection:
+        if parts.scheme not in ENCRYPTED:
+            return Reach.ANSWERS
+        try:
+            with _tls_context(environ).wrap_socket(connection):
+                return Reach.ANSWERS
+        except ssl.SSLError as error:
+            log(f"{address} answers, but not with this cluster's certificate: {error}")
+            return Reach.NOTHING
+        except ConnectionError:
+            return Reach.NOTHING
+        except OSError:
+            return Reach.CONNECTS
+
+
+def is_reachable(address: str, environ: Mapping[str, str]) -> bool:
+    """Return whether the process of dask at ``address`` answers."""
+    return reach(address, environ) is Reach.ANSWERS
 
 
 def _tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ from distributed import Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
-from .folder import Folder, Gpu, RegisteredWorker
+from .folder import IDLE, Folder, Gpu, RegisteredWorker
 from .gpus import worker_gpu
 from .log import log
 
@@ -39,6 +39,14 @@ def _report_gpu(worker: Worker) -> None:
     worker.startup_information["gpujobs"] = gpujobs
 
 
+def idle_message(scheduler: Scheduler) -> str:
+    """Return that the dask scheduler has been idle for longer than its idle timeout, or ""."""
+    since, timeout = scheduler.idle_since, scheduler.idle_timeout
+    if not since or not timeout or time.time() < since + timeout:
+        return ""
+    return f"the dask scheduler was idle for {timeout:g} s (its idle timeout)"
+
+
 class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     """Keeps `workers.json` in the cluster's folder: registered workers, and names ever seen.
 
@@ -60,6 +68,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note that a worker is gone."""
         self._plan_write()
+
+    async def before_close(self) -> None:
+        """Note whether the dask scheduler closes because it was idle."""
+        if message := idle_message(self._scheduler):
+            await asyncio.to_thread(self._folder.write, IDLE, {"reason": message})
 
     def _plan_write(self) -> None:
         if not self._write_planned:

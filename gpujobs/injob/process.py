@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -108,5 +111,21 @@ def with_archive(environ: Mapping[str, str], archive: Path) -> dict[str, str]:
 
     The archive comes last: it never hides a module of the user. `run` does not get it.
     """
-    path = environ.get("PYTHONPATH")
-    return {**environ, "PYTHONPATH": f"{path}:{archive}" if path else str(archive)}
+    path, own = environ.get("PYTHONPATH"), _without_colon(archive)
+    return {**environ, "PYTHONPATH": f"{path}:{own}" if path else own}
+
+
+@functools.cache
+def _local_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder of this node, which is removed when this process exits."""
+    return tempfile.TemporaryDirectory(prefix="gpujobs-")
+
+
+def _without_colon(archive: Path) -> str:
+    """Return a path of the archive that can be in PYTHONPATH, where a colon separates paths."""
+    if ":" not in str(archive):
+        return str(archive)
+    copy = Path(_local_folder().name) / archive.name
+    if not copy.exists():
+        shutil.copyfile(archive, copy)
+    return str(copy)

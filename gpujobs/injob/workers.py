@@ -7,12 +7,14 @@ import time
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from .folder import EXIT_STOPPED, HEARTBEAT, modified_at
+from .folder import EXIT_STOPPED, HEARTBEAT
 from .job import Job, JobExit, failure
 from .launch import job_log, worker_names
 from .log import log
-from .network import dask_config, is_reachable, node_name
+from .network import Reach, dask_config, is_reachable, node_name, reach
+from .options import SuperviseOptions
 from .process import ManagedProcess
+from .watch import SchedulerWatch
 
 _POLL_INTERVAL = 2.0
 _POLL_INTERVAL_AT_START = 1.0
@@ -32,6 +34,10 @@ _WALLTIME_RESERVE = 5
 class Workers(Job):
     """A job with workers only."""
 
+    def __init__(self, options: SuperviseOptions) -> None:
+        super().__init__(options)
+        self._watch = SchedulerWatch(self.folder.path, options.job)
+
     def role(self) -> str:
         """Return what this job is, for its log."""
         return "workers"
@@ -49,6 +55,8 @@ class Workers(Job):
             self.check_workers()
             if all(process.exit_code == 0 for process in self.worker_processes):
                 self._workers_exited(address)
+            if self._watch.is_gone(address, self.environ, registered=self.all_registered):
+                raise self._scheduler_gone(address)
 
     def _poll_interval(self) -> float:
         starting = time.monotonic() - self.began < _START_SECONDS
@@ -59,12 +67,14 @@ class Workers(Job):
         """Return the address of the dask scheduler, once it can be reached."""
         address = self._wait_for_address()
         self.environ.update(dask_config(self.folder.path, urlsplit(address).scheme))
-        deadline = time.monotonic() + _REACH_TIMEOUT
-        while not is_reachable(address, self.environ):
+        began = time.monotonic()
+        while (found := reach(address, self.environ)) is not Reach.ANSWERS:
             self.pause(1.0)
             self.check_end()
-            if time.monotonic() > deadline:
-                raise failure(f"{self.name}: {self._unreachable_message(address)}")
+            busy = found is Reach.CONNECTS
+            limit = self.options.start_timeout if busy else _REACH_TIMEOUT
+            if time.monotonic() - began > limit:
+                raise failure(f"{self.name}: {self._unreachable_message(address, busy)}")
             address = self.scheduler_address() or address
         return address
 
@@ -80,16 +90,12 @@ class Workers(Job):
         return address
 
     def _head_is_alive(self) -> bool:
-        now = self.folder.path / "jobs" / f"{self.options.job}.now"
-        try:
-            now.touch()
-            age = modified_at(now) - modified_at(self.folder.path / HEARTBEAT)
-        except OSError:
-            return False
-        return age < _HEARTBEAT_TIMEOUT
+        return self._watch.silence(HEARTBEAT) < _HEARTBEAT_TIMEOUT
 
-    def _unreachable_message(self, address: str) -> str:
+    def _unreachable_message(self, address: str, busy: bool) -> str:
         host = self.folder.read("head/owner").get("node") or "its host"
+        if busy:
+            return f"the dask scheduler at {address} on {host} accepts connections, but is silent"
         hint = "set `network.interface`"
         if self.options.client_owns:
             hint = 'set `interface` or scheduler="job"'
@@ -105,7 +111,10 @@ class Workers(Job):
         if self.options.client_owns or is_reachable(address, self.environ):
             log("the workers of this job were released")
             raise JobExit(0)
-        raise failure(f"{self.name} on {node_name()}: the dask scheduler at {address} is gone")
+        raise self._scheduler_gone(address)
+
+    def _scheduler_gone(self, address: str) -> JobExit:
+        return failure(f"{self.name} on {node_name()}: the dask scheduler at {address} is gone")
 
     def wait_for_end_of_head(self) -> None:
         """If the head is ending, wait until it has written why."""

@@ -12,8 +12,8 @@ from .shape import Place
 
 def find_account(
     diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
-) -> tuple[Account, str] | None:
-    """Return how the account is named and the account; None if there is none. Reports problems."""
+) -> tuple[str, str] | None:
+    """Return the directive and the account; None if there is none. Reports problems."""
     account = _account_of_site(diagnostics, scheduler, queue_key)
     wanted = diagnostics.spec.profile.account
     if account is None:
@@ -24,7 +24,7 @@ def find_account(
     _check(diagnostics, account, queue_key)
     if not wanted:
         return None
-    return account, wanted
+    return account.directive or scheduler.account_directive, wanted
 
 
 def _account_of_site(
@@ -35,7 +35,7 @@ def _account_of_site(
         return account
     if "account" in site.given or scheduler.on_this_machine:
         return None
-    return Account(directive=scheduler.account_directive)
+    return Account()
 
 
 def _check(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
@@ -47,7 +47,10 @@ def _check(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
         message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
         hint = account.hint or ""
     elif not wanted and account.required:
-        message = f"site {spec.site.name} requires an `account`"
+        requires = f"site {spec.site.name} requires"
+        if spec.site.site.queues[queue_key].account:
+            requires = f"queue {queue_key} of site {spec.site.name} requires"
+        message = f"{requires} an `account`"
         hint = account.hint or "account: NAME"
     else:
         return

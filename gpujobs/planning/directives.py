@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from ..config import placeholders
-from ..config.site import Account, File, Site, Variable
+from ..config.site import Site
+from ..config.sitekinds import File, Variable
 from ..schedulers import Scheduler
 from .account import find_account
 from .diagnostics import Diagnostics
@@ -121,13 +122,14 @@ class DirectiveWriter:
         )
         self.diagnostics.site_error(message, *place)
 
-    def _account(self, account: Account, name: str) -> Directive:
-        text = placeholders.expand(account.directive, {"account": name})
+    def _account(self, text: str, name: str) -> Directive:
+        account = self.queue.account or self.site.account
         place: Place = ("account",)
         if self.queue.account:
             place = ("queues", self.queue_key, "account")
-        position = self.spec.site_position(*place) if "directive" in account.given else None
-        return Directive(text, position)
+        written = account is not None and "directive" in account.given
+        position = self.spec.site_position(*place) if written else None
+        return Directive(placeholders.expand(text, {"account": name}), position)
 
     def _extra(self, values: Values) -> list[Directive]:
         if self.queue.directives is None:

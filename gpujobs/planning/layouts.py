@@ -12,6 +12,7 @@ from ..config.site import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD
 from ..text import plural
 from . import workeroptions
+from .bash import with_variables
 from .diagnostics import Diagnostics
 from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
@@ -32,19 +33,20 @@ class WorkersLayout(Layout):
         if self.profile.run_on == "ranks":
             report_run_on(diagnostics)
 
-    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
         """Return the profile's `gpus_per_job`, else as many as divide evenly, on one node."""
-        per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue)
+        per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue, most)
         if queue.exclusive:
             check_whole_nodes(gpus, queue, "it gives whole nodes")
         self._check_gpus_per_job(gpus, per_job, queue)
         return per_job, 1
 
-    def _default_gpus_per_job(self, gpus: int, queue: Queue) -> int:
+    def _default_gpus_per_job(self, gpus: int, queue: Queue, most: int | None) -> int:
         per_node = queue.gpus_per_node or 1
         if queue.exclusive:
             return per_node
-        return max(n for n in range(1, min(gpus, per_node) + 1) if gpus % n == 0)
+        most = min(gpus, per_node, most or per_node)
+        return max(n for n in range(1, most + 1) if gpus % n == 0)
 
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1
@@ -88,7 +90,7 @@ class WorkersLayout(Layout):
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
             workeroptions.local_directory(workers, self.site.scratch),
-            f"--death-timeout={workeroptions.death_timeout(workers)}",
+            f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
             *transport.listen_options(self.scheduler),
             SCHEDULER_FILE,
@@ -146,7 +148,7 @@ class MpiLayout(Layout):
             message = "`run_on: ranks` takes a Python script, without `python`"
             diagnostics.profile_error(message, "run", hint=f"run: [{', '.join(run[1:])}]")
 
-    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
         """Return all GPUs, on as few nodes as possible; several nodes must be whole ones."""
         per_node = queue.gpus_per_node or 1
         if queue.exclusive:
@@ -179,7 +181,7 @@ class MpiLayout(Layout):
         return self.ranks(shape).working
 
     def launcher(self, shape: JobShape) -> list[str]:
-        """Return the words of the command that starts the ranks, not quoted."""
+        """Return the words of the command that starts the ranks, with variables of the job."""
         ranks = self.ranks(shape)
         values = {
             "ranks": ranks.started,
@@ -197,7 +199,7 @@ class MpiLayout(Layout):
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
         ranks = self.ranks(jobs.shape)
         words = [
-            *(shlex.quote(word) for word in self.launcher(jobs.shape)),
+            *(with_variables(word) for word in self.launcher(jobs.shape)),
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
@@ -221,7 +223,7 @@ class MpiLayout(Layout):
             workeroptions.local_directory(workers, self.site.scratch),
             *transport.interface_option(),
             "--worker-options",
-            shlex.quote(json.dumps(workeroptions.keywords(workers, cuda))),
+            shlex.quote(json.dumps(workeroptions.keywords(self.profile, cuda))),
         ]
 
     def _script_words(self, workdir: str) -> list[str]:

@@ -34,20 +34,23 @@ class QueueChooser:
     ) -> None:
         self.diagnostics, self.layout, self.machine = diagnostics, layout, machine
         self.head_queue, self.smallest = head_queue, smallest
+        self.within_max_gpus = False
         self.spec = diagnostics.spec
         self.site, self.wanted = self.spec.site.site, self.spec.profile.queue
 
     def choose(self, gpus: int, count: int) -> tuple[str, JobShape]:
         """Return the queue's key and the jobs' shape for ``gpus`` GPUs, or ``count`` CPU workers.
 
+        A queue that accepts the largest jobs comes before one that only accepts smaller ones.
         Raises InputError with the mismatch of each queue if none fits.
         """
         mismatches: dict[str, QueueMismatch] = {}
-        for key in self._candidates():
-            try:
-                return key, self._shape(key, gpus, count)
-            except QueueMismatch as mismatch:
-                mismatches[key] = mismatch
+        for self.within_max_gpus in (False, True):
+            for key in self._candidates():
+                try:
+                    return key, self._shape(key, gpus, count)
+                except QueueMismatch as mismatch:
+                    mismatches[key] = mismatch
         raise InputError([*self.diagnostics.problems, self._no_fit(mismatches)])
 
     def _candidates(self) -> list[str]:
@@ -81,9 +84,8 @@ class QueueChooser:
         return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
     def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
-        return QueueFit(
-            self.layout, queue, request_texts(self.site, self.layout.scheduler, key, gpus)
-        )
+        texts = request_texts(self.site, self.layout.scheduler, key, gpus)
+        return QueueFit(self.layout, queue, texts, self.within_max_gpus)
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:

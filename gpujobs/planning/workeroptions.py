@@ -6,12 +6,12 @@ JSON.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..config.profile import Workers
+from ..config.profile import Profile, Workers
 from ..text import number_text, size_text
+from .bash import with_variables
 from .diagnostics import Diagnostics
 from .shape import JobShape
 
@@ -42,8 +42,6 @@ _ALSO_PLAIN = ("worker_port",)
 """Options that `dask worker` has, too."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
 """Keywords of CUDAWorker that are not named like the option."""
-_DEATH_TIMEOUT = 60
-"""Default, in seconds."""
 
 
 def words(workers: Workers, gpus: bool) -> list[str]:
@@ -60,9 +58,10 @@ def words(workers: Workers, gpus: bool) -> list[str]:
     return [*cuda, *others, *preload]
 
 
-def keywords(workers: Workers, cuda: bool) -> dict[str, object]:
+def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
     """Return the same options as keywords of the worker's class; ``cuda``: it is CUDAWorker."""
-    found: dict[str, object] = {"dashboard": False, "death_timeout": death_timeout(workers)}
+    workers = profile.workers
+    found: dict[str, object] = {"dashboard": False, "death_timeout": death_timeout(profile)}
     if text := resources(workers, True):
         # CUDAWorker takes the text of the command line, Worker a mapping.
         found["resources"] = text if cuda else _mapping(text)
@@ -84,9 +83,9 @@ def resources(workers: Workers, gpus: bool) -> str:
     return " ".join(f"{name}={number_text(value)}" for name, value in wanted.items())
 
 
-def death_timeout(workers: Workers) -> int:
-    """Return the seconds for which a worker searches for the dask scheduler at start."""
-    return workers.death_timeout or _DEATH_TIMEOUT
+def death_timeout(profile: Profile) -> int:
+    """Return the seconds that a worker has to start; a nanny counts the imports, too."""
+    return profile.workers.death_timeout or profile.start_timeout
 
 
 def memory_limit(shape: JobShape) -> list[str]:
@@ -99,7 +98,7 @@ def memory_limit(shape: JobShape) -> list[str]:
 def local_directory(workers: Workers, scratch: str) -> str:
     """Return the option for the scratch folder, as bash; ``scratch`` is the site's default."""
     if workers.local_directory:
-        return f"--local-directory={shlex.quote(workers.local_directory)}"
+        return f"--local-directory={with_variables(workers.local_directory)}"
     return f'--local-directory="{scratch}"'
 
 

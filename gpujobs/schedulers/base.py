@@ -59,6 +59,8 @@ class Scheduler(ABC):
     """Options that gpujobs writes itself (see `options`)."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options that break a promise of gpujobs, and why."""
+    spans_nodes_hint: ClassVar[str] = "write {nodes} in `request` of the site file"
+    """Cure for a request that `spans_nodes` finds to be for one node."""
     repeatable: ClassVar[frozenset[str]] = frozenset()
     """Options that may occur several times, because their values add up."""
     memory_unit: ClassVar[str] = "KMGT"
@@ -116,6 +118,10 @@ class Scheduler(ABC):
             if item.startswith("-") and not re.fullmatch(r"-\d+", item):
                 found.add(item.split("=")[0])
         return found
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        """Return whether ``request``, with its placeholders, requests all nodes of a job."""
+        return any(re.search(r"\{(nodes|\w+_per_job)\b", line) for line in request)
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         """Return the site's lines; those with an option that may occur only once are merged."""

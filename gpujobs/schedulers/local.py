@@ -27,7 +27,7 @@ class Local(Scheduler):
     request = ()
     cpu_request = ()
     visible_devices = "scheduler"  # the script sets CUDA_VISIBLE_DEVICES from the plan's devices
-    mpi_command = ("mpirun", "-np", "{ranks}")
+    mpi_command = ("mpirun", "-np", "{ranks}", "--bind-to", "none")
     managed = frozenset()
     index_variable = "GPUJOBS_INDEX"
     job_variable = "$"

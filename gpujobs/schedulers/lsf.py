@@ -61,6 +61,7 @@ class LSF(Scheduler):
         "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }
+    spans_nodes_hint = "write span[ptile={cpus_per_node}] in `request` of the site file"
     repeatable = frozenset({"-R"})  # those of the site are joined
     first_index = 1
     largest_array = 1000  # MAX_JOB_ARRAY_SIZE unless the site raised it
@@ -85,6 +86,9 @@ class LSF(Scheduler):
         if wrong := [word for word in words if word.startswith("--")]:
             raise ValueError(f"bsub has no option {wrong[0]}")
         return {_INTERACTIVE.sub("-I", word) for word in words}
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        return super().spans_nodes(request) and not any("hosts=1]" in line for line in request)
 
     def clash(self, line: str, taken: Iterable[str]) -> str:
         return min(self.options(line) & set(taken), default="")

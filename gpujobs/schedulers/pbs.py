@@ -55,7 +55,7 @@ class PBS(Scheduler):
         "-q {queue}",
         "-l select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:MB}mb",
     )
-    mpi_command = ("mpiexec", "-n", "{ranks}")
+    mpi_command = ("mpiexec", "-n", "{ranks}", "--bind-to", "none")
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-J", "-l walltime"})
     refused: ClassVar = {
         "-V": "a job inherits nothing from the shell that submits it: name variables in `env`",
@@ -172,18 +172,19 @@ class PBS(Scheduler):
         return ["qdel", *targets]
 
     def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
-        # OpenPBS since September 2024: a list that ends with a pending member of an array crashes
-        # the server, so the members of each array have a command of their own. In a list of whole
-        # submissions an array must not precede a job.
+        # OpenPBS since September 2024: a pending member of an array crashes the server if it is one
+        # of several targets, so each has a command of its own. In a list of whole submissions an
+        # array must not precede a job.
         whole = sorted((id_ for id_, indexes in jobs.items() if not indexes), key=_is_array)
-        parts = [self.target(id_, indexes) for id_, indexes in jobs.items() if indexes]
-        return [self.cancel_command(words) for words in [whole, *parts] if words]
+        parts = (self.target(id_, indexes) for id_, indexes in jobs.items() if indexes)
+        lists = [whole, *([word] for words in parts for word in words)]
+        return [self.cancel_command(words) for words in lists if words]
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]
         number, _, server = submission.partition("[]")
-        return [f"{number}[{ranges(indexes)}]{server}"]
+        return [f"{number}[{span}]{server}" for span in ranges(indexes).split(",")]
 
     def show_id(self, job: JobId) -> str:
         shown = super().show_id(job)

@@ -36,7 +36,7 @@ class GridEngine(Scheduler):
     request = ("-q {queue}", "-pe smp {cpus_per_job}", "-l gpu={gpus_per_job}")
     cpu_request = ("-q {queue}", "-pe smp {cpus_per_job}")
     account_directive = "-P {account}"
-    mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}")
+    mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}", "--bind-to", "none")
     managed = frozenset({
         "-N", "-o", "-e", "-j", "-t", "-S", "-cwd", "-wd", "-notify", "-terse", "-sync", "-b", "-i",
         "-l h_rt",
@@ -57,6 +57,10 @@ class GridEngine(Scheduler):
     name_rule = (
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
         "up to 64 letters, digits, - and _, no digit or - first",
+    )
+    spans_nodes_hint = (
+        "write a parallel environment that spans nodes in `request` of the site file; smp has all "
+        "slots on one node"
     )
     repeatable = frozenset({"-ac", "-dc", "-sc", "-v"})
     memory_unit = ""  # bytes
@@ -87,6 +91,10 @@ class GridEngine(Scheduler):
             elif word.startswith("-") and not _NO_OPTION.fullmatch(word):
                 found.add(word)
         return found
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)
+        return super().spans_nodes(request) and not on_one_node
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:

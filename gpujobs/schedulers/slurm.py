@@ -123,6 +123,8 @@ class Slurm(Scheduler):
         words = shlex.split(line)
         found = set()
         for word, following in zip(words, [*words[1:], ""], strict=True):
+            if re.fullmatch(r"--gpu-bind=(verbose,)?none", word):
+                continue  # it turns binding off
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
                 found.add(name.lower())

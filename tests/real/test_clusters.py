@@ -98,7 +98,7 @@ def test_workers_are_those_that_plan_promised(
     assert len(set(gpus)) == 8  # one worker per GPU
     identities = cli.gpus(cluster)
     assert len({gpu["uuid"] for gpu in identities.values()}) == 8
-    assert all(
+    assert not backend.fake_gpus or all(
         gpu["model"] == "Fake GPU" and gpu["node"] in gpu["uuid"] for gpu in identities.values()
     )
 
@@ -290,6 +290,8 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
         for pid in processes_with(f"{cluster}/scheduler.json")
         if "dask_scheduler" in _command(pid) and "supervise" not in _command(pid)
     ]
+    if not killed and not backend.same_host:
+        pytest.skip("its jobs run on other hosts")
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
@@ -432,7 +434,7 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
 @pytest.mark.conformance
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     site = backend.site()
-    site["queues"] = {"nosuch": {**site["queues"]["main"]}}
+    site["queues"] = {"nosuch": {**site["queues"]["main"], "name": "nosuch"}}
     done = cli(
         "submit",
         str(cli.write("p.yaml", {"gpus": 8})),

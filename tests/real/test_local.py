@@ -103,7 +103,7 @@ def test_killed_job_is_known(local: Cli) -> None:
     local.write("sleep.py", SLEEP)
     cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
     until(lambda: local("logs", cluster).stdout == "here\n", 40)
-    leader = int(local.status(cluster)["jobs"][0]["id"].split(":")[1].split("@")[0])
+    leader = int(local.status(cluster)["jobs"][0]["id"])
     os.kill(leader, signal.SIGKILL)
     until(lambda: local.status(cluster)["jobs"][0]["state"] == "FAILED", 15)
     local("cancel", cluster)

@@ -6,17 +6,20 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpujobs.schedulers.registry import get_scheduler
+
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import ROOT, Cli, text_of
-from ..support.processes import processes_with, until
+from ..support.processes import processes_with, run, until
 from .programs import SLEEP, WHO
 from .test_clusters import connected
 
@@ -92,6 +95,34 @@ if __name__ == "__main__":
         print(json.dumps({{"workers": found, "address": client.scheduler.address, "argv": sys.argv}}), flush=True)
     {end}
 """
+
+
+AFFINITY = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "library"),
+    [
+        ("local", "openmpi"),
+        ("local", "mpich"),
+        ("pbs", "openmpi"),
+        ("pbs", "mpich"),
+        ("torque", "openmpi"),
+        ("lsf", "openmpi"),
+        ("sge", "mpich"),
+    ],
+)
+def test_built_in_launchers_leave_all_cores_to_a_rank(scheduler: str, library: str) -> None:
+    """A rank starts several workers: bound to one core, they would share it."""
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    program, *options = get_scheduler(scheduler).mpi_command
+    folder = mpi.PREFIX if library == "openmpi" else mpi.PREFIX / "mpich"
+    values = {"ranks": 1, "ranks_per_node": 1, "nodes": 1}
+    argv = [str(folder / "bin" / program), *(word.format(**values) for word in options)]
+    env = {**os.environ, **mpi.AS_ROOT}
+    done = run([*argv, sys.executable, "-c", AFFINITY], env=env)
+    assert done.stdout == f"{sorted(os.sched_getaffinity(0))}\n", done.stderr
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------------------------

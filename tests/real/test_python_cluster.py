@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,68 +23,10 @@ from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedErro
 
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
+from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
 from ..support.processes import pause, processes_with, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
-
-
-@pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    try:
-        slurm_backend.wait_empty(20)  # nothing is left after close()
-    finally:
-        slurm_backend.clean()
-
-
-@pytest.fixture
-def site(backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that writes a site file, changed as asked; its commands count how often they are called."""
-    for name, value in {**backend.env(), "HOME": str(home)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(home)
-    commands = {}
-    for name in ("sbatch", "squeue", "scancel"):
-        real = backend.slurm.command("which", name).strip()
-        wrapper = home / name
-        wrapper.write_text(f'#!/bin/sh\necho "{name} $*" >> {home}/calls\nexec {real} "$@"\n')
-        wrapper.chmod(0o755)
-        commands[name] = str(wrapper)
-
-    def write(**changes: Any) -> str:
-        path = home / "here.yaml"
-        path.write_text(text_of(backend.site() | {"commands": commands} | changes))
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
-def make(site: Callable[..., str]) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes clusters, which are closed at the end."""
-    made: list[Any] = []
-
-    def cluster(scale: int | None = None, **keywords: Any) -> Any:
-        keywords = {
-            "worker_memory": "1GiB",
-            "quiet": True,
-            "scheduler_options": {"dashboard_address": ":0"},
-            **keywords,
-        }
-        found = gpujobs.GPUSLURMCluster(site(), **keywords)
-        made.append(found)
-        if scale is not None:
-            found.scale(scale)
-        return found
-
-    yield cluster
-    for found in made:
-        found.close()
-
-
-def calls(home: Path, name: str) -> int:
-    path = home / "calls"
-    return len(re.findall(rf"^{name} ", path.read_text(), re.M)) if path.exists() else 0
 
 
 # -- it works ----------------------------------------------------------------------------------------------------
@@ -473,37 +414,6 @@ def test_f6_controller_away_during_scale_and_close(
     backend.wait_empty(60)  # the jobs ended by themselves
 
 
-SCRIPT = """
-import sys, time, gpujobs
-if __name__ == "__main__":
-    cluster = gpujobs.GPUSLURMCluster({site!r}, quiet=True, scheduler_options={options!r}, worker_memory="1GiB", **{keywords!r})
-    cluster.scale({n})
-    if {wait}:
-        cluster.wait_for_workers({wait}, timeout=60)
-    print(cluster.id, flush=True)
-    time.sleep(600)
-"""
-
-
-@contextlib.contextmanager
-def client_process(
-    home: Path, site: str, n: int, wait: int, **keywords: Any
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    options = {} if keywords.get("scheduler") == "job" else {"dashboard_address": ":0"}
-    script = home / "client.py"
-    script.write_text(SCRIPT.format(site=site, n=n, wait=wait, keywords=keywords, options=options))
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout
-    try:
-        yield process, process.stdout.readline().strip()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def test_f7_killed_client_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
@@ -552,7 +462,7 @@ def test_f7_ctrl_c_in_the_client(
 
 def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=4)
-    adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms")
+    adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms", hold="3s")
     client = cluster.get_client()
     futures = client.map(lambda n: time.sleep(0.5), range(60), pure=False)
     client.gather(futures)

@@ -76,7 +76,8 @@ def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
 
 
 def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
-    cluster = make(site={"queues": {"nosuch": backend.site()["queues"]["main"]}})
+    queue = {**backend.site()["queues"]["main"], "name": "nosuch"}
+    cluster = make(site={"queues": {"nosuch": queue}})
     with pytest.raises(RefusedError, match=r"nosuch|queue"):
         cluster.scale(2)
     assert cluster.plan == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -16,7 +17,7 @@ from ..conftest import make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
-from ..support.processes import as_user, until
+from ..support.processes import as_user, processes_with, until
 from .programs import SLEEP
 from .test_clusters import connected
 
@@ -239,6 +240,55 @@ def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -
     waiting.communicate(timeout=20)
     until(lambda: cli.status(cluster)["state"] == "DONE", 60)
     backend.wait_empty(15)
+
+
+OWNER = """
+import sys, time, gpujobs
+if __name__ == "__main__":
+    cluster = gpujobs.GPUSLURMCluster(
+        "here", n_workers=1, quiet=True, worker_memory="1GiB", python=sys.argv[1],
+        scheduler_options={"dashboard_address": ":0"})
+    print(cluster.id, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["starting", "restarted"])
+def test_owner_dies_and_a_worker_searches_for_it(
+    cli: Cli, backend: SlurmBackend, workers: str
+) -> None:
+    slow = cli.work / "python"
+    sleep = "case $2 in dask_cuda*) exec sleep 600;; esac\n" if workers == "starting" else ""
+    slow.write_text(f'#!/bin/bash\n{sleep}exec {cli.python} "$@"\n')
+    slow.chmod(0o755)
+    owner = subprocess.Popen(
+        [cli.python, cli.write("owner.py", OWNER), slow], env=cli.env, cwd=cli.work, text=True,
+        stdout=subprocess.PIPE, **as_user(cli.user),
+    )  # fmt: skip
+    assert owner.stdout
+    cluster = owner.stdout.readline().strip()
+    mark = f"GPUJOBS_CLUSTER={cluster}\0"
+    if workers == "starting":
+        until(lambda: any("sleep\x00600" in command(pid) for pid in processes_with(mark)), 60)
+    else:
+        until(lambda: (cli.home / ".gpujobs" / cluster / "workers.json").exists(), 60)
+        for pid in processes_with(mark):
+            if "spawn_main" in command(pid):  # the nanny starts another one
+                os.kill(pid, signal.SIGKILL)
+    owner.kill()
+    owner.communicate()
+    backend.wait_empty(160)
+    until(lambda: not processes_with(mark), 10)
+    log = (cli.home / ".gpujobs" / cluster / "logs" / "job-0.log").read_text()
+    assert re.search(r"gpujobs: .* the dask scheduler at \S+ is gone", log)
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 # -- accounting ----------------------------------------------------------------------------------------------------

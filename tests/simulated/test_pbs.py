@@ -16,6 +16,7 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.pbs import PBS
 
+from ..conftest import make_cli
 from ..real.programs import WHO
 from ..support.backend import FAKE_GPUS
 from ..support.cli import Cli
@@ -335,6 +336,27 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
             ),
             20,
         )
+
+
+@pytest.mark.parametrize("kind", [PbsBackend, TorqueBackend])
+def test_another_server(kind: type[PbsBackend], shared_folder: Path, home: Path) -> None:
+    """`cluster` of the site: submitted to that server, which is then queried and told to cancel."""
+    folder = shared_folder / f"other-{kind.name}"
+    with (
+        kind(folder, server="other", first_id=4242).running() as other,
+        kind(shared_folder / f"near-{kind.name}", peers={"other": str(folder)}).running() as near,
+    ):
+        cli = make_cli(near, home, "root" if os.geteuid() == 0 else "ordinary")
+        site = str(cli.write("far.yaml", near.site() | {"cluster": "other"}))
+        profile = {"gpus": 2, "gpus_per_job": 1, "directives": ["-h"]}
+        cluster = cli.submit(profile, "--site", site)
+        cli.submit(profile, "--site", site, name="more.yaml")
+        assert not near.jobs() and len(other.jobs()) == 4
+        found = cli.status(cluster)["jobs"]
+        assert [job["id"] for job in found] == ["4242[0].other", "4242[1].other"]
+        assert {job["state"] for job in found} == {"PENDING"}
+        assert cli("cancel", "--all").returncode == 0
+        assert not other.queue()
 
 
 # -- environment ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ if __name__ == "__main__":
         assert client.submit(sum, [1, 2, 3]).result() == 6
         cluster.scale(2)
         cluster.wait_for_workers(2, timeout=60)
-        cluster.adapt(minimum=0, maximum=2, interval="500ms")
+        cluster.adapt(minimum=0, maximum=2, interval="500ms", hold="2s")
         client.gather(client.map(lambda n: time.sleep(0.1), range(20), pure=False))
         deadline = time.monotonic() + 60
         while cluster.observed and time.monotonic() < deadline:

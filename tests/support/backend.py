@@ -20,6 +20,9 @@ class Backend(ABC):
     name: str
     nodes: int = 4
     gpus_per_node: int = 4
+    fake_gpus = True
+    same_host = True
+    """The jobs' processes are those of this host."""
     hold = "-h"
     """Directive of a job that waits until it is released."""
     scheduler_options: Mapping[str, Any] = MappingProxyType({})

@@ -14,11 +14,12 @@ _MPICH = (
     f"export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH={PREFIX}/mpich/lib\n"
     "export MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp"
 )
-_AS_ROOT = " ".join(
-    f"{package}_ALLOW_RUN_AS_ROOT{suffix}=1"
+AS_ROOT = {
+    f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1"
     for package in ("OMPI", "PRTE")
     for suffix in ("", "_CONFIRM")
-)
+}
+_AS_ROOT = " ".join(f"{name}={value}" for name, value in AS_ROOT.items())
 
 LAUNCHERS: dict[str, dict[str, Any]] = {
     "mpirun": {  # Open MPI starts its ranks by itself, through srun

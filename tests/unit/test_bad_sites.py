@@ -118,3 +118,28 @@ def test_an_unset_variable_in_directory(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SCRATCH", "")
     (home / "s.yaml").write_text(SLURM + "directory: ${SCRATCH:-/tmp}/gpujobs\n")
     assert made_plan(home, "gpus: 1\n").root == "/tmp/gpujobs"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "--account=abc"), ("pbs", "-A abc"), ("torque", "-A abc"), ("lsf", "-P abc"),
+        ("sge", "-P abc"),
+    ],
+)  # fmt: skip
+def test_account_without_a_directive_is_written_as_usual(
+    home: Path, scheduler: str, line: str
+) -> None:
+    text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\nvisible_devices: scheduler")
+    for account in ("account: {required: true}", "account: {pattern: '[a-z]+'}", ""):
+        (home / "s.yaml").write_text(re.sub("account: .*", account, text))
+        found = made_plan(home, "gpus: 1\naccount: abc\n")
+        assert line in found.workers.lines
+
+
+@pytest.mark.parametrize("scheduler", ["lsf", "sge"])
+def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> None:
+    text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\ncluster: other")
+    (home / "s.yaml").write_text(text)
+    message = error_of(home, "gpus: 1\n")
+    assert f"cannot have `cluster`: {scheduler} does not support it" in message

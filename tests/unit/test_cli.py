@@ -145,6 +145,29 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
     assert "other-0000" in other.stdout and other.stdout != dry.stdout
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("max_queued_jobs: 1", "2 jobs; the site allows 1 of one user (`max_queued_jobs`)"),
+        (
+            "directory: $NOSUCH/x",
+            "the site's `directory` is $NOSUCH/x, but $NOSUCH is not set here",
+        ),
+        ("directives: [--partition=x]", "partition is written by gpujobs"),
+    ],
+)
+def test_plan_and_dry_run_refuse_what_submit_refuses(  # type: ignore[no-untyped-def]
+    run, tmp_path: Path, limit: str, message: str
+) -> None:
+    path = site(tmp_path, "here", "x")
+    path.write_text(f"{path.read_text()}{limit}\n")
+    (tmp_path / "p.yaml").write_text("gpus: 8\nwalltime: 1h\n")
+    commands = (["plan"], ["render"], ["submit", "--dry-run"], ["submit"])
+    found = [run(*words, "p.yaml", "--site", "./here.yaml") for words in commands]
+    assert {done.returncode for done in found} == {2} and {done.stdout for done in found} == {""}
+    assert len({done.stderr for done in found}) == 1 and message in found[0].stderr
+
+
 def test_the_id_of_the_cluster_is_in_one_line_of_a_script(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
     profile.write_text(text_of({"gpus": 8, "account": "p12345", "run": ["python", "train.py"]}))

@@ -21,7 +21,7 @@ from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
 from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
 
 OURS = {
-    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_pool", "_reach_target",
+    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
     "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
@@ -79,6 +79,14 @@ def test_close_scales_to_nothing_and_asserts_on_what_was_created() -> None:
         "self.scheduler.close()",
     ):
         assert part in text, part
+
+
+def test_connections_of_workers_are_known_by_their_operation() -> None:
+    from distributed import Scheduler
+    from distributed.core import Server
+
+    assert "self._comms[comm] = op" in source(Server._handle_comm)
+    assert '"register-worker": self.add_worker' in source(Scheduler.__init__)
 
 
 def test_a_process_interface_says_that_it_runs() -> None:

@@ -135,10 +135,18 @@ VALUES: dict[str, tuple[Any, str]] = {
     "extra": (["--lifetime", "1h"], "--lifetime=1h"),
     "job_script_prologue": (["module load a", "module load b"], "module load a\nmodule load b\n"),
     "env_extra": (["module load a", "module load b"], "module load a\nmodule load b\n"),
-    "job_extra_directives": (["-A p1"], "-A p1"),
-    "job_extra": (["-A p1"], "-A p1"),
 }
 """A value of each keyword that becomes part of a plan, and its trace in a script."""
+
+
+def value_of(name: str, kind: str) -> tuple[Any, str]:
+    """Return a value of a keyword, and its trace in a script of this batch scheduler."""
+    if name in ("job_extra_directives", "job_extra"):
+        line = "--comment=x" if kind == "Slurm" else "-P p1"
+        return [line], line
+    return VALUES.get(name, ("x", ""))
+
+
 OF_THE_CLASS = {
     "n_workers", "asynchronous", "loop", "silence_logs", "scheduler_options", "log_directory",
     "config_name",
@@ -166,14 +174,14 @@ def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> N
         parameters = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
         assert name in parameters or name == "config_name"
     else:
-        value, trace = VALUES[name]
+        value, trace = value_of(name, kind)
         assert re.search(trace, script(planned(batch_scheduler, here, {name: value})))
 
 
 @pytest.mark.parametrize(("name", "kind"), CONFIGURED)
 def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, kind: str) -> None:
     section, row, key = CLASSES[kind][2], KEYWORDS[name], name.replace("_", "-")
-    value, trace = VALUES.get(name, ("x", ""))
+    value, trace = value_of(name, kind)
     if name == "scheduler_options":
         value = {"dashboard_address": ":1"}
     with dask.config.set({f"jobqueue.{section}.{key}": value}):

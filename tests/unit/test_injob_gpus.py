@@ -101,6 +101,18 @@ def test_gpu_of_a_worker(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_gpu()["uuid"] is None
 
 
+def test_an_index_is_no_identity(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job whose GPUs are isolated counts them from 0."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not in the job's Python
+    gpu = worker_gpu()
+    assert gpu["uuid"] is None and "pynvml" in gpu["error"]
+    workers: dict[str, RegisteredWorker] = {
+        name: {"address": "tls://x:1", "threads": 1, "gpu": gpu} for name in ("a-0", "a-1")
+    }
+    assert shared_gpu_message(workers) == ""
+
+
 def test_two_workers_on_one_gpu() -> None:
     def worker(node: str, uuid: str | None) -> RegisteredWorker:
         return {"address": "tls://x:1", "threads": 1, "gpu": {"node": node, "uuid": uuid}}

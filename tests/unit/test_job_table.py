@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
-from gpujobs.deploy.job import PoolJob
+from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
+from gpujobs.deploy.job import STEADY, PoolJob
+from gpujobs.deploy.jobs import PoolJobs
 from gpujobs.deploy.table import JobTable, phase_counts
 from gpujobs.schedulers import JobId, JobState
 
@@ -41,3 +44,62 @@ def test_times_of_a_job_of_the_pool() -> None:
     job.update(replace(JOB, phase=JobPhase.LOST), 7.0)
     job.update(JOB, 8.0)  # requeued
     assert job.lost_since is None and job.running_since is None
+
+
+def test_workers_of_a_requeued_job_start_again() -> None:
+    job = PoolJob(JOB)
+    lost = replace(JOB, phase=JobPhase.LOST, state=JobState.RUNNING)
+    for phase in (JobPhase.RUNNING, JobPhase.PENDING):
+        job.update(replace(JOB, phase=phase), 1.0)
+    job.update(lost, 2.0)  # its workers were connected before, and are not now
+    assert job.report.phase is JobPhase.STARTING and job.lost_since is None
+    job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0)
+    job.update(lost, 4.0)
+    assert job.report.phase is JobPhase.LOST and job.lost_since == 4.0
+
+
+def test_a_start_has_succeeded_if_the_workers_stay() -> None:
+    job = PoolJob(JOB)
+    job.update(replace(JOB, phase=JobPhase.RUNNING), 10.0)
+    assert not job.steady(10.0 + STEADY - 1) and job.steady(10.0 + STEADY)
+    job.update(replace(JOB, phase=JobPhase.LOST), 20.0)
+    assert not job.steady(1000.0)  # the time for which it is lost does not count
+
+
+def test_a_job_as_dask_shows_workers() -> None:
+    assert PoolJob(JOB).status.name == "created" and PoolJob(JOB).job_id == JOB.id
+    for phase in JobPhase:
+        assert PoolJob(replace(JOB, phase=phase)).status
+
+
+def jobs(*phases: JobPhase, walltime: int | None = None) -> PoolJobs:
+    found = PoolJobs(walltime)
+    for number, phase in enumerate(phases):
+        report = replace(JOB, number=number, phase=phase, workers=(f"svd-{number}",))
+        found.add(PoolJob(report, submitted=0.0))
+    return found
+
+
+def test_jobs_of_a_pool() -> None:
+    found = jobs(JobPhase.RUNNING, JobPhase.RUNNING)
+    found.finish(found.active[0], JobPhase.LEAVING, "removed")
+    assert [job.report.number for job in found.counting()] == [1]
+    assert found.leaving_workers() == {"svd-0"}
+    running = replace(JOB, number=0, phase=JobPhase.LEAVING, state=JobState.RUNNING)
+    latest = found.latest([running])
+    assert [(job.number, job.phase) for job in latest] == [(1, "RUNNING"), (0, "LEAVING")]
+    assert latest[1].reason == "removed"
+
+
+def test_idle_jobs_are_kept_as_long_as_a_job_has_waited() -> None:
+    found = jobs(JobPhase.PENDING)
+    cluster = SimpleNamespace(longest_wait=0.0)
+    adaptive = JobAdaptive(cluster, interval=0)
+    assert adaptive.hold == SHORTEST_HOLD
+    report = replace(JOB, phase=JobPhase.STARTING, state=JobState.RUNNING)
+    found.update(SimpleNamespace(jobs=[report]), 600.0)  # type: ignore[arg-type]
+    cluster.longest_wait = found.longest_wait
+    assert adaptive.hold == 600.0
+    cluster.longest_wait = 1e6
+    assert adaptive.hold == LONGEST_HOLD
+    assert JobAdaptive(cluster, interval=0, hold="5m").hold == 300.0

@@ -93,20 +93,55 @@ def test_a_caller_may_know_the_workers_better() -> None:
 
 
 def test_a_requeued_job_waits_again() -> None:
-    seen = FolderState(seen=frozenset(BOTH), nodes={0: "node1"})
-    assert states(report(PENDING, seen)) == ("PENDING", "PENDING", "PENDING")
+    seen = FolderState(seen=frozenset(BOTH), nodes={0: "node1"}, reasons={0: "SIGTERM"})
+    # It is stopped as a cancelled one is. Only the next answer of the batch scheduler tells.
+    stopped = replace(seen, exits={0: ExitRecord(143, "node1")})
+    assert states(report(RUNNING, stopped)) == ("STARTING", "RUNNING", "LOST")
+    for folder in (seen, stopped):
+        found = report(JobStatus(JobState.PENDING, reason="BeginTime"), folder)
+        assert states(found) == ("PENDING", "PENDING", "PENDING")
+        assert found.jobs[0].reason == "requeued: BeginTime" and found.jobs[0].active
+    assert report(PENDING).jobs[0].reason == "Priority"
+    assert states(report(JobStatus(JobState.CANCELLED), stopped))[1:] == ("CANCELLED", "ENDED")
+    # A cluster that has ended, or a job that was asked to leave, is not started again.
+    for record, folder in (
+        (replace(RECORD, removed=(0,)), stopped),
+        (RECORD, replace(stopped, ended=Ended(EndKind.CLOSED, 0))),
+    ):
+        assert states(report(RUNNING, folder, record))[1] == "CANCELLED"
+
+
+def test_a_requeued_head_is_named() -> None:
+    ended = Ended(EndKind.CANCELLED, 143, "the batch scheduler sent SIGINT", job=0)
+    folder = FolderState(ended=ended, exits={0: ExitRecord(143, "node1")}, head=0)
+    assert "requeued the head's job" in report(PENDING, folder).reason
+    assert report(JobStatus(JobState.CANCELLED), folder).reason == ended.reason
 
 
 def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:
     leaving = replace(RECORD, removed=(0,))
     both = FolderState(workers=BOTH, seen=frozenset(BOTH))
-    assert states(report(RUNNING, both, leaving))[2] == "LEAVING"
+    found = report(RUNNING, both, leaving)
+    assert states(found)[2] == "LEAVING" and found.connected == 0
 
 
 def test_suspended() -> None:
     suspended = JobStatus(JobState.SUSPENDED)
     both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
     assert states(report(suspended, both)) == ("SUSPENDED", "SUSPENDED", "SUSPENDED")
+    two = replace(RECORD, workers=4, submissions=(Submission("7", 0, 1), Submission("8", 1, 1)))
+    found = judge(two, both, {JOB: suspended, JobId("8"): PENDING}, now=NOW)
+    assert found.reason == "1 pending (Priority), 1 suspended"
+
+
+def test_a_head_that_was_lost_with_its_node() -> None:
+    # The connections to its dask scheduler, and the list of workers, stay as they were.
+    both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
+    node_fail = JobStatus(JobState.NODE_FAIL)
+    found = judge(RECORD, both, {JOB: node_fail}, now=NOW, connected=BOTH)
+    assert found.jobs[0].state is JobState.NODE_FAIL
+    found = judge(RECORD, both, {JOB: NOT_LISTED}, now=NOW, connected=BOTH)
+    assert found.jobs[0].state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "FAILED"), (1, "FAILED"), (143, "FAILED")])
@@ -138,6 +173,16 @@ def test_a_job_that_disappeared_after_it_had_started(trace: dict[str, object]) -
     found = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT + 1)
     assert states(found)[:2] == ("FAILED", "FAILED")
     assert "without an exit status" in found.reason
+
+
+def test_a_job_of_a_cluster_that_ended_long_ago() -> None:
+    # The first query after a while: since when the job is unlisted was not recorded before.
+    for kind, state in ((EndKind.CANCELLED, "CANCELLED"), (EndKind.FAILED, "FAILED")):
+        ended = Ended(kind, 1, "", time=NOW - UNLISTED_TIMEOUT - 1)
+        folder = FolderState(ended=ended, claims={0: JOB})
+        record = replace(RECORD, unlisted=unlisted_since(RECORD, folder, {JOB: NOT_LISTED}, NOW))
+        found = report(NOT_LISTED, folder, record)
+        assert states(found)[:2] == (state, state) and not found.active
 
 
 @pytest.mark.parametrize("other", [AWAY, RUNNING], ids=["away", "listed again"])

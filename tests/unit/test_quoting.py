@@ -159,3 +159,35 @@ def test_a_tmpdir_that_this_node_lacks_is_unset(
     text = render(plan(tmp_path, local_profile(tmp_path), "local"), "svd-0000")[0].text
     assert "TMPDIR" not in run_script(text, tmp_path, TMPDIR="/nosuch/login")[1]
     assert run_script(text, tmp_path, TMPDIR=str(tmp_path))[1]["TMPDIR"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "arrived"),
+    [
+        ("$TMPDIR", "/tmp"),
+        ("${NOT_SET:-/else}/a b", "/else/a b"),
+        ("~/it's", "HOME/it's"),
+        ('/a/$(id)`id`"\\$', '/a/$(id)`id`"\\$'),
+        ("/plain $", "/plain $"),
+    ],
+)
+def test_local_directory_is_expanded_in_the_job(
+    given: str, arrived: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    profile = {**local_profile(tmp_path), "workers": {"local_directory": given}}
+    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    arguments, _ = run_script(text, tmp_path, TMPDIR="/tmp")
+    assert f"--local-directory={arrived.replace('HOME', str(tmp_path))}" in arguments
+
+
+def test_a_worker_may_start_as_long_as_the_profile_says(tmp_path: Path) -> None:
+    profile = {**local_profile(tmp_path), "start_timeout": "15m"}
+    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    assert "--death-timeout=900" in text
+    profile["workers"] = {"death_timeout": "20s"}
+    text = render(plan(tmp_path, profile, "local"), "svd-0000")[0].text
+    assert "--death-timeout=20" in text
+    ranks = {"layout": "mpi", "gpus": 4, "start_timeout": "15m", "account": "p12345"}
+    text = render(plan(tmp_path, ranks, "example-slurm"), "svd-0000")[0].text
+    assert '"death_timeout": 900' in text

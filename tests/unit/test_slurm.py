@@ -142,6 +142,12 @@ def test_cancel_is_one_call() -> None:
     assert SLURM.cancel_commands({"7": [], "8": [0, 1, 2, 5]}) == [["scancel", "7", "8_[0-2,5]"]]
 
 
+def test_binding_of_gpus_that_is_switched_off_is_allowed() -> None:
+    for line in ("--gpu-bind=none", "--gpu-bind=verbose,none"):
+        assert not SLURM.options(line) & SLURM.refused.keys()
+    assert SLURM.options("--gpu-bind=closest --qos=x") == {"gpu-bind", "qos"}
+
+
 def test_ids_are_spelled_as_scancel_takes_them() -> None:
     assert (SLURM.show_id(JobId("7")), SLURM.show_id(JobId("7", 3))) == ("7", "7_3")
 

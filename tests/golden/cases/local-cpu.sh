@@ -51,7 +51,7 @@ python=/opt/env/bin/python
         --host=127.0.0.1 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
     --workers "$python" -m distributed.cli.dask_worker --nthreads=1 --memory-limit=4GiB \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --host=127.0.0.1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --host=127.0.0.1 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

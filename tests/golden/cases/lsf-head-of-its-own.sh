@@ -129,7 +129,7 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=120GiB --resources=GPU=1 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --interface=ib0 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

@@ -69,7 +69,7 @@ python=/opt/env/bin/python
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
         --local-directory="${TMPDIR:-/tmp}" --interface=ib0 --worker-options \
-        '{"dashboard": false, "death_timeout": 60, "resources": "GPU=1"}' \
+        '{"dashboard": false, "death_timeout": 300, "resources": "GPU=1"}' \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

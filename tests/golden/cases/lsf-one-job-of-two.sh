@@ -60,7 +60,7 @@ python=/opt/env/bin/python
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=20GiB --resources=GPU=1 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

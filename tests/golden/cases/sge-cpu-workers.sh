@@ -79,7 +79,7 @@ python=/opt/env/bin/python
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" -m distributed.cli.dask_worker --nthreads=8 --memory-limit=32GiB \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard --interface=ib0 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

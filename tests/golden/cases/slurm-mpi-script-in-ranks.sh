@@ -70,7 +70,7 @@ python=/opt/env/bin/python
         --folder="$GPUJOBS_FOLDER" --size=12 --gpus=1 --on-node=4 --visible-devices=scheduler \
         --script --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "death_timeout": 60, "resources": {"GPU": 1.0}}' -- \
+        '{"dashboard": false, "death_timeout": 300, "resources": {"GPU": 1.0}}' -- \
         /home/ada/svd/svd.py --size '10 000' &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

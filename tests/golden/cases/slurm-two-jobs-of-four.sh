@@ -72,7 +72,7 @@ python=python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=125440MiB --resources=GPU=1 \
         --enable-cudf-spill --rmm-pool-size=0.8 --pre-import=cudf,cupy \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=60 --no-dashboard \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

@@ -1,0 +1,72 @@
+"""The state of a whole cluster, from those of its jobs; a part of `judge`."""
+
+from __future__ import annotations
+
+from ..injob.folder import Ended, EndKind
+from ..schedulers import JobState
+from .folderstate import FolderState
+from .ledger import ClusterRecord
+from .report import ClusterState, JobPhase, JobReport
+
+_STATE_OF_KIND = {
+    EndKind.DONE: ClusterState.DONE,
+    EndKind.IDLE: ClusterState.DONE,
+    EndKind.CLOSED: ClusterState.DONE,
+    EndKind.SHUTDOWN: ClusterState.DONE,
+    EndKind.CANCELLED: ClusterState.CANCELLED,
+    EndKind.WALLTIME: ClusterState.FAILED,
+    EndKind.FAILED: ClusterState.FAILED,
+}
+
+
+def cluster_state(
+    record: ClusterRecord,
+    folder: FolderState,
+    jobs: tuple[JobReport, ...],
+    connected: frozenset[str],
+) -> tuple[ClusterState, str]:
+    """Return the state of a cluster and its reason; ``connected``: names of its workers."""
+    if folder.ended is not None:
+        return _STATE_OF_KIND[folder.ended.kind], _end_reason(folder.ended, jobs)
+    if record.intent is not None and not jobs:
+        return ClusterState.PENDING, "being submitted"
+    if not any(job.active for job in jobs):
+        return _all_ended(jobs)
+    phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
+    if phases == {JobPhase.SUSPENDED}:
+        return ClusterState.SUSPENDED, "all its jobs are suspended"
+    if connected and len(connected) >= record.workers:
+        return ClusterState.RUNNING, _suspended(jobs)
+    started = folder.head is not None or any(job.state is JobState.RUNNING for job in jobs)
+    if not started:
+        return ClusterState.PENDING, _waiting(jobs)
+    return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
+
+
+def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:
+    states = sorted({job.state.value for job in jobs})
+    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
+    detail = "".join(f" ({reason})" for reason in list(failed)[:1])
+    state = ClusterState.CANCELLED if states == ["CANCELLED"] else ClusterState.FAILED
+    return state, f"all its jobs have ended: {', '.join(states)}{detail}"
+
+
+def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
+    if any(job.number == ended.job and job.state is JobState.PENDING for job in jobs):
+        return "the batch scheduler requeued the head's job, whose state is lost: submit again"
+    return ended.reason
+
+
+def _waiting(jobs: tuple[JobReport, ...]) -> str:
+    """Return why workers are missing: ``2 pending (Resources), 1 suspended``."""
+    pending = [job for job in jobs if job.state is JobState.PENDING]
+    if not pending:
+        return _suspended(jobs)
+    reasons = sorted({job.reason for job in pending if job.reason})
+    detail = f" ({', '.join(reasons)})" if reasons else ""
+    return ", ".join(filter(None, [f"{len(pending)} pending{detail}", _suspended(jobs)]))
+
+
+def _suspended(jobs: tuple[JobReport, ...]) -> str:
+    number = sum(job.phase is JobPhase.SUSPENDED for job in jobs)
+    return f"{number} suspended" if number else ""

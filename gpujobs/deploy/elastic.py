@@ -1,0 +1,180 @@
+"""The methods with which a cluster that this process owns is resized, waited for and inspected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distributed.core import Status
+from distributed.deploy.cluster import Cluster
+from distributed.deploy.spec import ProcessInterface, SpecCluster
+
+from ..clusters.progress import LibraryProgress
+from ..clusters.report import JobReport
+from .adaptive import JobAdaptive
+from .amount import Amount
+from .control import DaskControl
+from .display import JobsDisplay
+from .job import PoolJob
+from .pool import JobPool
+from .scaler import Scaler
+from .table import JobTable, phase_counts
+from .waiting import wait_for
+
+
+class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
+    """A cluster of whole jobs. Its base in dask keeps single workers; that is replaced here."""
+
+    id: str
+    workers_per_job: int
+    _pool: JobPool
+    _dask: DaskControl
+    _scaler: Scaler
+
+    # -- scale -------------------------------------------------------------------------------------
+    def scale(
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: Any = None,
+        cores: int | None = None,
+    ) -> Any:
+        """Request ``n`` workers (= GPUs), ``jobs`` jobs, or workers with ``memory`` or ``cores``.
+
+        Workers come and go in whole jobs: the number is rounded up, and that is logged. Raises
+        RefusedError in the batch scheduler's words; then nothing has changed. With an
+        asynchronous cluster the result must be awaited.
+        """
+        if self.status in (Status.closing, Status.closed):  # dask closes by scaling to 0
+            self._scaler.set_target(0)
+            return None
+        self._scaler.check_elastic()
+        amount = Amount(n, jobs, memory, cores)
+        self._scaler.set_target(amount.in_jobs(self._pool.plan, self._log))
+        self._pool.write_target(self._scaler.target)
+        if self.asynchronous or self.called_from_running_loop:
+            return self._correct_state()
+        return self.sync(self._reach_target)
+
+    scale_up = scale
+
+    async def _reach_target(self) -> None:
+        await self._correct_state()
+
+    async def _correct_state_internal(self) -> None:
+        self._correct_state_waiting = None  # calls of one moment share a task until here
+        if self.status not in (Status.closing, Status.closed):
+            await self._scaler.reach_target()
+
+    async def _wait_for_workers(
+        self, n_workers: int = 0, timeout: float | str | None = None
+    ) -> None:
+        await wait_for(self._scaler, n_workers, timeout, LibraryProgress(quiet=self.quiet))
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        # SpecCluster's removes a whole job when one of its workers is lost.
+        Cluster._update_worker_status(self, op, msg)
+        self._pool.query_soon()
+
+    # -- adapt -------------------------------------------------------------------------------------
+    def adapt(
+        self,
+        *args: Any,
+        minimum_jobs: int | None = None,
+        maximum_jobs: int | None = None,
+        Adaptive: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Scale between ``minimum`` and ``maximum`` workers by the load, in whole jobs.
+
+        Fewer than ``maximum`` come if a limit of the site allows no more; that is logged. ``hold``:
+        time for which a job must be idle before it is released (see `JobAdaptive`).
+        """
+        self._scaler.check_elastic()
+        self._scaler.forget_failures()
+        if minimum_jobs is not None:
+            kwargs["minimum"] = minimum_jobs * self.workers_per_job
+        if maximum_jobs is not None:
+            kwargs["maximum"] = maximum_jobs * self.workers_per_job
+        return SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
+
+    async def grow(self, workers: int) -> None:
+        """Request as many of ``workers`` workers as are possible; `JobAdaptive` calls this."""
+        await self._scaler.grow(workers)
+
+    async def scale_down(self, workers: Sequence[str]) -> None:
+        """Release the jobs whose workers are all named; `JobAdaptive` calls this."""
+        await self._scaler.release(workers)
+
+    def counting_jobs(self) -> list[PoolJob]:
+        """Return the jobs that count towards the target."""
+        return self._pool.jobs.counting()
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that a job of this cluster has waited in the queue; the longest so far."""
+        return self._pool.jobs.longest_wait
+
+    # -- inspect -----------------------------------------------------------------------------------
+    @property
+    def plan(self) -> set[str]:
+        """Names of the workers that there should be."""
+        return {name for job in self._pool.jobs.counting() for name in job.report.workers}
+
+    @property
+    def requested(self) -> set[str]:
+        """Names of the workers whose jobs are submitted."""
+        return {name for job in self._pool.jobs.active.values() for name in job.report.workers}
+
+    @property
+    def workers(self) -> dict[str, PoolJob]:
+        """The submitted jobs by name, each with ``status`` and ``job_id``, as in dask-jobqueue."""
+        return {f"{self.id}-{number}": job for number, job in self._pool.jobs.active.items()}
+
+    @workers.setter
+    def workers(self, workers: object) -> None:
+        """Ignore the initial value of SpecCluster."""
+
+    @property
+    def worker_spec(self) -> dict[str, dict[str, object]]:
+        """The jobs that there should be, by name, as dask's clusters show them."""
+        spec = {"cls": ProcessInterface, "options": dict(self.new_spec["options"])}
+        return {
+            f"{self.id}-{job.report.number}": {**spec, "group": _suffixes(job, self.id)}
+            for job in self._pool.jobs.counting()
+        }
+
+    @worker_spec.setter
+    def worker_spec(self, spec: object) -> None:
+        """Ignore the initial value of SpecCluster."""
+
+    @property
+    def jobs(self) -> JobTable:
+        """The jobs, active ones first: a list of JSON objects that displays as a table.
+
+        The batch scheduler is queried first, unless that was done within the site's `poll`.
+        """
+        if not self.asynchronous and not self.called_from_running_loop:
+            self.sync(self._scaler.update)
+        return super().jobs
+
+    def job_script(self) -> str:
+        """Return the script of the next worker job."""
+        return self._pool.next_script()
+
+    def _job_reports(self) -> list[JobReport]:
+        return self._pool.latest(self._dask.connected)
+
+    def _rows(self) -> tuple[str, ...]:
+        jobs = phase_counts(job.report for job in self._pool.jobs.active.values()) or "none"
+        return (
+            f"Scaling mode: {'Adaptive' if self._dask.adapts else 'Manual'}",
+            f"Workers: {len(self.scheduler_info['workers'])} / {len(self.requested)}",
+            f"Jobs: {jobs}",
+        )
+
+
+def _suffixes(job: PoolJob, cluster_id: str) -> list[str]:
+    """Return what the names of a job's workers add to the name of the job."""
+    name = f"{cluster_id}-{job.report.number}"
+    return [worker.removeprefix(name) for worker in job.report.workers]

@@ -1,0 +1,65 @@
+"""`wait_for_workers`: wait, show the progress, and raise why waiting is in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from dask.utils import parse_timedelta
+
+from ..clusters.progress import Progress
+from ..errors import InputError
+from ..text import clock_text
+from .scaler import Scaler
+from .table import phase_counts
+
+INTERVAL = 0.1
+"""Seconds between two queries of the dask scheduler."""
+
+
+async def wait_for(
+    scaler: Scaler, n_workers: int, timeout: float | str | None, progress: Progress
+) -> None:
+    """Wait until ``n_workers`` are ready. Raises why that cannot happen, or TimeoutError."""
+    pool, started = scaler.pool, time.monotonic()
+    deadline = started + parse_timedelta(timeout) if timeout else math.inf
+    try:
+        while (found := await _ready(scaler)) < n_workers:
+            _check_reachable(scaler, n_workers)
+            jobs = phase_counts(job.report for job in pool.jobs.active.values()) or "no jobs"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
+            progress.show(
+                f"{found}/{n_workers} workers, {jobs}", clock_text(time.monotonic() - started)
+            )
+            await asyncio.sleep(INTERVAL)
+        await scaler.refresh()
+    finally:
+        progress.clear()
+    if pool.conflict is not None:
+        raise pool.conflict
+
+
+async def _ready(scaler: Scaler) -> int:
+    """Return how many workers are ready; 0 if the cluster has ended."""
+    if scaler.pool.ended:
+        return 0
+    return await scaler.dask.running_workers(scaler.pool.jobs.leaving_workers())
+
+
+def _check_reachable(scaler: Scaler, n_workers: int) -> None:
+    pool = scaler.pool
+    for error in (pool.conflict, pool.error):
+        if error is not None:
+            raise error
+    size = pool.workers_per_job
+    if scaler.dask.adapts:
+        jobs, why_not = scaler.ceiling.clamp(math.ceil(n_workers / size))
+        if n_workers > jobs * size:
+            raise InputError(f"waiting for {n_workers} workers, but {why_not}")
+        return
+    planned = max(scaler.target, len(pool.jobs.counting())) * size
+    if n_workers > planned:
+        message = f"waiting for {n_workers} workers, but only {planned} were asked for"
+        raise InputError(message, hint="scale() first")

@@ -1,0 +1,113 @@
+"""The client of a batch scheduler, with small scripts as its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpujobs.batch.client import SchedulerClient
+from gpujobs.config.sitefiles import load_site
+from gpujobs.doctor.checks import Check, CheckState
+from gpujobs.doctor.host import check_host
+from gpujobs.errors import RefusedError, UnavailableError
+from gpujobs.schedulers import JobId, get_scheduler
+
+from ..support.cli import text_of
+
+Make = Callable[..., SchedulerClient]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Make:
+    """Return a function that makes a client; its keywords are commands, as bash."""
+
+    def make(name: str, **commands: str) -> SchedulerClient:
+        for command, code in commands.items():
+            path = tmp_path / command
+            path.write_text(f"#!/bin/bash\n{code}\n")
+            path.chmod(0o755)
+        paths = {command: str(tmp_path / command) for command in commands}
+        return SchedulerClient(get_scheduler(name)(), paths, timeout=1.0)
+
+    return make
+
+
+def doctor(folder: Path, client: SchedulerClient) -> Check:
+    """Return what `gpujobs doctor` reports on the batch scheduler of ``client``."""
+    names = (
+        "sbatch",
+        "squeue",
+        "scancel",
+        "qsub",
+        "qstat",
+        "qselect",
+        "qdel",
+        "bsub",
+        "bjobs",
+        "bkill",
+    )
+    site = {
+        "description": "x",
+        "scheduler": client.scheduler.name,
+        "queues": {"main": {}},
+        "directory": str(folder),
+        "commands": {**dict.fromkeys(names, "/bin/true"), **client.commands},
+    }
+    (folder / "here.yaml").write_text(text_of(site))
+    checks = check_host(load_site(str(folder / "here.yaml")))
+    return next(check for check in checks if check.name == "batch scheduler")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("slurm", "squeue"),
+        ("pbs", "qselect"),
+        ("torque", "qstat"),
+        ("sge", "qstat"),
+        ("lsf", "bjobs"),
+    ],
+)
+def test_failure_of_an_unknown_kind_is_no_answer(
+    client: Make, tmp_path: Path, name: str, command: str
+) -> None:
+    broken = client(name, **{command: "echo 'libxyz.so: cannot open shared object' >&2; exit 1"})
+    with pytest.raises(UnavailableError, match=rf"{command} failed with exit code 1: libxyz\.so"):
+        broken.find("svd-0001")
+    check = doctor(tmp_path, broken)
+    assert check.state is CheckState.FAILED and "libxyz.so" in check.result
+    assert command in check.remedy
+
+
+def test_no_jobs_are_an_answer(client: Make, tmp_path: Path) -> None:
+    lsf = client("lsf", bjobs="echo 'No job found' >&2; exit 255")
+    assert lsf.find("svd-0001") == set()
+    assert doctor(tmp_path, lsf).state is CheckState.OK
+
+
+PENDING = "echo '5|0-1|PENDING||N/A|Priority|svd-0001'; echo '6|N/A|RUNNING|n1|N/A|None|svd-0001'"
+
+
+def test_cancel_without_effect_is_reported(client: Make) -> None:
+    """The command succeeds; jobs that keep waiting are named, a running one may take its time."""
+    slurm = client("slurm", scancel="exit 0", squeue=PENDING)
+    jobs = [JobId("5", 0), JobId("5", 1), JobId("6"), JobId("7")]
+    with pytest.raises(RefusedError, match=r"slurm did not cancel 5_0, 5_1:\n.*still in the queue"):
+        slurm.cancel(jobs, ["svd-0001"])
+    slurm.cancel(jobs[2:], ["svd-0001"])
+
+
+def test_cancel_that_takes_a_moment(client: Make, tmp_path: Path) -> None:
+    later = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {PENDING}; }}"
+    client("slurm", scancel="exit 0", squeue=later).cancel([JobId("5", 0)], ["svd-0001"])
+    assert (tmp_path / "asked").exists()
+
+
+def test_cancel_that_cannot_be_checked_is_no_error(
+    client: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    squeue = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    client("slurm", scancel="exit 0", squeue=squeue).cancel([JobId("5", 0)], ["svd-0001"])
+    assert "could not check that the jobs are cancelled" in caplog.text

@@ -1,0 +1,85 @@
+"""Is the dask scheduler gone, or does it only not answer?"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.clusters import tls
+from gpujobs.injob import watch
+from gpujobs.injob.network import Reach, dask_config, reach
+from gpujobs.injob.watch import SchedulerWatch
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A process that is stopped: its kernel accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(watch, "_INTERVAL", 0.0)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "lease").touch()
+    return tmp_path
+
+
+def address_of(listener: socket.socket, protocol: str = "tcp") -> str:
+    return f"{protocol}://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def attempts(found: SchedulerWatch, address: str, registered: bool) -> int:
+    """Return how often a watch must look until it sees that the dask scheduler is gone; 9: never."""
+    return next((n for n in range(1, 9) if found.is_gone(address, {}, registered=registered)), 9)
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+
+def test_three_levels(
+    tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpujobs.injob.network._CONNECT_TIMEOUT", 0.5)
+    tls.make(tmp_path)
+    environ = dask_config(tmp_path, "tls")
+    assert reach(address_of(listener), {}) is Reach.ANSWERS
+    assert reach(address_of(listener, "tls"), environ) is Reach.CONNECTS
+    address = address_of(listener, "tls")
+    listener.close()
+    assert reach(address, environ) is Reach.NOTHING
+    assert reach("tls://", environ) is Reach.NOTHING
+
+
+def test_while_workers_start_the_address_decides(folder: Path, listener: socket.socket) -> None:
+    found = SchedulerWatch(folder, 1)
+    assert attempts(found, address_of(listener), registered=False) == 9
+    address = address_of(listener)
+    listener.close()
+    assert attempts(found, address, registered=False) == 3  # not at the first failure
+
+
+@pytest.mark.parametrize("sign", ["lease", "head/heartbeat"])
+def test_afterwards_a_sign_of_life_is_enough(
+    folder: Path, listener: socket.socket, sign: str
+) -> None:
+    address = address_of(listener)
+    if sign != "lease":
+        (folder / "head").mkdir()
+        (folder / sign).touch()
+        age(folder / "lease", 1000)
+    found = SchedulerWatch(folder, 1)
+    age(folder / sign, 1000)
+    assert attempts(found, address, registered=True) == 9  # stopped, and its port is still there
+    listener.close()
+    (folder / sign).touch()
+    assert attempts(found, address, registered=True) == 9
+    age(folder / sign, 1000)
+    assert attempts(found, address, registered=True) == 3
