@@ -132,6 +132,8 @@ class Slurm(Scheduler):
                     found.add("gres/gpu")
             elif word.startswith("-") and len(word) > 1:
                 found.add(_long_option(word[1]))
+            if not (_takes_value(word) or following.startswith("-") or not following):
+                raise ValueError(f"{following} is not an option")
         return found
 
     def refusal(self, line: str) -> str:
@@ -246,6 +248,13 @@ class Slurm(Scheduler):
     def _squeue(self, user: str, names: str, columns: str) -> list[str]:
         selection = ["-h", "-t", "all", f"--user={user}", f"--name={names}"]
         return ["squeue", *self._clusters(), *selection, "-o", columns]
+
+
+def _takes_value(word: str) -> bool:
+    """Return whether the word after an option can be its value, as in ``-C haswell``."""
+    if word.startswith("--"):
+        return "=" not in word
+    return len(word) == 2 and word.startswith("-")
 
 
 def _long_option(letter: str) -> str:

@@ -11,6 +11,7 @@ import dask.config
 import pytest
 
 import gpujobs
+from gpujobs.errors import InputError
 
 from ..conftest import unavailable
 from ..support import slurm
@@ -20,7 +21,9 @@ from ..support.dask_jobqueue import EXAMPLES, Example
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
-SLURM_EXAMPLES = [example for example in EXAMPLES if example.kind == "Slurm"]
+SLURM_EXAMPLES = [
+    example for example in EXAMPLES if example.kind == "Slurm" and not example.refused
+]
 CONFIGURATION = """\
 Licenses=project:10
 PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
@@ -69,9 +72,20 @@ def cluster(site: str, example: Example, queue: str) -> Any:
         )
 
 
+def test_slurm_refuses_the_directive_that_is_refused_before(
+    site: str, large: SlurmBackend, home: Path
+) -> None:
+    (cori,) = (example for example in EXAMPLES if example.name == "cori")
+    with pytest.raises(InputError, match=r"jobqueue.slurm.job-extra.*SCRATCH, is not an option"):
+        cluster(site, cori, "closed")
+    lines = [f"#SBATCH {line}" for line in cori.configuration["job-extra"]]
+    script = home / "job.sh"
+    script.write_text("\n".join(["#!/bin/sh", "#SBATCH -p closed", *lines, ""]))
+    assert "SCRATCH," in large.slurm.attempt("sbatch", str(script)).stderr
+
+
 @pytest.mark.parametrize("example", SLURM_EXAMPLES, ids=str)
 def test_an_example_is_submitted(site: str, large: SlurmBackend, example: Example) -> None:
-    assert not example.refused
     with cluster(site, example, "closed") as made:
         made.scale(jobs=1)
         jobs = large.queue()

@@ -57,7 +57,7 @@ EXAMPLES = [
     Example("cori", "Slurm", configuration={
         "cores": 64, "memory": "115GB", "processes": 4, "queue": "debug", "walltime": "00:10:00",
         "job-extra": ["-C haswell", "-L project, SCRATCH, cscratch1"],
-    }),
+    }, refused=("job-extra",)),
     Example("stratus", "PBS", configuration={
         "name": "dask-worker", "cores": 36, "memory": "270GB", "processes": 6, "interface": "ib0",
         "local-directory": "$localscratch", "queue": "high_mem", "account": "arm",

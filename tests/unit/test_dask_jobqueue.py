@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import gpujobs
+from gpujobs.deploy.amount import Amount
 from gpujobs.deploy.conversions import extra_args_settings
 from gpujobs.deploy.jobqueue import configured
 from gpujobs.deploy.keywords import spec_of
@@ -423,3 +424,25 @@ def test_the_examples_make_a_plan_or_name_the_line(
 def _threads(example: Example) -> int:
     given = {**example.configuration, **example.keywords}
     return int(given.get("cores", 1)) // int(given.get("processes", 1))
+
+
+# -- scale ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "jobs"),
+    [
+        ({"n": 3}, 2), ({"jobs": 3}, 3), ({"n": 4, "jobs": 7}, 2), ({"cores": 17}, 3),
+        ({"memory": "28GiB"}, 2), ({"jobs": 1, "cores": 17}, 3), ({}, 0),
+    ],
+)  # fmt: skip
+def test_scale_counts_as_dask_jobqueue_does(
+    home: Path, arguments: dict[str, Any], jobs: int
+) -> None:
+    keywords = {"gpus_per_job": 2, "cores": 8, "memory": "14GiB"}
+    plan = planned("slurm", site(home, "slurm"), keywords)
+    assert Amount(**arguments).in_jobs(plan, lambda message: None) == jobs
+
+
+def test_scale_by_memory_that_is_not_known(home: Path) -> None:
+    plan = planned("slurm", None, {"queue": "gpu"})
+    with pytest.raises(InputError, match="the memory of a worker is not known"):
+        Amount(memory="1GiB").in_jobs(plan, lambda message: None)
