@@ -58,7 +58,7 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("gpus", "gpu", "ngpus"), "`gpus_per_node`"),
         **dict.fromkeys(("walltime", "time", "max_time", "time_limit"), "`max_walltime`"),
         **dict.fromkeys(("partition", "queue"), "`name`"),
-        "nodes": "`max_nodes`",
+        "node_count": "`nodes`",
     },
 }
 """By the model that the key was written in, then by the key."""

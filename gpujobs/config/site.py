@@ -91,6 +91,7 @@ class Queue(Model):
     memory_per_node: int | None = optional(
         SIZE, "memory of a node that jobs may request, e.g. 490GiB"
     )
+    nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
     exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
     gpu_fractions: bool = optional(
         FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False

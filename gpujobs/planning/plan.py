@@ -119,7 +119,7 @@ class _Planner:
     def plan(self) -> Plan:
         """Return the plan, or raise InputError."""
         self._check_profile()
-        root = self._root()
+        root, python = self._root(), self._python()
         demand = find_demand(self.diagnostics, self.machine)
         head_key = head_queue(self.diagnostics)
         key, shape = self._chooser(head_key).choose(demand.gpus, demand.cpu_workers)
@@ -140,7 +140,7 @@ class _Planner:
             head=head,
             transport=transport,
             root=root,
-            python=self._python(),
+            python=python,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
             devices=self._devices(demand.gpus),
@@ -233,6 +233,10 @@ class _Planner:
         """Return the jobs' interpreter: after a setup, the one that it puts on PATH."""
         environment = self.profile.environment
         if environment.setup and not environment.python:
+            self.diagnostics.note(
+                "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
+                f"{self.this_python}; `environment.python` names another one"
+            )
             return "python"
         return environment.python or self.this_python
 

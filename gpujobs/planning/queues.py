@@ -75,6 +75,7 @@ class QueueChooser:
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
+        self._note_more_than_there_is(queue, shape)
         self._note_not_requested(key, bool(gpus))
         return shape
 
@@ -93,6 +94,19 @@ class QueueChooser:
             hint = "name it with `queue:` to run CPU workers there nevertheless"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
         return self._fit(key, queue, gpus=False).cpu_shape(count)
+
+    def _note_more_than_there_is(self, queue: Queue, shape: JobShape) -> None:
+        """Note GPUs that the queue does not have; jobs of more nodes can never start."""
+        if not queue.nodes or not queue.gpus_per_node:
+            return
+        if shape.nodes > queue.nodes:
+            message = f"jobs of {shape.nodes} nodes; it has {queue.nodes}"
+            raise QueueMismatch("gpus", message, limit="nodes")
+        gpus, most = shape.jobs * shape.gpus, queue.nodes * queue.gpus_per_node
+        if gpus > most:
+            self.diagnostics.note(
+                f"{gpus} GPUs wanted; the queue has {most}, so some jobs wait until others end"
+            )
 
     def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:
         if self.smallest and shape.gpus == 1 and (queue.gpus_per_node or 1) > 1:
