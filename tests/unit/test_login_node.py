@@ -14,7 +14,7 @@ from gpujobs.errors import InputError
 
 def test_an_interface_that_this_host_does_not_have(home: Path) -> None:
     with pytest.raises(InputError) as caught:
-        GPULocalCluster(interface="nosuch0", gpus=0)
+        GPULocalCluster(interface="nosuch0", gpus_per_job=0)
     message = str(caught.value)
     assert "this host has no network interface nosuch0; it has " in message
     assert all(name in message for _, name in socket.if_nameindex())
