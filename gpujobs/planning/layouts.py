@@ -192,8 +192,13 @@ class MpiLayout(Layout):
         return [placeholders.expand(word, values) for word in command]
 
     def supervisor_options(self, shape: JobShape) -> list[str]:
-        """Return ``--ranks``: the number of ranks with workers."""
-        return [f"--ranks={self.working_ranks(shape)}"]
+        """Return the number of ranks with workers, of nodes, and of ranks on each node."""
+        ranks = self.ranks(shape)
+        return [
+            f"--ranks={ranks.working}",
+            f"--nodes={shape.nodes}",
+            f"--ranks-per-node={ranks.per_node}",
+        ]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
@@ -205,6 +210,7 @@ class MpiLayout(Layout):
             f"--size={ranks.started}",
             f"--gpus={ranks.gpus}",
             f"--on-node={ranks.working // jobs.shape.nodes}",
+            f"--nodes={jobs.shape.nodes}",
             f"--visible-devices={jobs.visible_devices}",
         ]
         worker = self._worker_options(jobs.shape, transport)
