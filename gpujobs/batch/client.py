@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
+from ..schedulers.jobs import cancel_targets
 from . import process
-from .targets import cancel_targets, waits_in_queue
 
 logger = logging.getLogger("gpujobs")
 
@@ -171,8 +171,7 @@ class SchedulerClient:
         ]
         waiting = self._still_waiting(jobs, names) if jobs else []
         if refusals or waiting:
-            cancelled = waiting or jobs
-            ids = ", ".join(self.scheduler.show_id(job) for job in cancelled)
+            ids = ", ".join(self.scheduler.show_id(job) for job in waiting or jobs)
             reason = "\n".join(refusals) or "its command succeeded, but they are still in the queue"
             raise RefusedError(f"{self.scheduler.name} did not cancel {ids}:\n{reason}")
 
@@ -183,7 +182,7 @@ class SchedulerClient:
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
-                waiting = [job for job in waiting if job in found and waits_in_queue(found[job])]
+                waiting = [job for job in waiting if job in found and _waits(found[job])]
                 if not waiting or time.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
@@ -287,6 +286,10 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
+
+
+def _waits(status: JobStatus) -> bool:
+    return status.stuck or status.state is JobState.PENDING
 
 
 def _delays(first: float = FIRST_DELAY) -> Iterator[float]:
