@@ -166,7 +166,8 @@ def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
 
 def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
     """Return the command line of an ordinary user, or of root."""
-    user = ORDINARY_USER if kind == "ordinary" and os.geteuid() == 0 else None
+    other = kind == "ordinary" and os.geteuid() == 0 and backend.same_host
+    user = ORDINARY_USER if other else None
     try:
         python_for(user)
     except LookupError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
+from ..schedulers.jobs import cancel_targets
 from . import process
 
 logger = logging.getLogger("gpujobs")
@@ -170,8 +171,7 @@ class SchedulerClient:
         ]
         waiting = self._still_waiting(jobs, names) if jobs else []
         if refusals or waiting:
-            cancelled = waiting or jobs
-            ids = ", ".join(self.scheduler.show_id(job) for job in cancelled)
+            ids = ", ".join(self.scheduler.show_id(job) for job in waiting or jobs)
             reason = "\n".join(refusals) or "its command succeeded, but they are still in the queue"
             raise RefusedError(f"{self.scheduler.name} did not cancel {ids}:\n{reason}")
 
@@ -286,20 +286,6 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
-
-
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions, and the indexes of the jobs to cancel; no indexes: all of them.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets
 
 
 def _waits(status: JobStatus) -> bool:

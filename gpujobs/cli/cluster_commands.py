@@ -11,7 +11,7 @@ from ..errors import GpujobsError, InputError
 from . import messages, options
 
 if TYPE_CHECKING:
-    from ..clusters.ledger import ClusterRecord
+    from ..clusters.ledger import ClusterRecord, Ledger
 
 
 @click.command()
@@ -102,22 +102,23 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> Non
     from ..clusters import cancel
     from . import status
 
-    records = status.choose(options.open_ledger(), cluster_ids, everything=False)
+    ledger = options.open_ledger()
+    records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
         records = [record for record in records if cancel.orphaned(record)]
         if not records:
             messages.progress.write("no orphans")
-    _cancel_all(records)
+    _cancel_all(records, ledger)
 
 
-def _cancel_all(records: Sequence[ClusterRecord]) -> None:
+def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
     """Cancel each cluster; raise the last error after all of them have been tried."""
     from ..clusters import cancel
 
     errors: list[GpujobsError] = []
     for record in records:
         try:
-            cancel.cancel(record)
+            cancel.cancel(record, ledger)
         except GpujobsError as error:
             errors.append(error)
             continue

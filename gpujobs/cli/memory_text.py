@@ -10,6 +10,8 @@ from ..text import size_text
 
 DEVICE_MEMORY_LIMIT = "0.8"
 """dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
+OFF = "0"
+"""dask-cuda's value for no limit and for no pool."""
 
 
 def memory_text(plan: Plan) -> str:
@@ -27,8 +29,12 @@ def _parts(workers: Workers, total: int | None) -> Iterator[str]:
         yield "cuDF spills by itself"
     else:
         limit = workers.device_memory_limit or DEVICE_MEMORY_LIMIT
-        yield f"spills to host above {_amount(limit, total)}"
-    if workers.rmm_pool_size:
+        yield (
+            "no spilling to host"
+            if limit == OFF
+            else f"spills to host above {_amount(limit, total)}"
+        )
+    if workers.rmm_pool_size not in (None, OFF):
         yield _pool(workers, total)
     elif workers.rmm_async:
         yield "RMM's asynchronous allocator"
@@ -39,14 +45,14 @@ def _parts(workers: Workers, total: int | None) -> Iterator[str]:
 def _pool(workers: Workers, total: int | None) -> str:
     kind = "asynchronous" if workers.rmm_async else "pool"
     text = f"RMM {kind} of {_amount(str(workers.rmm_pool_size), total)}"
-    if workers.rmm_maximum_pool_size:
+    if workers.rmm_maximum_pool_size not in (None, OFF):
         text += f", at most {_amount(workers.rmm_maximum_pool_size, total)}"
     return text
 
 
 def _amount(value: str, total: int | None) -> str:
     """Return a fraction or a number of bytes, as dask-cuda takes it, as text."""
-    if "." not in value and value not in ("0", "1"):
+    if "." not in value:
         return size_text(int(value))
     part = f"{float(value):.0%} of the GPU"
     if not total:

@@ -30,6 +30,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("memory plan", memory_text.memory_text(plan)),
         ("dask scheduler", plan.layout.head_text(plan.workers.shape, plan.head is not None)),
         ("network", _transport_text(plan)),
+        ("python", plan.python),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
@@ -59,6 +60,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "protocols": list(plan.transport.protocols),
         "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
+        "python": plan.python,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
         "notes": list(plan.notes),

@@ -57,24 +57,35 @@ def list_sites(as_json: bool) -> None:
     """List the sites and the paths of their files."""
     from ..config import sitefiles
 
-    rows = [_site_row(name, path) for name, path in sitefiles.site_paths().items()]
-    if not as_json:
+    listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
+    if as_json:
+        click.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
+    else:
+        keys = ("name", "scheduler", "path", "description")
+        rows = [[site[key] for key in keys] for site in listed]
         click.echo(table(("SITE", "SCHEDULER", "FILE", "DESCRIPTION"), rows))
-        return
-    keys = ("name", "scheduler", "path", "description")
-    listed = [dict(zip(keys, row, strict=True)) for row in rows]
-    click.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
+    for path in sitefiles.ignored_files():
+        messages.progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
 
 @sites.command("show")
 @click.argument("site", shell_complete=options.complete_sites)
 def show_site(site: str) -> None:
-    """Print a site file and validate it."""
+    """Print a site file and validate it.
+
+    Also plans and renders the jobs of each queue, as `plan` does.
+    """
     from ..config import sitefiles
+    from ..planning import sitecheck
 
     loaded = sitefiles.load_site(site)
     click.echo(loaded.path.read_text(), nl=False)
+    if problems := sitecheck.site_problems(loaded):
+        raise InputError(problems)
     messages.progress.write(f"{loaded.path}: site {loaded.name} is valid")
+    for name, text in (("source", loaded.site.source), ("contact", loaded.site.contact)):
+        if text:
+            messages.progress.write(f"{name}: {text}")
 
 
 @click.command()
@@ -90,12 +101,20 @@ def schema(kind: str) -> None:
     click.echo(json.dumps(model.json_schema(described), indent=1))
 
 
-def _site_row(name: str, path: Path) -> tuple[str, str, str, str]:
-    """Return name, batch scheduler, path and description; the error of a file that is not valid."""
+def _listed_site(name: str, path: Path) -> dict[str, str | None]:
+    """Return the keys of `sites list --json`; the description is the error of an invalid file."""
     from ..config import sitefiles
 
+    listed: dict[str, str | None] = {"name": name, "scheduler": "?", "path": str(path)}
     try:
         site = sitefiles.load_site(str(path)).site
     except InputError as error:
-        return name, "?", str(path), f"error: {str(error).splitlines()[0]}"
-    return name, site.scheduler, str(path), site.description
+        description = f"error: {str(error).splitlines()[0]}"
+        return {**listed, "description": description, "contact": None, "source": None}
+    return {
+        **listed,
+        "scheduler": site.scheduler,
+        "description": site.description,
+        "contact": site.contact,
+        "source": site.source,
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..injob.folder import EndKind
 from . import folder as folders
 from .folderstate import read_state
-from .ledger import ClusterRecord
-from .monitor import client_of
+from .ledger import ClusterRecord, Ledger
+from .monitor import client_of, recover_submission
 
 OWNER_TIMEOUT = 60.0
 """Seconds without a new lease after which the owner of a cluster is gone."""
@@ -14,14 +14,21 @@ CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
 
 
-def cancel(record: ClusterRecord, *, timeout: float = CANCEL_TIMEOUT) -> None:
+def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIMEOUT) -> None:
     """End a cluster: write `ended` into its folder, and cancel its jobs.
+
+    A cluster without jobs, whose owner is gone, is recorded as finished.
 
     Raises UnavailableError or RefusedError; jobs that could not be cancelled find `ended`.
     """
     if record.path.is_dir():
         folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
-    if record.finished or not record.submissions:
+    record = recover_submission(record, ledger)
+    if record.finished:
+        return
+    if not record.submissions:
+        if record.intent is None:
+            ledger.update(record.id, finished=True)
         return
     jobs = {*record.jobs.values(), *read_state(record.path).claims.values()}
     client_of(record, timeout=timeout).cancel(sorted(jobs, key=str), [record.id])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..injob.folder import Ended, RegisteredWorker
+from ..injob.folder import Ended, OverMemory, RegisteredWorker, over_memory_message
 from ..schedulers import JobId
 from ..text import clean
 
@@ -54,6 +54,10 @@ class FolderState:
     dashboard: int | None = None
     """Port of the dashboard."""
     transport: Transport = Transport()
+    over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
+    """Workers that were restarted because of their memory."""
+    setups: Mapping[int, str] = field(default_factory=dict)
+    """The first line of `setup` that failed."""
 
     @property
     def scheme(self) -> str:
@@ -74,8 +78,10 @@ class FolderState:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user about the transport."""
-        found = [self.transport.reason] if self.transport.reason else []
+        """Remarks for the user: setup, memory of workers, transport."""
+        found = [f"setup: {text}" for text in sorted(set(self.setups.values()))]
+        found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
+        found += [self.transport.reason] if self.transport.reason else []
         if unused := self.unused_networks:
             names = " and ".join(unused)
             found.append(f"{names} seen and left unused: dask uses {self.scheme}, not ucxx")
@@ -111,9 +117,11 @@ class FolderReader:
         return FolderState(
             ended=_ended(self._json("ended")),
             workers=registry.get("workers", {}),
+            over_memory=registry.get("over_memory", {}),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
+            setups={n: clean(text.strip()) for n, text in jobs["setup"].items() if text},
             claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text.strip()},
             nodes={n: str(_parse(t).get("node", "")) for n, t in jobs["started"].items()},
             head=head,
@@ -124,7 +132,8 @@ class FolderReader:
 
     def _job_files(self) -> dict[str, dict[int, str]]:
         """Return the texts of the files ``jobs/NUMBER.KIND`` by kind and number."""
-        found: dict[str, dict[int, str]] = {"json": {}, "reason": {}, "claim": {}, "started": {}}
+        kinds = ("json", "reason", "claim", "started", "setup")
+        found: dict[str, dict[int, str]] = {kind: {} for kind in kinds}
         try:
             paths = list((self.folder / "jobs").iterdir())
         except OSError:

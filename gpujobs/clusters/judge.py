@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..errors import InputError
 from ..injob.folder import EndKind
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
@@ -136,13 +137,16 @@ class _Judge:
             connected=connected,
             gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
             stuck=status.stuck,
-            id=self.scheduler.show_id(job),
+            id=self.scheduler.show_id(job) if self.scheduler else str(job),
         )
 
     @cached_property
-    def scheduler(self) -> Scheduler:
-        """The batch scheduler, for its spelling of ids."""
-        return get_scheduler(self.record.scheduler)(self.record.multi_cluster)
+    def scheduler(self) -> Scheduler | None:
+        """The batch scheduler, for its spelling of ids; None if its package is gone."""
+        try:
+            return get_scheduler(self.record.scheduler)(self.record.multi_cluster)
+        except InputError:
+            return None
 
     def _status(
         self, number: int, answer: JobStatus | None, connected: tuple[str, ...]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..batch.client import SchedulerClient
-from ..errors import GpujobsError, NoSuchClusterError, UnavailableError
+from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
 from ..injob.folder import EndKind
 from ..schedulers import JobId, JobState, JobStatus, get_scheduler
 from . import folder as folders
@@ -155,10 +155,10 @@ class ClusterMonitor:
         jobs -= self._settled
         if not jobs:
             return
-        client = client_of(group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping)
         try:
+            client = client_of(group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping)
             answers = client.status(sorted(jobs, key=str), [record.id for record in group])
-        except UnavailableError as error:
+        except (UnavailableError, InputError) as error:  # or the batch scheduler's package is gone
             logger.warning("%s", error)
             for job in jobs:
                 self._answers.setdefault(job, NO_ANSWER)
@@ -203,8 +203,8 @@ def recover_submission(record: ClusterRecord, ledger: Ledger) -> ClusterRecord:
     """Complete a submission that was interrupted before the batch scheduler replied."""
     if record.intent is None or time.time() - record.intent.time < RECOVERY_AGE:
         return record
-    client = client_of(record, timeout=5.0)
     try:
+        client = client_of(record, timeout=5.0)
         known = {submission.id for submission in record.submissions}
         found = client.find(record.id) - known
     except GpujobsError:

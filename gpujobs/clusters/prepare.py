@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
+from .runnotes import run_notes
 
 
 def make_cluster_plan(spec: ClusterSpec, *, elastic: bool = False) -> Plan:
@@ -15,7 +18,8 @@ def make_cluster_plan(spec: ClusterSpec, *, elastic: bool = False) -> Plan:
         from .machine import this_machine
 
         machine = this_machine()
-    return make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
+    plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
+    return replace(plan, notes=(*plan.notes, *run_notes(plan)))
 
 
 def scripts_of(

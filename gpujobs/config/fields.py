@@ -65,7 +65,7 @@ def count(value: object) -> int:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(
-            f"{_shown(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
+            f"{shown(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
         )
     if value < 0:
         raise ValueError(f"{value} is less than 0")
@@ -85,7 +85,7 @@ def number(value: object) -> float:
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):
         value = float(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{_shown(value)} is not a number of at least 0")
+        raise ValueError(f"{shown(value)} is not a number of at least 0")
     if not 0 <= value < float("inf"):
         raise ValueError(f"{value!r} is not a number of at least 0")
     return float(value)
@@ -99,15 +99,13 @@ def flag(value: object) -> bool:
         return True
     if value in ("false", "False", "FALSE"):
         return False
-    raise ValueError(f"{_shown(value)} is neither true nor false")
+    raise ValueError(f"{shown(value)} is neither true nor false")
 
 
 def size(value: object) -> int:
     """Return bytes: ``60GiB`` and ``60GB`` are the same power of 1024; the unit is required."""
     if not isinstance(value, str):
-        raise ValueError(
-            f"{_shown(value)} needs a unit, as in {_example(value, '16')}GiB or 512MiB"
-        )
+        raise ValueError(f"{shown(value)} needs a unit, as in {_example(value, '16')}GiB or 512MiB")
     found = _SIZE.fullmatch(value.strip())
     if not found:
         raise ValueError(f"{value!r} is not a size; write it as 60GiB, 512MiB or 1.5TiB")
@@ -126,11 +124,19 @@ def size_or_fraction(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if isinstance(value, str) and re.fullmatch(r"0?\.\d+|1\.0+|0|1", value):
-        return value
+        return _fraction(value)
     try:
         return str(size(value))
     except ValueError as error:
         raise ValueError(f"{error}, or a fraction of the GPU's memory such as 0.8") from None
+
+
+def _fraction(text: str) -> str:
+    """Return a fraction as dask-cuda reads it: ``1`` is one byte there, ``1.0`` is all memory."""
+    number = float(text)
+    if number in (0, 1):
+        return "1.0" if number else "0"
+    return text
 
 
 def duration(value: object) -> int:
@@ -143,9 +149,7 @@ def duration(value: object) -> int:
     elif isinstance(value, str):
         seconds = _seconds(value)
     else:
-        raise ValueError(
-            f"{_shown(value)} needs a unit, as in {_example(value, '30')}m or 02:00:00"
-        )
+        raise ValueError(f"{shown(value)} needs a unit, as in {_example(value, '30')}m or 02:00:00")
     if seconds <= 0:
         raise ValueError(f"{value!r} is not longer than 0 seconds")
     if seconds > _LONGEST_S:
@@ -188,7 +192,7 @@ def comma_list(value: object) -> Sequence[object]:
 def sequence(value: object) -> list[object]:
     """Return a list; a single string is refused, because its items would be its letters."""
     if not isinstance(value, list | tuple):
-        raise ValueError(f"must be a list, as in [{_example(value, '…')}]")
+        raise ValueError(f"must be a list, as in [{_quoted(_example(value, '…'))}]")
     return list(value)
 
 
@@ -248,7 +252,8 @@ def _kind(value: object) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return text and numbers as Python shows them, else the kind of the value."""
     if _is_text_or_number(value):
         return repr(value)
     return _kind(value)
@@ -259,3 +264,10 @@ def _example(value: object, default: str) -> str:
     if not _is_text_or_number(value) or control_character(str(value)):
         return default
     return str(value) or default
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` as an item of a list in YAML; braces and the like need quotes there."""
+    if re.search(r"[\[\]{},&*#?|<>!%@:`\"']", text):
+        return "'" + text.replace("'", "''") + "'"
+    return text

@@ -190,11 +190,12 @@ class Table(Kind[dict[str, T]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
-        return {
+        schema = {
             "type": "object",
             "propertyNames": self.name.schema(definitions),
             "additionalProperties": self.value.schema(definitions),
         }
+        return {**schema, "minProperties": 1} if self.empty else schema
 
     def key_names(self) -> Iterator[str]:
         """Yield the names of the keys of a value."""
@@ -206,8 +207,9 @@ def _unchanged(value: object) -> object:
 
 
 ANYTHING = Scalar(_unchanged, {})
-TEXT = Scalar(fields.printable, {"type": "string"})
-WORD = Scalar(fields.word, {"type": "string", "pattern": f"^{fields.WORD.pattern}$"})
+TEXT = Scalar(fields.printable, {"type": ["string", "number", "boolean"]})
+"""Every plain scalar of a YAML file is text."""
+WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.WORD.pattern}$"})
 VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"})
 COUNT = Scalar(fields.count, {"type": "integer", "minimum": 0})
 POSITIVE = Scalar(fields.positive, {"type": "integer", "minimum": 1})
@@ -234,6 +236,8 @@ def choice(*words: L) -> Scalar[L]:
         for word in words:
             if value == word:
                 return word
+        if not isinstance(value, str):
+            raise ValueError(f"must be {listed}, not {fields.shown(value)}")
         raise ValueError(f"{value!r} is not one of {listed}")
 
     return Scalar(parse, {"type": "string", "enum": list(words)})

@@ -17,11 +17,12 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast, overload
+from typing import ClassVar, TypeVar, cast, overload
 
 from ..errors import InputError, Position, Problem
 from ..text import walltime_text
 from .document import Document
+from .hints import HINTS
 from .kinds import DURATION, Errors, Kind, Place, Schema
 
 T = TypeVar("T")
@@ -36,6 +37,9 @@ class Model:
 
     given: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
     """Names of the keys that were written."""
+
+    instead_of_required: ClassVar[str] = ""
+    """A key that provides the required ones, such as `extends`."""
 
     def check(self) -> None:
         """Check the keys against each other; ValueError if they do not fit together."""
@@ -157,7 +161,11 @@ class Section(Kind[M]):
     def _unknown_key(self, place: Place, known: Sequence[str]) -> InputError:
         inside = "".join(f"{step}." for step in place.loc[:-1])
         here = [inside + name for name in known]
-        hint = suggest(str(place.loc[-1]), here, place.key_names())
+        word = str(place.loc[-1])
+        hint = HINTS.get(self.model.__name__, {}).get(word.replace("-", "_"), "")
+        if hint.startswith("`"):
+            hint = f"use {hint}"
+        hint = hint or suggest(word, here, place.key_names())
         return place.key_error(f"unknown key `{place}`", hint)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
@@ -198,7 +206,7 @@ def suggest(word: str, here: Sequence[str], everywhere: Sequence[str]) -> str:
     An exact match of a key elsewhere comes first, then the keys ``here``, then all.
     """
     word = word.replace("-", "_")
-    for known, similarity in ((everywhere, 1.0), (here, 0.6), (everywhere, 0.6)):
+    for known, similarity in ((everywhere, 1.0), (here, 0.7), (everywhere, 0.75)):
         by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
         if near := difflib.get_close_matches(word, by_last_part, n=1, cutoff=similarity):
             return f"did you mean `{by_last_part[near[0]]}`?"
@@ -226,5 +234,11 @@ def _object_schema(model: type[Model], definitions: dict[str, Schema]) -> Schema
         "properties": {name: key.schema(definitions) for name, key in keys.items()},
     }
     if names := [name for name, key in keys.items() if key.required]:
-        schema["required"] = names
+        schema |= _required_schema(names, model.instead_of_required)
     return schema
+
+
+def _required_schema(names: Sequence[str], instead: str) -> Schema:
+    if not instead:
+        return {"required": names}
+    return {"anyOf": [{"required": names}, {"required": [instead]}]}

@@ -49,6 +49,17 @@ def memory_units(text: str) -> Iterator[tuple[str, int]]:
             yield token["name"], _UNITS[unit[0]]
 
 
+def memory_suffixes(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield every memory placeholder in ``text``, its unit, and the unit written after it.
+
+    Units are K, M, G or T; the one after it is "" if there is none.
+    """
+    for token in _TOKEN.finditer(text):
+        if unit := token["unit"]:
+            found = re.match(r"[KMGT](?![A-Z]{2})", text[token.end() :].upper())
+            yield token[0], unit[0], found[0] if found else ""
+
+
 def check(text: str, known: Sequence[str] = RESOURCES) -> str:
     """Return ``text`` if every brace in it belongs to a placeholder of ``known``.
 

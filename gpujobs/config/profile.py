@@ -92,7 +92,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-_NAME = Scalar(_name, {"type": "string", "pattern": f"^{NAME.pattern}$"})
+_NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GPUS = Scalar(_gpus, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]})
 _MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
 _PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})

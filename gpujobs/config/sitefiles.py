@@ -7,6 +7,8 @@ that ``extends`` its own name is laid over the next file of that name.
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import re
 import socket
@@ -19,6 +21,8 @@ from .document import Document
 from .model import build
 from .site import Site
 from .yamlfile import read
+
+logger = logging.getLogger("gpujobs")
 
 SYSTEM_SITES = Path("/etc/gpujobs/sites")
 
@@ -61,8 +65,15 @@ def site_paths() -> dict[str, Path]:
     """Return the path of every known site by its name, sorted."""
     found: dict[str, Path] = {}
     for folder in reversed(site_folders()):
-        found.update({path.stem: path for path in folder.glob("*.yaml")})
+        # Hidden files belong to editors, such as Emacs' link .#delta.yaml.
+        paths = (path for path in folder.glob("*.yaml") if not path.name.startswith("."))
+        found.update({path.stem: path for path in paths})
     return dict(sorted(found.items()))
+
+
+def ignored_files() -> list[Path]:
+    """Return files in the folders that are not searched because they end in .yml."""
+    return sorted(path for folder in site_folders() for path in folder.glob("*.yml"))
 
 
 def load_site(name: str, base: Path | None = None) -> SiteFile:
@@ -102,14 +113,29 @@ def site_of_this_host() -> str:
 def _site_path(name: str, base: Path) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = base / Path(name).expanduser()
-        if not path.is_file():
-            raise NoSuchSiteError(Problem(f"there is no site file {path}"))
+    else:
+        path = _named_path(name)
+    if path.is_file():
         return path
+    message = f"there is no site file {path}"
+    if path.is_dir():
+        message = f"{path} is a directory, not a site file"
+    elif path.is_symlink():
+        message = f"{path} is a link to {path.readlink()}, which does not exist"
+    raise NoSuchSiteError(Problem(message))
+
+
+def _named_path(name: str) -> Path:
     paths = site_paths()
-    if name not in paths:
-        message = f"there is no site `{name}`; known: {', '.join(paths)}"
-        raise NoSuchSiteError(Problem(message, hint="`gpujobs sites list` shows their files"))
-    return paths[name]
+    if name in paths:
+        return paths[name]
+    message = f"there is no site `{name}`; known: {', '.join(paths)}"
+    hint = "`gpujobs sites list` shows their files"
+    if near := difflib.get_close_matches(name, paths, n=1):
+        hint = f"did you mean {near[0]}?"
+    if same := [path for path in ignored_files() if path.stem == name]:
+        hint = f"rename {same[0]} to {name}.yaml"
+    raise NoSuchSiteError(Problem(message, hint=hint))
 
 
 def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
@@ -143,7 +169,11 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
 def _hostname_patterns() -> Iterator[tuple[str, str]]:
     """Yield each pattern of a host name, and the site to which it belongs."""
     for name, path in site_paths().items():
-        hostnames = read(path).value.get("hostnames")
+        try:
+            hostnames = _layered(path, ()).value.get("hostnames")
+        except InputError as error:
+            logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
+            continue
         if isinstance(hostnames, list):
             yield from ((str(pattern), name) for pattern in hostnames)
 

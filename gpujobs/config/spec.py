@@ -18,6 +18,9 @@ from .site import Site
 from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host
 from .yamlfile import parse_value, read
 
+PROGRAMS = (".py", ".sh", ".ipynb", ".sbatch", ".slurm", ".pbs", ".job", ".R", ".jl")
+"""Ends of names that no profile has."""
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
@@ -49,6 +52,10 @@ def load_spec(
 
     ``site`` is as in `make_spec`. InputError with all problems of the first file that has any.
     """
+    if profile.suffix in PROGRAMS:
+        message = f"{profile} is a program; is this a profile?"
+        run = f"run: [python, {profile.name}]" if profile.suffix == ".py" else f"run: [{profile}]"
+        raise InputError(message, hint=f"write a profile, such as job.yaml, with gpus: 1 and {run}")
     document = settings_document(settings).over(read(profile))
     return make_spec(document, site=site, base=profile.parent, name=default_name(profile.stem))
 

@@ -175,7 +175,11 @@ class _Reader:
             return
         value = _empty_value(event)
         loc = parent.next_loc() if parent is not None else ()
-        self.positions[loc] = self._position(event)
+        # The parser places an empty value at the next line.
+        empty = isinstance(event, ScalarEvent) and not event.value and event.style is None
+        self.positions[loc] = (
+            self.keys[loc] if empty and loc in self.keys else self._position(event)
+        )
         if parent is not None:
             parent.add(value)
         else:

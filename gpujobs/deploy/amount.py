@@ -15,7 +15,7 @@ from ..text import plural
 
 @dataclass(frozen=True)
 class Amount:
-    """The arguments of `scale`: the largest of ``n``, ``memory`` and ``cores``, or ``jobs``."""
+    """The arguments of `scale`, of which the largest counts; ``jobs`` only without ``n``."""
 
     n: int | None = None
     jobs: int | None = None
@@ -30,20 +30,23 @@ class Amount:
         for name, value in (("n", self.n), ("jobs", self.jobs), ("cores", self.cores)):
             if value is not None and not _is_number(value):
                 raise InputError(f"scale: {name}={value!r} is not a number of at least 0")
-        if self.jobs is not None:
-            return math.ceil(self.jobs)
         workers, size = self._workers(plan), plan.workers.shape.workers
         jobs = math.ceil(workers / size)
         if jobs * size != workers:
             log(f"{workers} workers are {plural(jobs, 'job')} of {size}: {jobs * size} workers")
+        if self.jobs is not None and self.n is None:
+            return max(jobs, math.ceil(self.jobs))
         return jobs
 
     def _workers(self, plan: Plan) -> int:
-        workers = [self.n or 0]
-        if self.memory is not None and plan.workers.shape.worker_memory:
-            workers.append(math.ceil(parse_bytes(self.memory) / plan.workers.shape.worker_memory))
+        workers, shape = [self.n or 0], plan.workers.shape
+        if self.memory is not None:
+            if not shape.worker_memory:
+                message = "scale: the memory of a worker is not known; give a number of workers"
+                raise InputError(message, hint="or set worker_memory=…")
+            workers.append(math.ceil(parse_bytes(self.memory) / shape.worker_memory))
         if self.cores is not None:
-            workers.append(math.ceil(self.cores / plan.workers.shape.worker_threads))
+            workers.append(math.ceil(self.cores / shape.worker_threads))
         return max(workers)
 
 

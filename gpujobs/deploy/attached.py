@@ -89,7 +89,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def shutdown(self) -> Any:
         """End the cluster, then detach."""
-        cancel(self._ledger.get(self.id))
+        cancel(self._ledger.get(self.id), self._ledger)
         return self.close()
 
     # -- scale -------------------------------------------------------------------------------------

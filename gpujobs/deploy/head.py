@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from distributed.deploy.spec import ProcessInterface
 
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
-from ..errors import JobFailedError
+from ..errors import InputError, JobFailedError
 from ..schedulers import JobState
 from .job import PoolJob
 from .pool import JobPool
@@ -37,10 +38,23 @@ def local_scheduler(
     }
     if "host" not in options and "interface" not in options:
         if plan.transport.interface:
+            _check_interface(plan.transport.interface)
             own["interface"] = plan.transport.interface
         elif plan.scheduler.on_this_machine:
             own["host"] = "127.0.0.1"
     return {"cls": Scheduler, "options": {**own, **options}}
+
+
+def _check_interface(name: str) -> None:
+    """Raise InputError if this host, for example a login node, does not have the interface."""
+    here = [interface for _, interface in socket.if_nameindex()]
+    if name not in here:
+        message = f"this host has no network interface {name}; it has {', '.join(here)}"
+        hint = (
+            'scheduler="job" runs the dask scheduler in a job, which has it; or name an interface '
+            'of this host that compute nodes reach: scheduler_options={"interface": …}'
+        )
+        raise InputError(message, hint=hint)
 
 
 def job_scheduler(pool: JobPool, security: Security | None) -> dict[str, object]:

@@ -67,7 +67,7 @@ SEVERAL: dict[str, Callable[[Any], Iterable[Setting]]] = {
 PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
 REFUSED = {
-    "resource_spec": "use `request` of the site file",
+    "resource_spec": "leave it out: cores and memory are requested, by `request` of the site file",
     "header_skip": "use `request` of the site file: a job has its lines and no others",
     "job_directives_skip": "use `request` of the site file: a job has its lines and no others",
     "shebang": "use `shell` of the site file",

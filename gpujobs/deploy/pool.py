@@ -175,7 +175,7 @@ class JobPool:
             self._update(finished=True)
             return
         try:
-            cancelling.cancel(record, timeout=CLOSE_TIMEOUT)
+            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT)
         except GpujobsError as error:
             logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..clusters.report import ClusterReport
-from ..text import size_text
 from . import jobcheck
 from .checks import Check, failed, passed, warning
 from .jobcheck import JobFacts, Scratch
 
 COMPARED = ("python", "dask", "distributed", "dask-cuda")
 """Versions that must be the same in the job and on this side."""
+GIB = 2**30
 SHARED_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs")
 
 
@@ -87,7 +87,7 @@ def _check_scratch(scratch: Scratch) -> Check:
     path = scratch["path"]
     if not scratch["writable"]:
         return failed("scratch space", f"{path} is not writable", "set `scratch` in the site file")
-    result = f"{path}: {size_text(scratch['free'])} free ({scratch['filesystem']})"
+    result = f"{path}: {scratch['free'] / GIB:.1f} GiB free ({scratch['filesystem']})"
     if scratch["filesystem"] in SHARED_FILESYSTEMS:
         remedy = "set `scratch` in the site file to node-local space"
         return warning("scratch space", result, remedy)

@@ -14,6 +14,7 @@ from ..config.sitefiles import SiteFile
 from ..errors import GpujobsError
 from ..planning.directory import expand_directory
 from ..schedulers import get_scheduler
+from ..schedulers.commandnames import needed_commands
 from . import jobcheck
 from .checks import Check, failed, passed, warning
 
@@ -36,13 +37,7 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
 
 
 def _check_commands(client: SchedulerClient) -> Iterator[Check]:
-    scheduler = client.scheduler
-    commands = (
-        scheduler.submit_command(),
-        scheduler.find_command("gpujobs", "user"),
-        scheduler.cancel_command(["1"]),
-    )
-    names = sorted({command[0] for command in commands})
+    names = sorted(needed_commands(client.scheduler))
     missing = [name for name in names if not is_available(client.commands.get(name, name))]
     if missing:
         remedy = (

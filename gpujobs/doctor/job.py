@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,8 @@ from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import ClusterReport
+from ..config.document import Document
+from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
 from ..errors import InputError, RefusedError
@@ -32,8 +34,8 @@ logger = logging.getLogger("gpujobs")
 
 JOB_TIMEOUT = 900.0
 """Seconds for which the job may wait in the queue and run."""
-SIZES = (("gpus=2",), ("gpus=1",), ("gpus=0", "workers.count=2"))
-"""The first size that a queue of the site accepts is taken."""
+SOURCE = "the job of doctor --run"
+"""In place of a file name, in positions of its profile."""
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of a shell that found no program."""
 ERROR_LINES = 3
@@ -77,10 +79,13 @@ def _listener() -> Iterator[list[str]]:
     """Accept connections like the dask scheduler of a client; yield ``host:port`` of each name."""
     from distributed.utils import get_ip
 
+    with warnings.catch_warnings():  # on a host without a default route
+        warnings.simplefilter("ignore")
+        own = get_ip()
     with socket.create_server(("", 0)) as server:
         threading.Thread(target=_accept_forever, args=(server,), daemon=True).start()
         port = server.getsockname()[1]
-        yield [f"{host}:{port}" for host in dict.fromkeys((get_ip(), socket.getfqdn()))]
+        yield [f"{host}:{port}" for host in dict.fromkeys((own, socket.getfqdn()))]
 
 
 def _accept_forever(server: socket.socket) -> None:
@@ -94,12 +99,12 @@ def _accept_forever(server: socket.socket) -> None:
 def _submit(
     site: str | None, settings: Sequence[str], run: list[str], ledger: Ledger
 ) -> ClusterRecord:
-    """Submit two workers in one job, or fewer if the queues of the site give no more."""
+    """Submit two workers in one job, or as many as the queues of the site give."""
     failures: list[InputError] = []
-    for size in SIZES:
-        profile = ("name=doctor", "walltime=10m", f"run={json.dumps(run)}", *size, *settings)
+    for size in _sizes(make_spec(settings_document(()), site=site).site.site):
+        profile = {"name": "doctor", "walltime": "10m", "run": run, **size}
         try:
-            spec, plan = _make_plan(site, profile)
+            spec, plan = _make_plan(site, Document(profile, source=SOURCE), settings)
             record = submit.submit(spec, plan, ledger)
         except InputError as error:
             failures.append(error)
@@ -114,12 +119,27 @@ def _submit(
     raise failures[0]
 
 
-def _make_plan(site: str | None, profile: tuple[str, ...]) -> tuple[ClusterSpec, Plan]:
+def _sizes(site: Site) -> Iterator[dict[str, object]]:
+    """Yield sizes; the first one that a queue of the site accepts is taken."""
+    if not all(queue.exclusive for queue in site.queues.values()):
+        yield {"gpus": 2}
+        yield {"gpus": 1}
+    for queue in site.queues.values():
+        nodes = queue.min_nodes or 1
+        if queue.gpus_per_node and (queue.exclusive or nodes > 1):
+            layout = "mpi" if nodes > 1 else "workers"
+            yield {"gpus": queue.gpus_per_node * nodes, "layout": layout}
+    yield {"gpus": 0, "workers": {"count": 2}}
+
+
+def _make_plan(
+    site: str | None, profile: Document, settings: Sequence[str]
+) -> tuple[ClusterSpec, Plan]:
     """Return the plan in which `jobcheck` starts after all workers have connected."""
-    spec = make_spec(settings_document(profile), site=site)
+    spec = make_spec(settings_document(tuple(settings)).over(profile), site=site)
     workers = make_cluster_plan(spec).n_workers
-    settings = (f"start_workers={workers}", f"env.GPUJOBS_DOCTOR_WORKERS={workers}")
-    spec = with_settings(spec, settings_document(settings))
+    own = (f"start_workers={workers}", f"env.GPUJOBS_DOCTOR_WORKERS={workers}")
+    spec = with_settings(spec, settings_document(own))
     return spec, make_cluster_plan(spec)
 
 
@@ -132,7 +152,7 @@ def _wait_for_end(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
             time.sleep(1)
             report = monitor.report()
     finally:
-        cancel.cancel(record)
+        cancel.cancel(record, ledger)
     return report
 
 

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
 _UNIX = 3
-"""Of `ZipInfo.create_system`: the system that made the file is not recorded as it is."""
+"""For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
 
 def build() -> bytes:

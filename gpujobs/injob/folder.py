@@ -101,6 +101,21 @@ class RegisteredWorker(TypedDict):
     gpu: Gpu | None
 
 
+class OverMemory(TypedDict):
+    """A worker in `workers.json` that its nanny has restarted because of its memory."""
+
+    restarts: int
+    limit: int
+    """Bytes."""
+
+
+def over_memory_message(name: str, worker: OverMemory) -> str:
+    """Return a sentence for the user."""
+    times = "once" if worker["restarts"] == 1 else f"{worker['restarts']} times"
+    limit = f"{worker['limit'] / 2**30:.3g} GiB"
+    return f"worker {name} restarted {times}: over its memory limit of {limit}"
+
+
 class Folder:
     """The cluster's folder: atomic writes, and reads that never fail."""
 
@@ -173,6 +188,11 @@ class Folder:
         """Return the workers that are registered with the dask scheduler, by name."""
         workers = self.read("workers.json").get("workers", {})
         return cast("dict[str, RegisteredWorker]", workers)
+
+    def over_memory(self) -> dict[str, OverMemory]:
+        """Return the workers that were restarted because of their memory, by name."""
+        workers = self.read("workers.json").get("over_memory", {})
+        return cast("dict[str, OverMemory]", workers)
 
 
 def modified_at(path: Path) -> float:

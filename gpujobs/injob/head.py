@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
 import time
 from typing import NoReturn
 
-from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at
+from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at, over_memory_message
 from .job import Job, JobExit, failure
-from .log import last_line, log
+from .log import log, reason_in
 from .names import PRELOAD
 from .network import dask_config, node_name
 from .options import SuperviseOptions
@@ -26,7 +27,6 @@ _SCHEDULER_EXIT_TIMEOUT = 0.5
 """Seconds by which the end of the dask scheduler may follow that of the command, its victim."""
 _RUN_CANCEL_TIMEOUT = 10.0
 """Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
-_RUN_WALLTIME_TIMEOUT = 60.0
 _WALLTIME_RESERVE = 15
 """Seconds of the walltime that are kept to stop the rest of the job."""
 
@@ -42,6 +42,8 @@ class Head(Job):
         self.command: ManagedProcess | None = None
         self._heartbeat_time = 0.0
         self._lease_time = 0.0
+        self._reported: dict[str, int] = {}
+        """How often each worker had been restarted when `run` was last informed."""
 
     def role(self) -> str:
         """Return what this job is, for its log."""
@@ -151,7 +153,7 @@ class Head(Job):
         attempt.kill()
         if works:
             return ""
-        return f"ucxx does not work on {node_name()}: {last_line(path) or 'no answer'}"
+        return f"ucxx does not work on {node_name()}: {reason_in(path) or 'no answer'}"
 
     def _start_scheduler(self, protocol: str) -> ManagedProcess:
         """Start the dask scheduler, and wait until it has an address."""
@@ -193,7 +195,7 @@ class Head(Job):
             raise JobExit(0, EndKind.DONE)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        line = last_line(command.log)
+        line = reason_in(command.log, code)
         reason = f"run: ended with exit code {code}"
         raise failure(f"{reason}: {line}" if line else reason, code)
 
@@ -222,9 +224,8 @@ class Head(Job):
     def _stop_command(self, command: ManagedProcess, reason: str) -> NoReturn:
         """Give `run` some time to exit: near the walltime the rest of it, else a few seconds."""
         seconds = _RUN_CANCEL_TIMEOUT
-        if self.walltime.nearly_over():
-            left = self.walltime.left() - _WALLTIME_RESERVE
-            seconds = min(_RUN_WALLTIME_TIMEOUT, max(5.0, left))
+        if self.walltime.explains_signal():
+            seconds = max(5.0, self.walltime.left() - _WALLTIME_RESERVE)
         log(f"{reason}: run: has {seconds:.0f} s to finish")
         command.terminate()
         command.wait(seconds)
@@ -254,6 +255,16 @@ class Head(Job):
             self.folder.write(HEARTBEAT, time.time())
         except OSError as error:
             log(f"cannot write to {self.folder.path}: {error}")
+        self._report_restarts()
+
+    def _report_restarts(self) -> None:
+        """Write to the log of `run` if a worker restarts again and again because of its memory."""
+        for name, worker in self.folder.over_memory().items():
+            if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
+                continue
+            self._reported[name] = worker["restarts"]
+            with contextlib.suppress(OSError), self.command.log.open("a") as file:
+                file.write(f"gpujobs: {over_memory_message(name, worker)}\n")
 
     def _check_lease(self) -> None:
         """Exit if the client that owns the cluster has not renewed its lease."""

@@ -12,7 +12,7 @@ from typing import NoReturn
 from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, start_workers, worker_names
-from .log import log
+from .log import launcher_reason, log, nodes_seen
 from .network import node_name
 from .options import SuperviseOptions
 from .process import ManagedProcess
@@ -56,7 +56,8 @@ class Job:
         self.stop_reason = ""
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
         self.worker_processes: list[ManagedProcess] = []
-        self.environ = dict(os.environ)
+        # ucxx sets a variable that UCX does not use, and every process would warn of it.
+        self.environ = {"UCX_WARN_UNUSED_ENV_VARS": "n", **os.environ}
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
         self._batch_script = os.getppid()
@@ -158,7 +159,18 @@ class Job:
         error = self.folder.read("rank-error")
         if error:
             return failure(error["reason"], error["exit_code"])
+        if self.options.ranks:
+            return failure(self._launcher_message(process))
         return failure(process.exit_message())
+
+    def _launcher_message(self, launcher: ManagedProcess) -> str:
+        options = self.options
+        reason = launcher_reason(launcher.log, launcher.log_offset)
+        message = f"{launcher.name} ended (exit code {launcher.exit_code})"
+        seen = nodes_seen(launcher.log, launcher.log_offset, options.ranks_per_node)
+        if seen is not None and seen < options.nodes:
+            message = f"the launcher sees {seen} of {options.nodes} nodes (`mpi` of the site)"
+        return f"{message}: {reason}" if reason else message
 
     def wait_for_end_of_head(self) -> None:
         """If the head is ending, wait until it has written why."""

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
 
 _TAIL = 8192
-"""Bytes at the end of a log that are searched for its last line."""
+"""Bytes at the end of a log that are searched for the reason of a failure."""
 _LONGEST_LINE = 300
+_KILLED = 137
+_ERROR = re.compile(
+    r"error|exception|fatal|fail|cannot|could not|unable|invalid|no such|not found|denied|abort",
+    re.IGNORECASE,
+)
+_NOISE = re.compile(
+    r"\bINFO\b|resource_tracker|warnings\.warn|UCX +WARN|^\S+ gpujobs: |: line \d+: +\d+ \w+"
+)
+"""Lines that are no reason: of loggers, of Python's warnings, of bash about a killed process."""
+_BOX = re.compile(r"^-{20,}$", re.MULTILINE)
+"""Open MPI puts its messages between lines of dashes."""
 
 
 def log(text: str) -> None:
@@ -17,18 +29,47 @@ def log(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
 
 
-def last_line(path: Path) -> str:
-    """Return the last line of a log with a letter or digit in it, at most 300 characters."""
+def reason_in(path: Path, exit_code: int | None = None, *, offset: int = 0) -> str:
+    """Return the line of a log that says best why its process failed, at most 300 characters.
+
+    That is the last line with an error in it, else the last one with a letter or digit. A process
+    that was killed has written no reason. ``offset``: where its part of the log begins.
+    """
+    if exit_code == _KILLED:
+        return ""
+    found = ""
+    for line in _tail(path, offset).splitlines():
+        if any(map(str.isalnum, line)) and not _NOISE.search(line):
+            is_better = _ERROR.search(line) or not _ERROR.search(found)
+            found = line if is_better else found
+    return found.strip()[:_LONGEST_LINE]
+
+
+def launcher_reason(path: Path, offset: int) -> str:
+    """Return the first paragraph of the first message of an MPI launcher, as one line.
+
+    The last line of such a message is a general advice.
+    """
+    boxes = _BOX.split(_tail(path, offset))
+    if len(boxes) < 3:
+        return reason_in(path, offset=offset)
+    paragraph = boxes[1].strip().partition("\n\n")[0]
+    return " ".join(paragraph.split())[:_LONGEST_LINE]
+
+
+def nodes_seen(path: Path, offset: int, ranks_per_node: int) -> int | None:
+    """Return how many nodes an Open MPI launcher found, if it has complained about their number."""
+    mapped = re.search(r"Procs mapped: +(\d+)", _tail(path, offset))
+    return int(mapped[1]) // ranks_per_node if mapped else None
+
+
+def _tail(path: Path, offset: int) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
-            lines = file.read().decode(errors="replace").replace("\0", "").splitlines()
+            file.seek(max(offset, path.stat().st_size - _TAIL))
+            return file.read().decode(errors="replace").replace("\0", "")
     except OSError:
         return ""
-    for line in reversed(lines):
-        if any(map(str.isalnum, line)):
-            return line.strip()[:_LONGEST_LINE]
-    return ""
 
 
 def append_output_to(path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import Any
 
 from distributed import Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
-from .folder import IDLE, Folder, Gpu, RegisteredWorker
+from .folder import IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
 from .log import log
 
+_RESTART_EVENT = "worker-restart-memory"
+"""Of a nanny that restarts its worker."""
 _WRITE_INTERVAL = 0.25
 """Seconds for which changes are collected before `workers.json` is written."""
 
@@ -50,6 +53,8 @@ def idle_message(scheduler: Scheduler) -> str:
 class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     """Keeps `workers.json` in the cluster's folder: registered workers, and names ever seen.
 
+    Workers that exceed their memory are in it, too: dask writes that only to their own log.
+
     The file is written at most four times a second, and not on the event loop.
     """
 
@@ -57,12 +62,17 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler = scheduler
         self._folder = Folder(folder)
         self._seen: set[str] = set()
+        self._names: dict[str, tuple[str, int]] = {}
+        """Name and memory limit of each worker, by its address."""
+        self._over_memory: dict[str, OverMemory] = {}
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Note a worker that registers. ``worker`` is its address."""
-        self._seen.add(str(scheduler.workers[worker].name))
+        state = scheduler.workers[worker]
+        self._seen.add(str(state.name))
+        self._names[worker] = (str(state.name), state.memory_limit)
         self._plan_write()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
@@ -73,6 +83,15 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         """Note whether the dask scheduler closes because it was idle."""
         if message := idle_message(self._scheduler):
             await asyncio.to_thread(self._folder.write, IDLE, {"reason": message})
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Count a restart by a nanny. The event may arrive after its worker has gone."""
+        if topic != _RESTART_EVENT or msg.get("worker") not in self._names:
+            return
+        name, limit = self._names[msg["worker"]]
+        before = self._over_memory.get(name, {"restarts": 0, "limit": limit})
+        self._over_memory[name] = {"restarts": before["restarts"] + 1, "limit": limit}
+        self._plan_write()
 
     def _plan_write(self) -> None:
         if not self._write_planned:
@@ -90,6 +109,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "time": time.time(),
             "workers": workers,
             "seen": sorted(self._seen.union(workers)),
+            "over_memory": self._over_memory,
         }
         try:
             await asyncio.to_thread(self._folder.write, "workers.json", value)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .log import last_line
+from .log import reason_in
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,6 +31,8 @@ class ManagedProcess:
         self.log = log
         argv = list(argv)
         with log.open("ab") as output:
+            self.log_offset = output.tell()
+            """Where the output of this process begins."""
             try:
                 self._process = subprocess.Popen(
                     argv,
@@ -58,8 +60,8 @@ class ManagedProcess:
         return self.exit_code is None
 
     def exit_message(self) -> str:
-        """Return how it ended, with the last line of its log."""
-        line = last_line(self.log)
+        """Return how it ended, with the reason in its log."""
+        line = reason_in(self.log, self.exit_code, offset=self.log_offset)
         message = f"{self.name} ended (exit code {self.exit_code})"
         return f"{message}: {line}" if line else message
 

@@ -37,6 +37,7 @@ def run_rank(options: RankOptions) -> None:
     world = MPI.COMM_WORLD
     try:
         _check_size(world, options.size)
+        _check_nodes(world, options.nodes)
         if options.script:
             _run_script(options)
         else:
@@ -76,6 +77,12 @@ def _check_size(world: MPI.Comm, size: int) -> None:
             f"MPI's world has {found} ranks, but {size} were started: mpi4py's MPI library is not "
             "the launcher's (`mpi.command` of the site)"
         )
+
+
+def _check_nodes(world: MPI.Comm, nodes: int) -> None:
+    found = len(set(world.allgather(node_name())))
+    if found != nodes:
+        raise RuntimeError(f"the launcher sees {found} of {nodes} nodes (`mpi` of the site)")
 
 
 def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:

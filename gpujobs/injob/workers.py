@@ -152,7 +152,7 @@ class Workers(Job):
         helper.kill()
 
     def _retire_timeout(self) -> float:
-        if not self.walltime.nearly_over():
+        if not self.walltime.explains_signal():
             return _RETIRE_TIMEOUT
         return max(5.0, min(_RETIRE_WALLTIME_TIMEOUT, self.walltime.left() - _WALLTIME_RESERVE))
 

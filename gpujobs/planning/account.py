@@ -47,7 +47,10 @@ def _check(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
         message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
         hint = account.hint or ""
     elif not wanted and account.required:
-        message = f"site {spec.site.name} requires an `account`"
+        who = f"site {spec.site.name}"
+        if spec.site.site.queues[queue_key].account:
+            who = f"queue {queue_key} of {who}"
+        message = f"{who} requires an `account`"
         hint = account.hint or "account: NAME"
     else:
         return

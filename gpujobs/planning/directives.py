@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from ..config import placeholders
-from ..config.site import File, Site, Variable
-from ..errors import Position, Problem
+from ..config.site import Site
+from ..config.sitekinds import File, Variable
 from ..schedulers import Scheduler
 from .account import find_account
 from .diagnostics import Diagnostics
+from .directivecheck import Directive, DirectiveChecker, check_memory_units
 from .shape import JobShape, Place, Values
 
 
@@ -52,11 +52,16 @@ class DirectiveWriter:
             "gpu_type": self.queue.gpu_type,
             "account": account[1] if account else None,
         }
-        lines = self._request(values)
+        directives = self._request(values)
         if account:
-            lines.append(placeholders.expand(account[0], {"account": account[1]}))
-        lines = self.scheduler.joined([*lines, *self._extra(values)])
-        return (*lines, *self._own(lines))
+            directives.append(self._account(*account))
+        directives += self._extra(values)
+        own = self._own()
+        checker = DirectiveChecker(self.diagnostics, self.scheduler)
+        for directive in (*directives, *own):
+            checker.add(directive)
+        lines = self.scheduler.joined([directive.text for directive in directives])
+        return (*lines, *(directive.text for directive in own))
 
     def visible_devices(self) -> str:
         """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
@@ -91,14 +96,15 @@ class DirectiveWriter:
         self.diagnostics.site_error(message, "queues", self.queue_key, hint=hint)
         return ""
 
-    def _request(self, values: Values) -> list[str]:
+    def _request(self, values: Values) -> list[Directive]:
         gpus = bool(self.shape.gpus)
         name, built_in = "cpu_request", self.scheduler.cpu_request
         if gpus:
             name, built_in = "request", self.scheduler.request
         own = own_request(self.site, self.queue_key, gpus)
         if own is None:
-            return [line for text in built_in if (line := _expand_if_known(text, values))]
+            lines = [_expand_if_known(text, values) for text in built_in]
+            return [Directive(line) for line in lines if line]
         place: Place = (name,)
         if getattr(self.queue, name):
             place = ("queues", self.queue_key, name)
@@ -116,27 +122,35 @@ class DirectiveWriter:
         )
         self.diagnostics.site_error(message, *place)
 
-    def _extra(self, values: Values) -> list[str]:
+    def _account(self, text: str, name: str) -> Directive:
+        account = self.queue.account or self.site.account
+        place: Place = ("account",)
+        if self.queue.account:
+            place = ("queues", self.queue_key, "account")
+        written = account is not None and "directive" in account.given
+        position = self.spec.site_position(*place) if written else None
+        return Directive(placeholders.expand(text, {"account": name}), position)
+
+    def _extra(self, values: Values) -> list[Directive]:
         if self.queue.directives is None:
             return self._expand(self.site.directives, values, ("directives",))
         place = ("queues", self.queue_key, "directives")
         return self._expand(self.queue.directives, values, place)
 
-    def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[str]:
+    def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[Directive]:
         """Return the site's lines with their placeholders replaced."""
-        lines = []
+        directives = []
         for n, text in enumerate(texts):
             line = text
             try:
+                check_memory_units(text, self.scheduler)
                 line = placeholders.expand(text, values)
             except LookupError as error:
                 self._report_unknown(str(error.args[0]), (*place, n))
             except ValueError as error:
                 self.diagnostics.site_error(str(error), *place, n)
-            position = self.spec.site_position(*place, n)
-            self._check(line, self.scheduler.managed, position=position, writer="gpujobs")
-            lines.append(line)
-        return lines
+            directives.append(Directive(line, self.spec.site_position(*place, n)))
+        return directives
 
     def _report_unknown(self, name: str, place: Place) -> None:
         if name == "account":
@@ -147,39 +161,12 @@ class DirectiveWriter:
         message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"
         self.diagnostics.site_error(message, *place)
 
-    def _own(self, lines: list[str]) -> tuple[str, ...]:
-        """Return the directives of the profile, which must not repeat options of ``lines``."""
-        taken = set(self.scheduler.managed)
-        for line in lines:
-            try:
-                taken |= self.scheduler.options(line)
-            except ValueError:
-                continue  # reported when it was expanded
-        own = self.spec.profile.directives
-        for n, line in enumerate(own):
-            position = self.spec.position("directives", n)
-            self._check(line, taken, position=position, writer="gpujobs or the site")
-        return own
-
-    def _check(self, line: str, taken: Iterable[str], *, position: Position, writer: str) -> None:
-        if message := self._objection(line, taken, writer):
-            self.diagnostics.add(Problem(message, position))
-
-    def _objection(self, line: str, taken: Iterable[str], writer: str) -> str:
-        """Return why the directive is not allowed, or ``""``.
-
-        The options ``taken`` are set by ``writer``.
-        """
-        try:
-            refused = self.scheduler.options(line) & self.scheduler.refused.keys()
-            clash = self.scheduler.clash(line, taken)
-        except ValueError as error:
-            return f"`{line}` is no directive: {error}"
-        if refused:
-            return f"`{line}` is refused: {self.scheduler.refused[min(refused)]}"
-        if clash:
-            return f"`{line}`: {clash} is written by {writer}"
-        return ""
+    def _own(self) -> list[Directive]:
+        """Return the directives of the profile."""
+        return [
+            Directive(line, self.spec.position("directives", n), by_user=True)
+            for n, line in enumerate(self.spec.profile.directives)
+        ]
 
 
 def _expand_if_known(text: str, values: Values) -> str:

@@ -22,6 +22,8 @@ class QueueFit:
     queue: Queue
     request: tuple[str, ...]
     """The directives of the jobs, with their placeholders."""
+    within_max_gpus: bool = False
+    """Jobs are so small that the queue's `max_gpus` allows them, if the profile permits that."""
 
     @property
     def profile(self) -> Profile:
@@ -31,7 +33,8 @@ class QueueFit:
     def gpu_shape(self, gpus: int) -> JobShape:
         """Return the shape of jobs with ``gpus`` GPUs in all, one worker each."""
         self._check_gpu_type()
-        per_job, nodes = self.layout.divide(gpus, self.queue)
+        most = self.queue.max_gpus if self.within_max_gpus else None
+        per_job, nodes = self.layout.divide(gpus, self.queue, most)
         on_node = per_job // nodes
         cpus = self._cpus(on_node, nodes)
         request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
@@ -144,6 +147,10 @@ class QueueFit:
             message = f"jobs of {gpus} GPUs; it allows {queue.max_gpus} a job"
             hint = self.layout.hint("max_gpus", queue)
             raise QueueMismatch("gpus", message, limit="max_gpus", hint=hint)
+        if nodes > 1 and not self.layout.scheduler.spans_nodes(self.request):
+            message = f"jobs of {nodes} nodes; its `request` is for one node"
+            hint = self.layout.scheduler.spans_nodes_hint
+            raise QueueMismatch("gpus", message, limit="request", hint=hint)
         if queue.max_nodes and nodes > queue.max_nodes:
             message = f"jobs of {nodes} nodes; it allows {queue.max_nodes}"
             raise QueueMismatch("gpus", message, limit="max_nodes")

@@ -37,8 +37,11 @@ class Layout(ABC):
         """Report keys of the profile that contradict the layout."""
 
     @abstractmethod
-    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
-        """Return GPUs and nodes of one job, for ``gpus`` GPUs in all. Raises QueueMismatch."""
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
+        """Return GPUs and nodes of one job, for ``gpus`` GPUs in all.
+
+        ``most`` limits the GPUs of a job if the profile does not state them. Raises QueueMismatch.
+        """
 
     @abstractmethod
     def default_start_workers(self, n_workers: int) -> int:

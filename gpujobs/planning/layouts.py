@@ -33,19 +33,20 @@ class WorkersLayout(Layout):
         if self.profile.run_on == "ranks":
             report_run_on(diagnostics)
 
-    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
         """Return the profile's `gpus_per_job`, else as many as divide evenly, on one node."""
-        per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue)
+        per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue, most)
         if queue.exclusive:
             check_whole_nodes(gpus, queue, "it gives whole nodes")
         self._check_gpus_per_job(gpus, per_job, queue)
         return per_job, 1
 
-    def _default_gpus_per_job(self, gpus: int, queue: Queue) -> int:
+    def _default_gpus_per_job(self, gpus: int, queue: Queue, most: int | None) -> int:
         per_node = queue.gpus_per_node or 1
         if queue.exclusive:
             return per_node
-        return max(n for n in range(1, min(gpus, per_node) + 1) if gpus % n == 0)
+        most = min(gpus, per_node, most or per_node)
+        return max(n for n in range(1, most + 1) if gpus % n == 0)
 
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1
@@ -147,7 +148,7 @@ class MpiLayout(Layout):
             message = "`run_on: ranks` takes a Python script, without `python`"
             diagnostics.profile_error(message, "run", hint=f"run: [{', '.join(run[1:])}]")
 
-    def divide(self, gpus: int, queue: Queue) -> tuple[int, int]:
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
         """Return all GPUs, on as few nodes as possible; several nodes must be whole ones."""
         per_node = queue.gpus_per_node or 1
         if queue.exclusive:
@@ -191,8 +192,13 @@ class MpiLayout(Layout):
         return [placeholders.expand(word, values) for word in command]
 
     def supervisor_options(self, shape: JobShape) -> list[str]:
-        """Return ``--ranks``: the number of ranks with workers."""
-        return [f"--ranks={self.working_ranks(shape)}"]
+        """Return the number of ranks with workers, of nodes, and of ranks on each node."""
+        ranks = self.ranks(shape)
+        return [
+            f"--ranks={ranks.working}",
+            f"--nodes={shape.nodes}",
+            f"--ranks-per-node={ranks.per_node}",
+        ]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
@@ -204,6 +210,7 @@ class MpiLayout(Layout):
             f"--size={ranks.started}",
             f"--gpus={ranks.gpus}",
             f"--on-node={ranks.working // jobs.shape.nodes}",
+            f"--nodes={jobs.shape.nodes}",
             f"--visible-devices={jobs.visible_devices}",
         ]
         worker = self._worker_options(jobs.shape, transport)

@@ -6,6 +6,7 @@ exceeds one is an InputError with the positions of both.
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from ..config.spec import ClusterSpec
 from ..errors import InputError
 from ..injob.names import HEAD
 from ..schedulers import Scheduler, get_scheduler
+from ..schedulers.commandnames import all_commands
 from . import workeroptions
 from .demand import find_demand
 from .diagnostics import Diagnostics
@@ -117,7 +119,7 @@ class _Planner:
     def plan(self) -> Plan:
         """Return the plan, or raise InputError."""
         self._check_profile()
-        root = self._root()
+        root, python = self._root(), self._python()
         demand = find_demand(self.diagnostics, self.machine)
         head_key = head_queue(self.diagnostics)
         key, shape = self._chooser(head_key).choose(demand.gpus, demand.cpu_workers)
@@ -138,7 +140,7 @@ class _Planner:
             head=head,
             transport=transport,
             root=root,
-            python=self._python(),
+            python=python,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
             devices=self._devices(demand.gpus),
@@ -159,7 +161,20 @@ class _Planner:
         if not self.profile.walltime and not self.scheduler.on_this_machine:
             message = "`walltime` is needed: the site has no default"
             self.diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
+        self._check_commands()
         self.layout.check(self.diagnostics)
+
+    def _check_commands(self) -> None:
+        if self.scheduler.on_this_machine:
+            return
+        known = all_commands(self.scheduler)
+        for name in self.site.commands:
+            if name not in known:
+                listed = ", ".join(sorted(known))
+                message = f"{self.scheduler.name} has no command {name}; it has {listed}"
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else ""
+                self.diagnostics.site_error(message, "commands", name, hint=hint)
 
     def _chooser(self, head_key: str | None) -> QueueChooser:
         asked = {"gpus", "gpus_per_job"} & self.profile.given
@@ -218,6 +233,10 @@ class _Planner:
         """Return the jobs' interpreter: after a setup, the one that it puts on PATH."""
         environment = self.profile.environment
         if environment.setup and not environment.python:
+            self.diagnostics.note(
+                "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
+                f"{self.this_python}; `environment.python` names another one"
+            )
             return "python"
         return environment.python or self.this_python
 

@@ -34,20 +34,23 @@ class QueueChooser:
     ) -> None:
         self.diagnostics, self.layout, self.machine = diagnostics, layout, machine
         self.head_queue, self.smallest = head_queue, smallest
+        self.within_max_gpus = False
         self.spec = diagnostics.spec
         self.site, self.wanted = self.spec.site.site, self.spec.profile.queue
 
     def choose(self, gpus: int, count: int) -> tuple[str, JobShape]:
         """Return the queue's key and the jobs' shape for ``gpus`` GPUs, or ``count`` CPU workers.
 
+        A queue that accepts the largest jobs comes before one that only accepts smaller ones.
         Raises InputError with the mismatch of each queue if none fits.
         """
         mismatches: dict[str, QueueMismatch] = {}
-        for key in self._candidates():
-            try:
-                return key, self._shape(key, gpus, count)
-            except QueueMismatch as mismatch:
-                mismatches[key] = mismatch
+        for self.within_max_gpus in (False, True):
+            for key in self._candidates():
+                try:
+                    return key, self._shape(key, gpus, count)
+                except QueueMismatch as mismatch:
+                    mismatches[key] = mismatch
         raise InputError([*self.diagnostics.problems, self._no_fit(mismatches)])
 
     def _candidates(self) -> list[str]:
@@ -72,6 +75,7 @@ class QueueChooser:
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
+        self._note_more_than_there_is(queue, shape)
         self._note_not_requested(key, bool(gpus))
         return shape
 
@@ -81,9 +85,8 @@ class QueueChooser:
         return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
     def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
-        return QueueFit(
-            self.layout, queue, request_texts(self.site, self.layout.scheduler, key, gpus)
-        )
+        texts = request_texts(self.site, self.layout.scheduler, key, gpus)
+        return QueueFit(self.layout, queue, texts, self.within_max_gpus)
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
@@ -91,6 +94,19 @@ class QueueChooser:
             hint = "name it with `queue:` to run CPU workers there nevertheless"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
         return self._fit(key, queue, gpus=False).cpu_shape(count)
+
+    def _note_more_than_there_is(self, queue: Queue, shape: JobShape) -> None:
+        """Note GPUs that the queue does not have; jobs of more nodes can never start."""
+        if not queue.nodes or not queue.gpus_per_node:
+            return
+        if shape.nodes > queue.nodes:
+            message = f"jobs of {shape.nodes} nodes; it has {queue.nodes}"
+            raise QueueMismatch("gpus", message, limit="nodes")
+        gpus, most = shape.jobs * shape.gpus, queue.nodes * queue.gpus_per_node
+        if gpus > most:
+            self.diagnostics.note(
+                f"{gpus} GPUs wanted; the queue has {most}, so some jobs wait until others end"
+            )
 
     def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:
         if self.smallest and shape.gpus == 1 and (queue.gpus_per_node or 1) > 1:

@@ -13,9 +13,6 @@ from .plan import Plan
 from .shape import JobGroup, JobShape
 from .templates import fill, load_template
 
-ALLOWED_FAILURES = 10
-"""Workers that a task may lose before dask gives it up."""
-
 
 @dataclass(frozen=True)
 class Script:
@@ -137,7 +134,6 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "python_folder": str(python.parent) if python.is_absolute() else "",
         "env": plan.profile.env,
         "devices": Bash(shlex.join(script.devices)),
-        "allowed_failures": ALLOWED_FAILURES,
     }
 
 

@@ -59,6 +59,12 @@ class Scheduler(ABC):
     """Options that gpujobs writes itself (see `options`)."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options that break a promise of gpujobs, and why."""
+    spans_nodes_hint: ClassVar[str] = "write {nodes} in `request` of the site file"
+    """Cure for a request that `spans_nodes` finds to be for one node."""
+    repeatable: ClassVar[frozenset[str]] = frozenset()
+    """Options that may occur several times, because their values add up."""
+    memory_unit: ClassVar[str] = "KMGT"
+    """Units of memory that a number without a unit may have; all of them if the site decides."""
     name_rule: ClassVar[tuple[str, str]] = (
         r"[A-Za-z0-9_-]{1,64}",
         "up to 64 letters, digits, - and _",
@@ -113,13 +119,25 @@ class Scheduler(ABC):
                 found.add(item.split("=")[0])
         return found
 
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        """Return whether ``request``, with its placeholders, requests all nodes of a job."""
+        return any(re.search(r"\{(nodes|\w+_per_job)\b", line) for line in request)
+
     def joined(self, lines: Sequence[str]) -> list[str]:
         """Return the site's lines; those with an option that may occur only once are merged."""
         return list(lines)
 
+    def refusal(self, line: str) -> str:
+        """Return the option of ``line`` that is `refused`, or ``""``."""
+        return min(self.options(line) & self.refused.keys(), default="")
+
+    def repeated(self, line: str, taken: Iterable[str]) -> str:
+        """Return the one of the options ``taken`` that ``line`` would replace, or ``""``."""
+        return min((self.options(line) & set(taken)) - self.repeatable, default="")
+
     def clash(self, line: str, taken: Iterable[str]) -> str:
-        """Return an option of ``line`` that ``taken`` has already, or ``""``."""
-        return min(self.options(line) & set(taken), default="")
+        """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
+        return self.repeated(line, taken)
 
     # -- submit ------------------------------------------------------------------------------------
     @abstractmethod

@@ -58,8 +58,11 @@ class LSF(Scheduler):
         "-I": "a job cannot be interactive",
         "-w": "a dependency of one job of an array holds all of them",
         "-r": "a job that is started again has lost its dask scheduler",
+        "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }
+    spans_nodes_hint = "write span[ptile={cpus_per_node}] in `request` of the site file"
+    repeatable = frozenset({"-R"})  # those of the site are joined
     first_index = 1
     largest_array = 1000  # MAX_JOB_ARRAY_SIZE unless the site raised it
     index_variable = "LSB_JOBINDEX"
@@ -79,8 +82,16 @@ class LSF(Scheduler):
         return f"[1-{count}]"  # follows the name
 
     def options(self, line: str) -> set[str]:
-        words = [word for word in shlex.split(line) if re.match(r"-[A-Za-z]", word)]
+        words = [word for word in shlex.split(line) if re.match(r"--?[A-Za-z]", word)]
+        if wrong := [word for word in words if word.startswith("--")]:
+            raise ValueError(f"bsub has no option {wrong[0]}")
         return {_INTERACTIVE.sub("-I", word) for word in words}
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        return super().spans_nodes(request) and not any("hosts=1]" in line for line in request)
+
+    def clash(self, line: str, taken: Iterable[str]) -> str:
+        return min(self.options(line) & set(taken), default="")
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         # IBM's LSF merges several -R itself, others refuse a second one.

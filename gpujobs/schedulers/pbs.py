@@ -68,6 +68,7 @@ class PBS(Scheduler):
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
     multi_cluster = True
+    memory_unit = ""  # bytes
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
@@ -103,13 +104,13 @@ class PBS(Scheduler):
             found |= _options_of(letter, value)
         return found
 
-    def clash(self, line: str, taken: Iterable[str]) -> str:
+    def repeated(self, line: str, taken: Iterable[str]) -> str:
         options, others = self.options(line), set(taken)
         if "-l select" in others and options & _CHUNK_OPTIONS:
             return "-l select"
         if "-l select" in options and others & _CHUNK_OPTIONS:
             return min(others & _CHUNK_OPTIONS)
-        return super().clash(line, others)
+        return super().repeated(line, others)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
@@ -171,18 +172,19 @@ class PBS(Scheduler):
         return ["qdel", *targets]
 
     def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
-        # OpenPBS since September 2024: a list that ends with a pending member of an array crashes
-        # the server, so the members of each array have a command of their own. In a list of whole
-        # submissions an array must not precede a job.
+        # OpenPBS since September 2024: a pending member of an array crashes the server if it is one
+        # of several targets, so each has a command of its own. In a list of whole submissions an
+        # array must not precede a job.
         whole = sorted((id_ for id_, indexes in jobs.items() if not indexes), key=_is_array)
-        parts = [self.target(id_, indexes) for id_, indexes in jobs.items() if indexes]
-        return [self.cancel_command(words) for words in [whole, *parts] if words]
+        parts = (self.target(id_, indexes) for id_, indexes in jobs.items() if indexes)
+        lists = [whole, *([word] for words in parts for word in words)]
+        return [self.cancel_command(words) for words in lists if words]
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]
         number, _, server = submission.partition("[]")
-        return [f"{number}[{ranges(indexes)}]{server}"]
+        return [f"{number}[{span}]{server}" for span in ranges(indexes).split(",")]
 
     def show_id(self, job: JobId) -> str:
         shown = super().show_id(job)

@@ -47,6 +47,10 @@ class GridEngine(Scheduler):
         "-C": "the script's directives would not be read",
         "-clear": "the directives before it would not count",
         "-@": "gpujobs does not read the file; write its options",
+        "-verify": "qsub would submit nothing",
+        "-w v": "qsub would submit nothing",
+        "-w p": "qsub would submit nothing",
+        "-r": "a job that is started again has lost its dask scheduler",
         "-hold_jid": "a dependency of one job of an array holds all of them",
         "-hold_jid_ad": "a dependency of one job of an array holds all of them",
     }
@@ -54,6 +58,12 @@ class GridEngine(Scheduler):
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
         "up to 64 letters, digits, - and _, no digit or - first",
     )
+    spans_nodes_hint = (
+        "write a parallel environment that spans nodes in `request` of the site file; smp has all "
+        "slots on one node"
+    )
+    repeatable = frozenset({"-ac", "-dc", "-sc", "-v"})
+    memory_unit = ""  # bytes
     first_index = 1
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
@@ -74,9 +84,17 @@ class GridEngine(Scheduler):
         for word, value in zip(words, [*words[1:], ""], strict=True):
             if word == "-l":  # `-l a=1,b` requests two resources
                 found |= {f"-l {item.split('=')[0].strip()}" for item in value.split(",")}
+            elif word.startswith("--"):
+                raise ValueError(f"qsub has no option {word}")
+            elif word == "-w":  # `-w v` verifies a job instead of submitting it
+                found.add(f"-w {value}" if value in ("v", "p") else "-w")
             elif word.startswith("-") and not _NO_OPTION.fullmatch(word):
                 found.add(word)
         return found
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)
+        return super().spans_nodes(request) and not on_one_node
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:

@@ -17,15 +17,18 @@ _LONG_OPTIONS = {
     "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
     "N": "nodes", "n": "ntasks", "o": "output", "O": "overcommit", "p": "partition", "q": "qos",
     "s": "oversubscribe", "t": "time", "W": "wait", "w": "nodelist", "x": "exclude",
-    "F": "nodefile", "B": "extra-node-info", "S": "core-spec",
+    "F": "nodefile", "B": "extra-node-info", "S": "core-spec", "Q": "quiet", "v": "verbose",
+    "I": "immediate", "u": "usage", "h": "help", "V": "version",
 }  # fmt: skip
 """The long spelling of short options."""
+_COMPLETE = {*_LONG_OPTIONS.values(), "mem", "export"}
+"""Options that are no abbreviation, although others start with them: gpus-per-node."""
 
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
-    {"gpus", "gpus-per-node", "gpus-per-socket", "gres"},
+    {"gpus", "gpus-per-node", "gpus-per-socket", "gres/gpu"},
 )
-"""Each option of a family overrides the others."""
+"""Each option of a family overrides the others; gres/gpu is ``--gres=gpu``."""
 
 _STATES = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
@@ -89,7 +92,12 @@ class Slurm(Scheduler):
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
         "dependency": "a dependency of one job of an array holds all of them",
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
+        "export": "it selects the variables that reach the job: name them in `env`",
+        "export-file": "it selects the variables that reach the job: name them in `env`",
+        "requeue": "a job that is started again has lost its dask scheduler",
+        "test-only": "sbatch would submit nothing",
     }
+    memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
@@ -112,23 +120,34 @@ class Slurm(Scheduler):
         return f"--array=0-{count - 1}"
 
     def options(self, line: str) -> set[str]:
+        words = shlex.split(line)
         found = set()
-        for item in shlex.split(line):
-            if re.fullmatch(r"--gpu-bind=(verbose,)?none", item):
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if re.fullmatch(r"--gpu-bind=(verbose,)?none", word):
                 continue  # it turns binding off
-            if item.startswith("--"):
-                found.add(item[2:].split("=")[0].lower())
-            elif item.startswith("-") and len(item) > 1:
-                found.add(_LONG_OPTIONS.get(item[1], item[1]))
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+                found.add(name.lower())
+                if name == "gres" and (value if equals else following).startswith("gpu"):
+                    found.add("gres/gpu")
+            elif word.startswith("-") and len(word) > 1:
+                found.add(_long_option(word[1]))
+            if not (_takes_value(word) or following.startswith("-") or not following):
+                raise ValueError(f"{following} is not an option")
         return found
 
+    def refusal(self, line: str) -> str:
+        return _first_match(self.options(line), self.refused)
+
+    def repeated(self, line: str, taken: Iterable[str]) -> str:
+        return _first_match(self.options(line), taken)
+
     def clash(self, line: str, taken: Iterable[str]) -> str:
-        names = set(taken)
-        names = names.union(*(family for family in _FAMILIES if family & names))
-        for option in sorted(self.options(line)):
-            if matching := [name for name in names if _abbreviates(option, name)]:
-                return min(matching)
-        return ""
+        options, names = self.options(line), sorted(taken)
+        for family in _FAMILIES:
+            if any(_abbreviates(option, name) for option in options for name in family):
+                options |= family
+        return _first_match(options, names)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
@@ -231,9 +250,31 @@ class Slurm(Scheduler):
         return ["squeue", *self._clusters(), *selection, "-o", columns]
 
 
+def _takes_value(word: str) -> bool:
+    """Return whether the word after an option can be its value, as in ``-C haswell``."""
+    if word.startswith("--"):
+        return "=" not in word
+    return len(word) == 2 and word.startswith("-")
+
+
+def _long_option(letter: str) -> str:
+    if letter not in _LONG_OPTIONS:
+        raise ValueError(f"sbatch has no option -{letter}")
+    return _LONG_OPTIONS[letter]
+
+
+def _first_match(options: Iterable[str], names: Iterable[str]) -> str:
+    """Return the first of ``names`` that one of ``options`` is or abbreviates, or ``""``."""
+    ordered = sorted(options)
+    return min(
+        (name for name in names if any(_abbreviates(option, name) for option in ordered)),
+        default="",
+    )
+
+
 def _abbreviates(option: str, name: str) -> bool:
     """Return whether sbatch takes ``option`` for ``name``: --part=x is --partition=x."""
-    return option == name or (len(option) > 1 and name.startswith(option))
+    return option == name or (option not in _COMPLETE and name.startswith(option))
 
 
 def _state(native: str) -> JobState:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobState, JobStatus
+from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import integer
 from .pbs import PBS
 from .pbs_output import job_id, node_names, shell_exit_code, without_server
@@ -84,6 +84,9 @@ class Torque(PBS):
         return []
 
     # -- cancel ------------------------------------------------------------------------------------
+    def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
+        return Scheduler.cancel_commands(self, jobs)  # none of PBS's precautions
+
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]

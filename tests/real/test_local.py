@@ -103,7 +103,7 @@ def test_killed_job_is_known(local: Cli) -> None:
     local.write("sleep.py", SLEEP)
     cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
     until(lambda: local("logs", cluster).stdout == "here\n", 40)
-    leader = int(local.status(cluster)["jobs"][0]["id"].split(":")[1].split("@")[0])
+    leader = int(local.status(cluster)["jobs"][0]["id"])
     os.kill(leader, signal.SIGKILL)
     until(lambda: local.status(cluster)["jobs"][0]["state"] == "FAILED", 15)
     local("cancel", cluster)
@@ -252,3 +252,32 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
         folder.rmdir() if folder.is_dir() and not folder.is_symlink() else folder.unlink()
         folder.symlink_to(local.home / "real")
     assert local("status", "--all").stdout == ""
+
+
+HUNGRY = """
+from distributed import Client, KilledWorker
+
+def eat():
+    import time
+    found = []
+    while True:
+        found.append(bytearray(2**24))
+        time.sleep(0.02)
+
+if __name__ == "__main__":
+    with Client() as client:
+        try:
+            client.submit(eat).result()
+        except KilledWorker:
+            print("KilledWorker")
+"""
+
+
+def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
+    local.write("eat.py", HUNGRY)
+    profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "eat.py"]}
+    cluster = local.submit(profile, "--wait")
+    said = f"worker {cluster}-0 restarted {{}}: over its memory limit of 0.391 GiB"
+    output = local("logs", cluster).stdout
+    assert "KilledWorker" in output and f"gpujobs: {said.format('once')}" in output
+    assert said.format("4 times") in local("status", cluster).stdout  # dask's own limit

@@ -136,8 +136,9 @@ def test_close_is_quick_and_silent(site: Callable[..., str], home: Path, mode: s
     "how", ["killed", "shutdown", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cancelled", "idle", "node"))]
 )  # fmt: skip
 def test_nothing_is_submitted_into_a_cluster_that_has_ended(
-    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, capfd: Any, request: Any
-) -> None:
+    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, capfd: Any, caplog: Any,
+    request: Any,
+) -> None:  # fmt: skip
     keywords = {"directives": ["--no-requeue"]} if how == "node" else {}
     timeout = {"env": {"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "6s"}} if how == "idle" else {}
     cluster = make(scheduler="job", scheduler_options=None, quiet=False, **keywords, **timeout)
@@ -179,7 +180,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     assert ended["kind"] == kinds.get(how, how)
     backend.wait_empty(30)
     out, err = capfd.readouterr()
-    assert (out + err).count("has ended") == 1  # reported once
+    assert (out + err + caplog.text).count("has ended") == 1  # reported once
 
 
 @pytest.mark.parametrize("how", ["shutdown", "idle"])

@@ -23,6 +23,8 @@ class Backend(ABC):
     fake_gpus = True
     same_host = True
     """The jobs' processes are those of this host."""
+    can_pause = True
+    """Tests may let it not answer for a while."""
     hold = "-h"
     """Directive of a job that waits until it is released."""
     scheduler_options: Mapping[str, Any] = MappingProxyType({})

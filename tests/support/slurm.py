@@ -42,6 +42,7 @@ class PrivateSlurm:
     def __init__(
         self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
         memory: int = 65536, devices: Sequence[str] = (), isolated: bool = False,
+        features: str = "",
     ) -> None:  # fmt: skip
         """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
         only its own ones, if this kernel has version 1 of cgroups and we are root."""
@@ -53,6 +54,7 @@ class PrivateSlurm:
             accounting,
         )
         self.memory, self.devices, self.isolated = memory, devices, isolated
+        self.features = features
         self.gpus = len(devices) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -135,10 +137,11 @@ class PrivateSlurm:
         if self.gpus:
             lines.append("GresTypes=gpu")
             gres = f" Gres=gpu:{self.gpus}"
+        features = f" Features={self.features}" if self.features else ""
         for n in range(1, self.nodes + 1):
             lines.append(
                 f"NodeName=node{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2 + n]} CPUs={self.cpus}"
-                f" RealMemory={self.memory}{gres} State=UNKNOWN"
+                f" RealMemory={self.memory}{gres}{features} State=UNKNOWN"
             )
         lines.append(
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP"

@@ -106,8 +106,10 @@ def test_22_undefined_variable_in_a_template(home: Path) -> None:
     [
         ("-pgpu", "partition"), ("--part=gpu", "partition"), ("-p gpu", "partition"), ("--partition gpu", "partition"), ("-t 1", "time"),
         ("--tim=1", "time"), ("-J x", "job-name"), ("--job-n=x", "job-name"), ("-o x", "output"), ("--array=1-5", "array"), ("-a 1", "array"),
-        ("--mem-per-cpu=1", "mem"), ("--mem-per-gpu=4G", "mem"), ("-G 4", "gpus"), ("--gpus-per-node=4", "gpus-per-node"), ("-N2", "nodes"),
+        ("--mem-per-cpu=1", "mem"), ("--mem-per-gpu=4G", "mem"), ("-G 4", "gres/gpu"), ("--gpus-per-node=4", "gpus-per-node"), ("-N2", "nodes"),
         ("--gpu-bind=closest", "NVLink"), ("--gpus-per-task=1", "NVLink"), ("--ntasks=4", "one task per node"), ("-d after:1", "dependency"),
+        ("--cluster=x", "cluster"), ("--test-only", "submit nothing"), ("--test", "submit nothing"), ("--requeue", "started again"),
+        ("--export=ALL", "in `env`"), ("--export-file=x", "in `env`"), ("--gres=nvme:100", "gres"), ("--gres gpu:8", "gres"),
         ("--comment='x' --partition=gpu", "partition"), ("--signal=USR1", "signal"), ("-c 4", "cpus-per-task"), ("-M other", "cluster"),
     ],
 )  # fmt: skip
@@ -218,3 +220,75 @@ def test_most_jobs_within_all_limits(home: Path) -> None:
 )
 def test_26_keys_that_contradict_the_layout(home: Path, keys: str, error: str) -> None:
     assert error in error_of(home, f"gpus: 4\n{keys}")
+
+
+def test_27_the_default_gpus_per_job_is_within_max_gpus(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_gpus: 3"))
+    for gpus, per_job in ((8, 2), (9, 3), (7, 1), (3, 3)):
+        assert made_plan(home, f"gpus: {gpus}\n").workers.shape.gpus == per_job
+    message = error_of(home, "gpus: 8\ngpus_per_job: 4\n")
+    assert "jobs of 4 GPUs; it allows 3 a job" in message and "gpus_per_job: 3" in message
+
+
+def test_27_mig_slices_are_jobs_of_one(home: Path) -> None:
+    (home / "s.yaml").write_text(
+        SLURM.replace("gpus_per_node: 4", "gpus_per_node: 28, max_gpus: 1")
+    )
+    shape = made_plan(home, "gpus: 8\n").workers.shape
+    assert (shape.jobs, shape.gpus) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "request_", "hint"),
+    [
+        ("sge", ["-pe smp {cpus_per_job}", "-l gpu={gpus_per_job}"], "parallel environment"),
+        ("sge", [], "parallel environment"),
+        ("slurm", ["--gres=gpu:{gpus_per_node}"], "{nodes}"),
+        ("pbs", ["-l select=1:ngpus={gpus_per_node}"], "{nodes}"),
+        ("lsf", ["-n {cpus_per_job}", '-R "span[hosts=1]"', '-gpu "num={gpus_per_node}"'], "ptile"),
+    ],
+)
+def test_28_a_request_for_one_node_and_a_job_of_two(
+    home: Path, scheduler: str, request_: list[str], hint: str
+) -> None:
+    lines = "".join(f"  - '{line}'\n" for line in request_)
+    site = (
+        SLURM.replace("slurm", scheduler)
+        .replace("account:", "#")
+        .replace("max_nodes: 1", "max_nodes: 2")
+    )
+    site += "visible_devices: scheduler\n" + (f"request:\n{lines}" if lines else "")
+    (home / "s.yaml").write_text(site)
+    message = error_of(home, "gpus: 8\nlayout: mpi\n")
+    assert "jobs of 2 nodes; its `request` is for one node" in message and hint in message
+    assert made_plan(home, "gpus: 4\nlayout: mpi\n").workers.shape.nodes == 1
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "torque", "lsf"])
+def test_28_built_in_requests_span_nodes(home: Path, scheduler: str) -> None:
+    site = (
+        SLURM.replace("slurm", scheduler)
+        .replace("account:", "#")
+        .replace("max_nodes: 1", "max_nodes: 2")
+    )
+    (home / "s.yaml").write_text(site + "visible_devices: scheduler\n")
+    assert made_plan(home, "gpus: 8\nlayout: mpi\n").workers.shape.nodes == 2
+
+
+def test_28_a_parallel_environment_of_several_nodes(home: Path) -> None:
+    site = (
+        SLURM.replace("slurm", "sge")
+        .replace("account:", "#")
+        .replace("max_nodes: 1", "max_nodes: 2")
+    )
+    request = "request: ['-pe mpi-{nodes} {cpus_per_job}', '-l gpu={gpus_per_node}']\n"
+    (home / "s.yaml").write_text(site + "visible_devices: scheduler\n" + request)
+    assert made_plan(home, "gpus: 8\nlayout: mpi\n").workers.shape.nodes == 2
+
+
+def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None:
+    large = "max_gpus: 2}\n  large: {gpus_per_node: 4}"
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", large))
+    for gpus, queue, per_job in ((8, "large", 4), (2, "gpu", 2)):
+        workers = made_plan(home, f"gpus: {gpus}\n").workers
+        assert (workers.queue, workers.shape.gpus) == (queue, per_job)

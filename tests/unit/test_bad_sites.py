@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
-from gpujobs.config.sitefiles import load_site
+from gpujobs.config.sitefiles import load_site, site_of_this_host
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
+from gpujobs.planning.sitecheck import site_problems
 
 from .support import SLURM, error_of, made_plan, make_spec
 
@@ -143,3 +146,167 @@ def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> Non
     (home / "s.yaml").write_text(text)
     message = error_of(home, "gpus: 1\n")
     assert f"cannot have `cluster`: {scheduler} does not support it" in message
+
+
+PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}")
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (SLURM + "directives: [--job-name=x]\n", "s.yaml:7:14: `--job-name=x`: job-name is written by gpujobs"),
+        (SLURM.replace("walltime: 1h", "waltime: 1h"), "s.yaml:6:12: unknown key `waltime`"),
+        (PBS, "s.yaml:5:8: `visible_devices` is needed"),
+        (PBS + "visible_devices: scheduler\nrequest: ['--gres=gpu:{gpus_per_node}']\n", "s.yaml:8:11: `--gres=gpu:4` is no directive"),
+        (SLURM + "commands: {sbacth: /opt/sbatch}\n", "s.yaml:7:20: slurm has no command sbacth; it has sacct, sbatch,"),
+        (SLURM + "directory: $NOSUCH/x\n", "s.yaml:7:12: the site's `directory` is $NOSUCH/x"),
+        (SLURM + "request: [--nodes=1]\n", "s.yaml:7:10: no line asks for GPUs"),
+        (SLURM + "request: ['--mem={memory_per_gpu:GB}G', '-G {gpus_per_job}', --mem=0]\n", "mem is written by the site"),
+        (SLURM.replace("cpus_per_node: 64, ", "") + "request: ['-c {cpus_per_node}', '-G {gpus_per_job}']\n", "does not state cpus_per_node"),
+        (SLURM.replace("max_nodes: 1", "min_nodes: 2") + "request: ['--gres=gpu:{gpus_per_node}']\n", "its `request` is for one node"),
+        (SLURM.replace("max_nodes: 1}", "max_nodes: 1}\n  cpu: {}") + "cpu_request: ['-l x']\n", "sbatch has no option -l"),
+        (SLURM + "visible_devices: exclusive\n", "must be `exclusive: true`"),
+    ],
+)  # fmt: skip
+def test_errors_that_make_every_plan_fail(home: Path, site: str, message: str) -> None:
+    (home / "s.yaml").write_text(site)
+    found = "\n".join(str(problem) for problem in site_problems(load_site("./s.yaml")))
+    assert message in found
+    assert "a profile for every queue" not in found
+
+
+def test_all_errors_of_all_queues(home: Path) -> None:
+    queues = "max_nodes: 1}\n  b: {gpus_per_node: 1, directives: [--output=x]}\n  c: {directives: [--time=1]}"
+    (home / "s.yaml").write_text(
+        SLURM.replace("max_nodes: 1}", queues) + "directives: [--array=1]\n"
+    )
+    found = [str(problem).splitlines()[0] for problem in site_problems(load_site("./s.yaml"))]
+    assert len(found) == 3 and all("is written by gpujobs" in line for line in found)
+
+
+def test_a_broken_template_is_an_error_of_the_site(home: Path) -> None:
+    (home / "templates").mkdir()
+    (home / "templates" / "slurm.sh.j2").write_text("#!/bin/bash\n{{ nosuch }}\n")
+    (problem,) = site_problems(load_site("./s.yaml"))
+    assert "slurm.sh.j2:2" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("required: false", "required: true"),
+        ("max_walltime: 1d", "max_walltime: 5m"),
+        ("max_nodes: 1", "max_gpus: 1"),
+        ("max_nodes: 1", "exclusive: true, min_nodes: 2"),
+        (
+            "defaults: {walltime: 1h}",
+            "defaults: {gpus: 3, gpus_per_job: 3, queue: auto, layout: mpi}",
+        ),
+        ("defaults: {walltime: 1h}", ""),
+    ],
+)
+def test_correct_sites_have_no_errors(home: Path, change: tuple[str, str]) -> None:
+    (home / "s.yaml").write_text(SLURM.replace(*change))
+    assert site_problems(load_site("./s.yaml")) == []
+
+
+def test_sites_of_the_package_have_no_errors(home: Path) -> None:
+    for name in (
+        "local",
+        "example-slurm",
+        "example-pbs",
+        "example-lsf",
+        "example-sge",
+        "example-torque",
+    ):
+        assert site_problems(load_site(name)) == []
+
+
+# -- site files ------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of sites, of which `mine` matches this host."""
+    sites = home / "sites"
+    sites.mkdir()
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", str(sites))
+    monkeypatch.setattr(socket, "gethostname", lambda: "login1")
+    (sites / "mine.yaml").write_text(SLURM + "hostnames: [login1]\n")
+    return sites
+
+
+def test_files_that_cannot_be_read_do_not_stop_others(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "tab.yaml").write_text("a:\n\tb: 1\n")
+    (folder / "directory.yaml").mkdir()
+    (folder / "link.yaml").symlink_to("nosuch")
+    (folder / "cycle.yaml").write_text("extends: cycle\n")
+    (folder / ".#mine.yaml").symlink_to("ada@login1.4242")  # of Emacs
+    with caplog.at_level(logging.WARNING, "gpujobs"):
+        assert site_of_this_host() == "mine"
+    found = sorted(record.getMessage() for record in caplog.records)
+    assert len(found) == 4 and all("a site file is ignored: " in line for line in found)
+    assert not any("Emacs" in line or ".#" in line for line in found)
+
+
+def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = folder.parent / "own"
+    own.mkdir()
+    (own / "mine.yaml").write_text("extends: mine\ndirectory: /scratch/x\n")
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", f"{own}:{folder}")
+    assert site_of_this_host() == "mine"
+
+
+def test_paths_that_are_no_files(folder: Path) -> None:
+    (folder / "directory.yaml").mkdir()
+    (folder / "link.yaml").symlink_to("/nosuch/x.yaml")
+    for name, message in (
+        ("directory", "directory.yaml is a directory, not a site file"),
+        (f"{folder}/directory.yaml", "directory.yaml is a directory, not a site file"),
+        (f"{folder}/", "sites is a directory, not a site file"),
+        ("link", "link.yaml is a link to /nosuch/x.yaml, which does not exist"),
+        ("./nosuch.yaml", "there is no site file"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            load_site(name)
+
+
+def test_a_name_that_is_almost_a_site(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"hint: did you mean mine\?"):
+        load_site("min")
+    (folder / "other.yml").write_text(SLURM)
+    with pytest.raises(InputError, match=r"hint: rename .*other\.yml to other\.yaml"):
+        load_site("other")
+
+
+def test_a_queue_that_requires_an_account(home: Path) -> None:
+    queue = "max_nodes: 1, account: {required: true}}"
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", queue))
+    assert "queue gpu of site s requires an `account`" in error_of(home, "gpus: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "request: --partition={queue}\n",
+            "`request` must be a list, as in ['--partition={queue}']",
+        ),
+        ("directives: --qos=a\n", "`directives` must be a list, as in [--qos=a]"),
+        ("shell:\n", "s.yaml:7:1: `shell` must be a path, not nothing"),
+    ],
+)
+def test_values_that_are_no_lists(home: Path, text: str, message: str) -> None:
+    (home / "s.yaml").write_text(SLURM + text)
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_site("./s.yaml")
+
+
+def test_the_example_of_a_list_is_valid(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM + "request: \"-x '{queue}'\"\n")
+    with pytest.raises(InputError) as caught:
+        load_site("./s.yaml")
+    example = re.search(r"as in (\[.*\])", str(caught.value))
+    assert example
+    (home / "s.yaml").write_text(SLURM + f"request: {example[1]}\n")
+    assert load_site("./s.yaml").site.request == ("-x '{queue}'",)

@@ -135,11 +135,7 @@ def test_10_invalid_bytes(home: Path) -> None:
 )  # fmt: skip
 def test_11_unknown_keys_get_a_suggestion(home: Path, key: str, meant: str) -> None:
     message = error_of(home, f"gpus: 1\n{key}\n")
-    assert (
-        "unknown key" in message
-        and f"did you mean `{meant}`?" in message
-        and "svd.yaml:2:" in message
-    )
+    assert "unknown key" in message and f"`{meant}`" in message and "svd.yaml:2:" in message
 
 
 def test_12_all_errors_in_one_run(home: Path) -> None:
@@ -168,4 +164,68 @@ def test_13_sizes_need_units(home: Path, size: str) -> None:
 def test_14_numbers_out_of_range(home: Path, line: str) -> None:
     assert "svd.yaml:" in error_of(
         home, f"{line}\n" if line.startswith("gpus") else f"gpus: 1\n{line}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("partitions: x", "`queue`"), ("partition: x", "`queue`"), ("qos: x", "directives: [--qos=NAME]"),
+        ("constraint: x", "directives: [--constraint=NAME]"), ("mem: 1G", "`memory_per_job`"), ("time: 1h", "`walltime`"),
+        ("nthreads: 1", "`workers.threads`"), ("environ: {}", "`env`"), ("idle-timeout: 1h", "SCHEDULER__IDLE_TIMEOUT"),
+        ("worker_gpu: 1", "`gpus`"), ("rmm_pool_size: 0.5", "`workers.rmm_pool_size`"), ("nodes: 2", "`gpus_per_job`"),
+        ("cpus_per_task: 8", "`cpus_per_job`"), ("workers: {nthreads: 2}", "`workers.threads`"), ("script: x", "`run`"),
+        ("modules: x", "`environment.setup`"),
+    ],
+)  # fmt: skip
+def test_11_hints_for_words_of_other_programs(home: Path, key: str, hint: str) -> None:
+    assert (
+        f"hint: use {hint}" in (message := error_of(home, f"gpus: 1\n{key}\n")) or hint in message
+    )
+    assert "options" not in message and "container" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("partitions: {}", "`queues`"), ("qos: x", "`directives`"), ("walltime: 1h", "`defaults.walltime`"), ("modules: x", "`setup`"),
+        ("name: x", "the name of the file"), ("hostname: x", "`hostnames`"),
+    ],
+)  # fmt: skip
+def test_11_hints_for_words_in_a_site_file(home: Path, text: str, hint: str) -> None:
+    (home / "s.yaml").write_text(f"{SLURM}{text}\n")
+    assert hint in error_of(home, "gpus: 1\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["mem: 1G", "cpus: 8", "gpus: 1", "time: 1h", "qos: x", "partition: x"]
+)
+def test_11_hints_for_words_in_a_queue(home: Path, text: str) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", text))
+    assert "hint: use " in (message := error_of(home, "gpus: 1\n")) or "`directives`" in message
+
+
+def test_hints_name_keys_that_exist() -> None:
+    from gpujobs.config.hints import HINTS
+    from gpujobs.config.model import key_names, keys_of
+    from gpujobs.config.profile import Profile, Workers
+    from gpujobs.config.site import Queue, Site
+
+    models = {model.__name__: model for model in (Profile, Workers, Queue, Site)}
+    assert set(HINTS) == set(models)
+    known = {name for model in (Profile, Site, Queue) for name in key_names(model)}
+    known |= {f"defaults.{name}" for name in key_names(Profile)}
+    for name, hints in HINTS.items():
+        assert not hints.keys() & keys_of(models[name]).keys()
+        for hint in hints.values():
+            assert {word for word in re.findall(r"`([\w.]+)`", hint)} <= known
+
+
+@pytest.mark.parametrize(
+    "key", ["layout", "run_on", "network: {protocol", "workers: {worker_class"]
+)
+def test_nothing_is_not_a_choice(home: Path, key: str) -> None:
+    message = error_of(home, f"gpus: 1\n{key}:{' }' if '{' in key else ''}\n")
+    assert "None" not in message and re.search(
+        r"svd\.yaml:2:\d+: `[\w.]+` must be .* or .*, not nothing", message
     )

@@ -88,6 +88,9 @@ def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: i
     found = {item["name"]: item for item in value["sites"]}
     assert value["version"] == 1
     assert found["mine"]["path"] == str(first / "mine.yaml")
+    assert found["example-slurm"]["contact"] == "support@example.org"
+    (second / "other.yml").write_text("")
+    assert "other.yml is ignored" in run("sites", "list", GPUJOBS_SITE_PATH=path).stderr
     (first / "mine.yaml").write_text("nonsense: 1\n")
     broken = run("sites", "list", GPUJOBS_SITE_PATH=path)
     assert broken.returncode == 0 and re.search(
@@ -100,6 +103,13 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     for name in ("./here.yaml", str(path)):
         done = run("sites", "show", name)
         assert done.stdout == path.read_text() and "site here is valid" in done.stderr
+    path.write_text(path.read_text() + "contact: gpu@example.org\nsource: the manual\n")
+    done = run("sites", "show", str(path))
+    assert "source: the manual\ncontact: gpu@example.org\n" in done.stderr
+    path.write_text(path.read_text() + "directives: [--output=x, --time=1]\n")
+    done = run("sites", "show", str(path))
+    assert done.returncode == 2 and done.stdout == path.read_text()
+    assert "output is written by gpujobs" in done.stderr and "time is written" in done.stderr
     path.write_text(path.read_text().replace("queues", "queus"))
     done = run("sites", "show", str(path))
     assert (done.returncode, done.stdout) == (2, "")
@@ -143,6 +153,29 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
         "render", str(profile), "--site", "example-slurm", "--set", "gpus=16", "--set", "name=other"
     )
     assert "other-0000" in other.stdout and other.stdout != dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("max_queued_jobs: 1", "2 jobs; the site allows 1 of one user (`max_queued_jobs`)"),
+        (
+            "directory: $NOSUCH/x",
+            "the site's `directory` is $NOSUCH/x, but $NOSUCH is not set here",
+        ),
+        ("directives: [--partition=x]", "partition is written by gpujobs"),
+    ],
+)
+def test_plan_and_dry_run_refuse_what_submit_refuses(  # type: ignore[no-untyped-def]
+    run, tmp_path: Path, limit: str, message: str
+) -> None:
+    path = site(tmp_path, "here", "x")
+    path.write_text(f"{path.read_text()}{limit}\n")
+    (tmp_path / "p.yaml").write_text("gpus: 8\nwalltime: 1h\n")
+    commands = (["plan"], ["render"], ["submit", "--dry-run"], ["submit"])
+    found = [run(*words, "p.yaml", "--site", "./here.yaml") for words in commands]
+    assert {done.returncode for done in found} == {2} and {done.stdout for done in found} == {""}
+    assert len({done.stderr for done in found}) == 1 and message in found[0].stderr
 
 
 def test_the_id_of_the_cluster_is_in_one_line_of_a_script(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import gpujobs
+from gpujobs.deploy.amount import Amount
 from gpujobs.deploy.conversions import extra_args_settings
 from gpujobs.deploy.jobqueue import configured
 from gpujobs.deploy.keywords import spec_of
@@ -25,6 +26,7 @@ from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render_jobs
 
 from ..support.cli import ROOT
+from ..support.dask_jobqueue import EXAMPLES, Example
 from .support import PYTHON
 
 CLASSES = {
@@ -134,10 +136,18 @@ VALUES: dict[str, tuple[Any, str]] = {
     "extra": (["--lifetime", "1h"], "--lifetime=1h"),
     "job_script_prologue": (["module load a", "module load b"], "module load a\nmodule load b\n"),
     "env_extra": (["module load a", "module load b"], "module load a\nmodule load b\n"),
-    "job_extra_directives": (["-l x=1"], "-l x=1"),
-    "job_extra": (["-l x=1"], "-l x=1"),
 }
 """A value of each keyword that becomes part of a plan, and its trace in a script."""
+
+
+def value_of(name: str, kind: str) -> tuple[Any, str]:
+    """Return a value of a keyword, and its trace in a script of this batch scheduler."""
+    if name in ("job_extra_directives", "job_extra"):
+        line = "--comment=x" if kind == "Slurm" else "-P p1"
+        return [line], line
+    return VALUES.get(name, ("x", ""))
+
+
 OF_THE_CLASS = {
     "n_workers", "asynchronous", "loop", "silence_logs", "scheduler_options", "log_directory",
     "config_name",
@@ -165,14 +175,14 @@ def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> N
         parameters = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
         assert name in parameters or name == "config_name"
     else:
-        value, trace = VALUES[name]
+        value, trace = value_of(name, kind)
         assert re.search(trace, script(planned(batch_scheduler, here, {name: value})))
 
 
 @pytest.mark.parametrize(("name", "kind"), CONFIGURED)
 def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, kind: str) -> None:
     section, row, key = CLASSES[kind][2], KEYWORDS[name], name.replace("_", "-")
-    value, trace = VALUES.get(name, ("x", ""))
+    value, trace = value_of(name, kind)
     if name == "scheduler_options":
         value = {"dashboard_address": ":1"}
     with dask.config.set({f"jobqueue.{section}.{key}": value}):
@@ -382,3 +392,57 @@ def test_a_positional_number_is_not_a_site() -> None:
     with pytest.raises(InputError, match=r"2 is not the name of a site") as caught:
         gpujobs.GPUSLURMCluster(2, gpus_per_job=1)  # type: ignore[arg-type]
     assert "n_workers=2" in str(caught.value)
+
+
+# -- the examples of its documentation -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+@pytest.mark.parametrize("with_site", [True, False], ids=["site", "no-site"])
+def test_the_examples_make_a_plan_or_name_the_line(
+    home: Path, example: Example, with_site: bool
+) -> None:
+    section = CLASSES[example.kind][2]
+    keywords, configuration = example.on(queue="gpu")
+    keywords.setdefault("queue", "gpu")
+    here = site(home, section) if with_site else None
+    refused = example.refused
+    if not (with_site or refused) and section in ("pbs", "sge"):
+        refused = ("visible_devices",)  # these batch schedulers do not list a job's GPUs
+    with dask.config.set(
+        {f"jobqueue.{section}.{key}": configuration[key] for key in configuration}
+    ):
+        if not refused:
+            text = script(planned(section, here, keywords))
+            assert f"--nthreads={_threads(example)}" in text
+            return
+        with pytest.raises(InputError) as caught:
+            planned(section, here, keywords)
+    place = f"dask configuration jobqueue.{section}." if example.configuration else "keyword "
+    for key in refused:
+        assert f"{place}{key}: " in str(caught.value) or f"`{key}` is needed" in str(caught.value)
+
+
+def _threads(example: Example) -> int:
+    given = {**example.configuration, **example.keywords}
+    return int(given.get("cores", 1)) // int(given.get("processes", 1))
+
+
+# -- scale ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "jobs"),
+    [
+        ({"n": 3}, 2), ({"jobs": 3}, 3), ({"n": 4, "jobs": 7}, 2), ({"cores": 17}, 3),
+        ({"memory": "28GiB"}, 2), ({"jobs": 1, "cores": 17}, 3), ({}, 0),
+    ],
+)  # fmt: skip
+def test_scale_counts_as_dask_jobqueue_does(
+    home: Path, arguments: dict[str, Any], jobs: int
+) -> None:
+    keywords = {"gpus_per_job": 2, "cores": 8, "memory": "14GiB"}
+    plan = planned("slurm", site(home, "slurm"), keywords)
+    assert Amount(**arguments).in_jobs(plan, lambda message: None) == jobs
+
+
+def test_scale_by_memory_that_is_not_known(home: Path) -> None:
+    plan = planned("slurm", None, {"queue": "gpu"})
+    with pytest.raises(InputError, match="the memory of a worker is not known"):
+        Amount(memory="1GiB").in_jobs(plan, lambda message: None)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters import folder as folders
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
@@ -231,6 +232,20 @@ def test_run_may_finish_after_a_signal(
         assert ended["reason"].endswith("SIGTERM; run: ended with exit code 7")
 
 
+@pytest.mark.usefixtures("keep_handlers")
+def test_run_has_all_of_the_time_that_is_left(tmp_path: Path) -> None:
+    """Slurm sends its signal up to a minute before the warning that was asked for."""
+    head = Stopped(options(tmp_path, walltime=110, warning=60))
+    script = f"trap 'sleep 14; exit 0' TERM; touch {tmp_path}/ready; while true; do sleep 0.1; done"
+    head.command = ManagedProcess(
+        "run:", ["bash", "-c", script], tmp_path / "log", dict(os.environ)
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    assert head.run() == 0  # after more than the 10 s of a job that is cancelled
+    assert json.loads((tmp_path / "ended").read_text())["kind"] == "done"
+
+
 def exited(tmp_path: Path, code: int) -> ManagedProcess:
     process = ManagedProcess(
         "the dask scheduler", ["bash", "-c", f"exit {code}"], tmp_path / "log", {}
@@ -329,7 +344,8 @@ def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:
 # -- the dask scheduler ----------------------------------------------------------------------------------
 def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     def state(name: str) -> SimpleNamespace:
-        return SimpleNamespace(name=name, address=f"tls://{name}", nthreads=2, extra={})
+        address, limit = f"tls://{name}", 3 * 2**29
+        return SimpleNamespace(name=name, address=address, nthreads=2, extra={}, memory_limit=limit)
 
     async def main() -> None:
         scheduler = SimpleNamespace(workers={})
@@ -339,6 +355,9 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
             registry.add_worker(scheduler, f"tls://{name}")
         del scheduler.workers["tls://b-1"]
         registry.remove_worker(scheduler, "tls://b-1", stimulus_id="x")
+        for address in ("tls://b-1", "tls://b-1", "tls://other"):
+            registry.log_event("worker-restart-memory", {"worker": address, "pid": 1, "rss": 2})
+        registry.log_event("worker-get-client", {"worker": "tls://b-0"})
         while not (tmp_path / "workers.json").exists():
             await asyncio.sleep(0.05)
 
@@ -346,3 +365,6 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "workers.json").read_text())
     assert found["workers"] == {"b-0": {"address": "tls://b-0", "threads": 2, "gpu": None}}
     assert found["seen"] == ["b-0", "b-1"]
+    assert read_state(tmp_path).notes == [
+        "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB"
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpujobs.injob.folder import Ended, EndKind, Folder
-from gpujobs.injob.log import last_line
+from gpujobs.injob.log import launcher_reason, nodes_seen, reason_in
 from gpujobs.injob.names import job_worker_names
 
 
@@ -71,13 +71,63 @@ def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
     assert Folder(str(tmp_path)).registered() == {}
 
 
-def test_last_line(tmp_path: Path) -> None:
+def test_reason_in_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert last_line(log) == ""
+    assert reason_in(log) == ""
     log.write_bytes(b"x" * 100_000 + b"\nlast\0 one \xff\n\n  \n")
-    assert last_line(log) == "last one \ufffd"
+    assert reason_in(log) == "last one \ufffd"
     log.write_text("y" * 1000)
-    assert last_line(log) == "y" * 300
+    assert reason_in(log) == "y" * 300
+
+
+NOISE = """\
+ModuleNotFoundError: No module named 'cudf'
+  warnings.warn('resource_tracker: There appear to be 30 leaked semaphore objects to clean up')
+2026-11-21 09:12:01,120 - distributed.nanny - INFO - reaping stray process <SpawnProcess name='x'>
+/var/spool/slurmd/job00012/slurm_script: line 77: 30692 Killed   $python "$GPUJOBS_FOLDER/injob.pyz"
+[1795251] UCX  WARN  unused environment variable: UCX_MEMTYPE_CACHE
+09:12:03 gpujobs: stopping (SIGTERM): no worker is registered
+Done.
+"""
+
+
+def test_the_reason_is_the_last_line_with_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(NOISE)
+    assert reason_in(log) == "ModuleNotFoundError: No module named 'cudf'"
+    assert reason_in(log, 1) == "ModuleNotFoundError: No module named 'cudf'"
+    assert reason_in(log, 137) == ""  # what is killed writes no reason
+    assert reason_in(log, offset=NOISE.index("  warnings")) == "Done."
+    log.write_text(NOISE.replace("Done.\n", "").partition("\n")[2])
+    assert reason_in(log) == ""
+
+
+PRRTE = """\
+it starts
+--------------------------------------------------------------------------
+Your job has requested more processes than the ppr for
+this topology can support:
+
+  App: python
+  Number of procs:  8
+  Procs mapped:  4
+  Total number of procs:  4
+  PPR: 4:node
+
+Please revise the conflict and try again.
+--------------------------------------------------------------------------
+"""
+
+
+def test_the_reason_of_a_launcher_is_its_first_paragraph(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(PRRTE)
+    reason = "Your job has requested more processes than the ppr for this topology can support:"
+    assert launcher_reason(log, 0) == reason
+    assert nodes_seen(log, 0, ranks_per_node=4) == 1
+    log.write_text("srun: error: node2: task 1: Killed\nsrun: done\n")
+    assert launcher_reason(log, 0) == "srun: error: node2: task 1: Killed"
+    assert nodes_seen(log, 0, ranks_per_node=4) is None
 
 
 @pytest.mark.parametrize(

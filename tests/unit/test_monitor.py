@@ -225,5 +225,48 @@ def test_cancel_ends_the_folder_even_if_the_batch_scheduler_is_away(
 ) -> None:
     record = add(ledger, "1")
     with pytest.raises(Exception, match="scancel"):
-        cancel(record, timeout=0.1)
+        cancel(record, ledger, timeout=0.1)
     assert json.loads((record.path / "ended").read_text())["kind"] == "cancelled"
+
+
+# -- what is left behind -----------------------------------------------------------------------------
+def test_a_batch_scheduler_that_is_not_installed_any_more(
+    slurm: FakeSlurm, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm.lists("1||RUNNING")
+    records = [add(ledger, "2", scheduler="plugin"), add(ledger, "1")]
+    gone, known = ClusterMonitor(records, ledger).reports()
+    assert known.state.value == "STARTING"
+    (job,) = gone.jobs
+    assert (job.id, job.state.value) == ("2", "UNKNOWN")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "'plugin' is not one of the known batch schedulers" in warning
+
+
+def test_an_interrupted_submission_to_a_batch_scheduler_that_is_gone(ledger: Ledger) -> None:
+    intent = Intent(first=0, count=1, group="", array=False, time=1.0)
+    record = add(ledger, "1", scheduler="plugin", submissions=(), intent=intent)
+    assert ClusterMonitor([record], ledger).reports()
+
+
+def test_a_cluster_whose_owner_died_before_it_submitted_is_cancelled_once(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    record = add(ledger, "1", submissions=(), owner="client")
+    cancel(record, ledger)
+    assert ledger.get(record.id).finished
+    assert (record.path / "ended").exists() and slurm.calls == []
+
+
+def test_a_cancel_finds_the_job_of_an_interrupted_submission(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    intent = Intent(first=0, count=1, group="", array=False, time=1.0)
+    record = add(ledger, "1", submissions=(), intent=intent)
+    (slurm.folder / "queue").write_text("7|svd-0001\n")
+    (slurm.folder / "scancel").write_text(
+        f"#!/bin/sh\necho $@ > {slurm.folder}/cancelled\n: > {slurm.folder}/queue\n"
+    )
+    (slurm.folder / "scancel").chmod(0o755)
+    cancel(record, ledger)
+    assert (slurm.folder / "cancelled").read_text() == "7\n"

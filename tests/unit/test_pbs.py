@@ -65,7 +65,7 @@ def test_member_of_an_array_is_the_same_everywhere() -> None:
     assert JobId.parse("63[].node1[4]") == job == JobId.parse(str(job))  # what the template writes
     assert PBS_.show_id(job) == "63[4]" and PBS_.show_id(JobId("61.node1")) == "61"
     assert PBS_.target(number) == ["63[].node1"]
-    assert PBS_.target(number, [4, 5, 7]) == ["63[4-5,7].node1"]
+    assert PBS_.target(number, [4, 5, 7]) == ["63[4-5].node1", "63[7].node1"]
     command = PBS_.status_command([JobId("61.node1"), job, JobId(number, 5)], [], "ada")
     assert command == ["qstat", "-t", "-f", "-F", "json", "-x", "61.node1", "63[].node1"]
 
@@ -103,8 +103,9 @@ def test_cancel_commands_that_are_safe() -> None:
     jobs = {"5[].srv": [3], "6[].srv": [], "7.srv": [], "8[].srv": [0, 1, 4], "9.srv": []}
     assert PBS_.cancel_commands(jobs) == [
         ["qdel", "7.srv", "9.srv", "6[].srv"],  # lone jobs first
-        ["qdel", "5[3].srv"],  # one command for the members of each array
-        ["qdel", "8[0-1,4].srv"],
+        ["qdel", "5[3].srv"],  # a member is never one of several targets; a range is one target
+        ["qdel", "8[0-1].srv"],
+        ["qdel", "8[4].srv"],
     ]
     assert PBS_.cancel_commands({}) == []
 
@@ -388,7 +389,7 @@ def test_clash(line: str, taken: set[str], clash: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-l walltime=5:00:00", "written by gpujobs or the site"), ("-l ngpus=4", "-l select is written"), ("-N x", "-N is written"),
+        ("-l walltime=5:00:00", "written by gpujobs"), ("-l ngpus=4", "-l select is written"), ("-N x", "-N is written"),
         ("-V", "inherits nothing"), ("-W block=true", "wait for the end"), ("-J 0-3", "-J is written"), ("-q other", "-q is written"),
     ],
 )  # fmt: skip

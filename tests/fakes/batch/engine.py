@@ -242,7 +242,8 @@ class Server:
             if (code := self.processes[pid].poll()) is None:
                 continue
             # The session's leader has ended. Its children have the time until the next signals.
-            if _session(pid) and plan:
+            warned = job.get("warned") and not job["end"]
+            if _session(pid) and (plan or warned):
                 continue
             _signal(pid, "KILL")
             if job["end"] == "delete":

@@ -16,7 +16,7 @@ Quirks, which OpenPBS's development branch has had since 2023 and 2024::
 
     first_id_only   qstat in JSON lists the jobs of its first id only, and exits with 0
     qdel_aborts     qdel with short ids aborts if an array comes before a job, or, with four ids and more, exits with 0
-                    and deletes nothing; the server crashes if the last of several ids is one waiting member of an array
+                    and deletes nothing; the server crashes if one of several ids is a waiting member of an array
 """
 
 from __future__ import annotations
@@ -780,7 +780,7 @@ def _json(value: Any) -> str:
 def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     torque, code, targets = bool(config.get("torque")), 0, []
     for name in arguments:
-        found = re.fullmatch(r"(\d+)(?:\[([\d,-]*)\])?(\..*)?", name)
+        found = re.fullmatch(r"(\d+)(?:\[(\d*|\d+-\d+)\])?(\..*)?", name)
         if not found:
             print(f"qdel: illegally formed job identifier: {name}", file=sys.stderr)
             return 1
@@ -796,7 +796,7 @@ def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         waiting = {
             (job["id"], str(job["index"])) for job in jobs if job["state"] in ("waiting", "held")
         }
-        if targets[-1][1:] in waiting:
+        if waiting & {target[1:] for target in targets}:
             engine.ask(folder, "delete", "crash")
             raise engine.Away
     arrays = {job["id"]: job["index"] is not None for job in jobs}
@@ -833,12 +833,9 @@ def qdel(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
 
 
 def _indexes(text: str) -> list[int | None]:
-    """Return the indexes of ``3`` or ``1-3,5``; None, which is all of them, for no text."""
-    found: list[int | None] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found or [None]
+    """Return the indexes of ``3`` or ``1-3``; None, which is all of them, for no text."""
+    first, _, last = text.partition("-")
+    return [*range(int(first), int(last or first) + 1)] if text else [None]
 
 
 def qselect(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:

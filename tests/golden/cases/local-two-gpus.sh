@@ -17,20 +17,27 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
-        last=$(tail -n 1 "logs/job-$GPUJOBS_JOB.log" | tr -cd '[:print:]' | tr -d '\042\134' | cut -c 1-200)
+        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
 }
+gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
+        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+}
 gpujobs_fail() {
-    echo "gpujobs: $1"
-    echo "$1" > "jobs/$GPUJOBS_JOB.reason"
+    local reason
+    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
+    echo "gpujobs: $reason"
+    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
     # The first job that writes a reason ends the cluster.
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
-        "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
+        "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -43,7 +50,6 @@ devices=(0 3)
 CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${devices[*]:(GPUJOBS_JOB - 0) * 1:1}")
 export CUDA_VISIBLE_DEVICES
 export PYTHONUNBUFFERED=1
-export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python

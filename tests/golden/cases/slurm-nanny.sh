@@ -26,25 +26,32 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
-        last=$(tail -n 1 "logs/job-$GPUJOBS_JOB.log" | tr -cd '[:print:]' | tr -d '\042\134' | cut -c 1-200)
+        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
 }
+gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
+        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+}
 gpujobs_fail() {
-    echo "gpujobs: $1"
-    echo "$1" > "jobs/$GPUJOBS_JOB.reason"
+    local reason
+    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
+    echo "gpujobs: $reason"
+    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
     # The first job that writes a reason ends the cluster.
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
-        "$1" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
+        "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
     [ ! -s job-ids ] || xargs scancel --state=PENDING < job-ids
 }
 # If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
 claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason"
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -52,12 +59,17 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
+gpujobs_setup_failed() {   # note the first line that fails, but not in what it sources; setup goes on as without this
+    [ -n "$3" ] || [ -e "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup" ] ||
+        echo "${2:0:100} failed (exit code $1)" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
+}
+trap 'gpujobs_setup_failed "$?" "$BASH_COMMAND" "${BASH_SOURCE[1]-}"' ERR
 # of the site
 module load cuda/12.6
 set +eu
+[[ $(trap -p ERR) != *gpujobs_setup_failed* ]] || trap - ERR
 export PATH=/opt/env/bin:$PATH
 export PYTHONUNBUFFERED=1
-export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=10
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python

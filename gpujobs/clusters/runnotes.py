@@ -1,0 +1,56 @@
+"""Notes about the profile's `run`: mistakes that would be found only after the job has waited."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..planning.plan import Plan
+
+_SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
+_VARIABLE = re.compile(r"\$(\w|\{)")
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
+
+
+def run_notes(plan: Plan) -> Iterator[str]:
+    """Yield notes about the command of ``plan``; reads the names in its working directory."""
+    run = plan.profile.run
+    if not run:
+        return
+    if Path(run[0]).name not in _SHELLS:
+        yield from _shell_notes(run)
+    script = _script(run)
+    if script and not (Path(plan.workdir) / script).exists():
+        yield _missing(script, Path(plan.workdir))
+
+
+def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
+    for word in run:
+        if _SHELL_WORD.fullmatch(word) or _VARIABLE.search(word):
+            yield (
+                f"run: no shell runs the command, so it gets `{word}` as it is; "
+                "for a shell write run: [bash, -c, '…']"
+            )
+            return
+
+
+def _script(run: tuple[str, ...]) -> str:
+    """Return the Python script of the command; "" if it has none."""
+    if run[0].endswith(".py"):
+        return run[0]
+    if not Path(run[0]).name.startswith("python"):
+        return ""
+    # Of `-m module` and `-c code` the first word without a dash is no script.
+    first = next((word for word in run[1:] if not word.startswith("-")), "")
+    return first if first.endswith(".py") and not {"-m", "-c"} & {*run[1:3]} else ""
+
+
+def _missing(script: str, workdir: Path) -> str:
+    note = f"run: there is no file {script} in {workdir}"
+    folder = (workdir / script).parent
+    names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    if near := difflib.get_close_matches(Path(script).name, names, n=1):
+        note += f"; did you mean {near[0]}?"
+    return note

@@ -1,0 +1,141 @@
+"""Kinds of values that only site files have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..errors import InputError
+from ..schedulers import get_scheduler, scheduler_names
+from . import fields, placeholders
+from .kinds import ANYTHING, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
+from .model import Section
+from .profile import Profile
+
+
+def _site_directive(value: object) -> str:
+    return placeholders.check(fields.directive(value))
+
+
+def account_directive(value: object) -> str:
+    """Return a directive that names the account."""
+    text = placeholders.check(fields.printable(value), placeholders.ACCOUNT)
+    if not text.startswith("-") or "{account}" not in text:
+        raise ValueError("must be a directive such as '-A {account}'")
+    return text
+
+
+def _launch_word(value: object) -> str:
+    return placeholders.check(fields.printable(value), placeholders.LAUNCH)
+
+
+def _shell(value: object) -> str:
+    text = fields.printable(value, "a path")
+    if not re.fullmatch(r"/[\w./-]*bash( -[a-z]+)*", text):
+        raise ValueError(f"{text!r}: the jobs are bash scripts; write /bin/bash or /bin/bash -l")
+    return text
+
+
+def _folder(value: object) -> str:
+    text = fields.printable(value, "a path")
+    if re.search(r'["`\\]|\$\(', text) or not re.match(r"[/~$]", text):
+        raise ValueError(
+            f"{text!r} must be an absolute path; it may contain ~, $NAME and ${{NAME:-/else}}"
+        )
+    return text
+
+
+def _protocols(value: object) -> Sequence[object]:
+    protocols = fields.sequence(value)
+    if not protocols:
+        raise ValueError("needs at least one of tcp, ucxx, ws")
+    return protocols
+
+
+@dataclass(frozen=True)
+class Variable:
+    """The GPUs of a job are listed in this environment variable."""
+
+    variable: str
+
+
+@dataclass(frozen=True)
+class File:
+    """The GPUs of a job are listed in a file; this environment variable has its path."""
+
+    file: str
+
+
+Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
+VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
+
+
+class _VisibleDevicesKind(Kind[VisibleDevices]):
+    """One of two words, or a mapping with one key."""
+
+    def read(self, value: object, place: Place) -> VisibleDevices:
+        """Return how a job finds out which GPUs it has."""
+        if value == "scheduler":
+            return "scheduler"
+        if value == "exclusive":
+            return "exclusive"
+        if isinstance(value, dict) and list(value) == ["variable"]:
+            return Variable(_VARIABLE.read(value["variable"], place.inside("variable")))
+        if isinstance(value, dict) and list(value) == ["file"]:
+            return File(_VARIABLE.read(value["file"], place.inside("file")))
+        message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
+        raise place.error(ValueError(message))
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema."""
+        words = {"enum": ["scheduler", "exclusive"]}
+        return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
+
+
+class _Defaults(Table[object]):
+    """Keys of a profile. They are validated with a profile that uses them, at their position."""
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema of a profile."""
+        return Section(Profile).schema(definitions)
+
+
+class SchedulerName(Kind[str]):
+    """The name of a batch scheduler that is registered or can be found."""
+
+    def read(self, value: object, place: Place) -> str:
+        """Return the name."""
+        name = WORD.read(value, place)
+        try:
+            get_scheduler(name)
+        except InputError as error:
+            raise place.error(error) from None
+        return name
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema, which lists the batch schedulers that are known now."""
+        return {"type": "string", "enum": scheduler_names()}
+
+
+def _one_key(name: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": {name: _VARIABLE.json_schema},
+        "required": [name],
+        "additionalProperties": False,
+    }
+
+
+_VARIABLE = Scalar(
+    fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
+)
+_PATH = {"type": "string"}
+SITE_DIRECTIVES = Items(Scalar(_site_directive, {"type": "string", "pattern": "^-"}))
+FOLDER = Scalar(_folder, _PATH)
+SHELL = Scalar(_shell, _PATH)
+LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
+PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+DEFAULTS = _Defaults(TEXT, ANYTHING)
+VISIBLE_DEVICES = _VisibleDevicesKind()

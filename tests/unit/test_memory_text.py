@@ -1,0 +1,54 @@
+"""GPU memory in the output of `gpujobs plan`: what dask-cuda does with the values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpujobs.cli.memory_text import memory_text
+from gpujobs.planning.workeroptions import words
+
+from .support import SLURM, made_plan
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ("{}", "spills to host above 80% of the GPU"),
+        ("{device_memory_limit: 0.5}", "spills to host above 50% of the GPU"),
+        ("{device_memory_limit: 12GiB}", "spills to host above 12GiB"),
+        ("{device_memory_limit: 0}", "no spilling to host"),
+        ("{device_memory_limit: 0.0}", "no spilling to host"),
+        ("{device_memory_limit: 1}", "spills to host above 100% of the GPU"),
+        ("{device_memory_limit: 0, rmm_pool_size: 0}", "no spilling to host"),
+        ("{rmm_pool_size: 1}", "spills to host above 80% of the GPU, RMM pool of 100% of the GPU"),
+        ("{enable_cudf_spill: true}", "cuDF spills by itself"),
+        ("{rmm_async: true, rmm_pool_size: 0}", "spills to host above 80% of the GPU, RMM's asynchronous allocator"),
+    ],
+)  # fmt: skip
+def test_plan_describes_dask_cuda(home: Path, workers: str, text: str) -> None:
+    assert memory_text(made_plan(home, f"gpus: 1\nworkers: {workers}\n")) == text
+
+
+def test_sizes_of_a_known_gpu(home: Path) -> None:
+    (home / "s.yaml").write_text(
+        SLURM.replace("gpus_per_node: 4", "gpus_per_node: 4, gpu_memory: 80GiB")
+    )
+    found = memory_text(made_plan(home, "gpus: 1\nworkers: {rmm_pool_size: 0.5}\n"))
+    assert found == "GPU 80GiB, spills to host above 64GiB (80% of the GPU), RMM pool of 40GiB (50% of the GPU)"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "passed"), [("0", "0"), ("0.0", "0"), ("1", "1.0"), ("0.8", "0.8")]
+)
+def test_dask_cuda_gets_a_fraction(home: Path, value: str, passed: str) -> None:
+    """It takes ``1`` for one byte."""
+    profile = made_plan(home, f"gpus: 1\nworkers: {{device_memory_limit: {value}}}\n").profile
+    assert f"--device-memory-limit={passed}" in words(profile.workers, gpus=True)
+
+
+def test_dask_cuda_has_no_limit_for_0() -> None:
+    from dask_cuda.utils import parse_device_memory_limit
+
+    assert parse_device_memory_limit("0") is None

@@ -1,0 +1,103 @@
+"""Notes of `gpujobs plan` about the command, the Python of the jobs, and too few nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpujobs.cli.plan_text import plan_text
+from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.errors import InputError
+
+from .support import SLURM, error_of, made_plan, make_spec
+
+
+def notes(home: Path, profile: dict[str, object]) -> list[str]:
+    spec = make_spec(home, {"gpus": 1, **profile}, str(home / "s.yaml"))
+    return list(make_cluster_plan(spec).notes)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        ["python", "frist.py"], ["python3.11", "-u", "frist.py", "x.py"], ["./frist.py"],
+        ["/opt/bin/python", "-X", "dev", "lib/frist.py"],
+    ],
+)  # fmt: skip
+def test_a_script_that_is_not_in_the_working_directory(home: Path, run: list[str]) -> None:
+    (home / "first.py").write_text("")
+    (home / "lib").mkdir()
+    (home / "lib" / "first.py").write_text("")
+    found = notes(home, {"run": run})
+    if run[1:2] == ["-X"]:  # `dev` is taken for the script, so nothing is known
+        assert found == []
+        return
+    (note,) = found
+    assert note.startswith("run: there is no file ") and note.endswith("did you mean first.py?")
+
+
+def test_the_working_directory_of_the_profile(home: Path) -> None:
+    (home / "there").mkdir()
+    (home / "there" / "first.py").write_text("")
+    assert notes(home, {"run": ["python", "first.py"], "workdir": str(home / "there")}) == []
+    (note,) = notes(home, {"run": ["python", "first.py"]})
+    assert note == f"run: there is no file first.py in {home}"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        ["python", "-m", "x.py"], ["python", "-c", "x.py"], ["python", "-um", "x"], ["nosuch"], [], ["python", "first.py"],
+        ["bash", "-c", "python frist.py > out"], ["python", "first.py", "a>b", "-x=1", "A&B", "5$"],
+    ],
+)  # fmt: skip
+def test_commands_without_a_note(home: Path, run: list[str]) -> None:
+    (home / "first.py").write_text("")
+    assert notes(home, {"run": run}) == []
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    [
+        ("python first.py > out", ">"), ("python first.py >out 2>&1", ">out"), ("python first.py | tee x", "|"),
+        ("python first.py && ls", "&&"), ("python first.py < in", "<"), ("python first.py 2> err", "2>"),
+        ("python first.py $SCRATCH/x", "$SCRATCH/x"), ("python first.py ${A}", "${A}"), ("python first.py &", "&"),
+    ],
+)  # fmt: skip
+def test_words_that_only_a_shell_understands(home: Path, run: str, word: str) -> None:
+    (home / "first.py").write_text("")
+    (note,) = notes(home, {"run": run})
+    assert f"no shell runs the command, so it gets `{word}` as it is" in note and "bash, -c" in note
+
+
+def test_the_python_of_the_jobs(home: Path) -> None:
+    made = made_plan(home, "gpus: 1\n")
+    assert "\npython          /opt/env/bin/python\n" in plan_text(made, "x-0000")
+    assert made.notes == ()
+    setup = "gpus: 1\nenvironment: {setup: module load python"
+    made = made_plan(home, f"{setup}}}\n")
+    assert "\npython          python\n" in plan_text(made, "x-0000")
+    (note,) = made.notes
+    assert note.startswith("the profile's `setup` selects the Python of the jobs")
+    assert "not /opt/env/bin/python" in note
+    made = made_plan(home, f"{setup}, python: /opt/python}}\n")
+    assert "\npython          /opt/python\n" in plan_text(made, "x-0000") and made.notes == ()
+
+
+def test_more_gpus_than_the_queue_has(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "nodes: 3"))
+    (note,) = made_plan(home, "gpus: 16\n").notes
+    assert note == "16 GPUs wanted; the queue has 12, so some jobs wait until others end"
+    assert made_plan(home, "gpus: 12\n").notes == ()
+    message = error_of(home, "gpus: 16\nlayout: mpi\n")
+    assert "jobs of 4 nodes; it has 3" in message and "s.yaml:5" in message
+
+
+@pytest.mark.parametrize("name", ["first.py", "job.sh", "x.ipynb"])
+def test_a_program_is_no_profile(home: Path, name: str) -> None:
+    (home / name).write_text("print('hello')\n")
+    with pytest.raises(InputError) as caught:
+        make_spec(home, "print('hello')\n", "local", name=name)
+    assert f"{name} is a program; is this a profile?" in str(caught.value)
+    assert "hint: write a profile" in str(caught.value) and name in caught.value.problems[0].hint
