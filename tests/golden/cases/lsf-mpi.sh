@@ -54,7 +54,7 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
-gpujobs_setup_failed() {   # note the first line that fails, but not in what it sources; setup goes on as without this
+gpujobs_setup_failed() {   # note the first line that fails, but not in sourced files; setup continues
     [ -n "$3" ] || [ -e "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup" ] ||
         echo "${2:0:100} failed (exit code $1)" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
 }

@@ -14,7 +14,7 @@
 #$ -P astro1
 #$ -R y
 
-gpujobs_qdel_waiting() {   # qdel cannot choose by state. Where a node may not ask, what waits finds `ended` when it starts
+gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
     PATH=$PATH:$SGE_BINARY_PATH
     qstat -u "$USER" -s p -g d |
         awk 'NR == FNR {ours[$1]; next} $1 in ours {print $1 (NF > 8 ? "." $9 : "")}' "$GPUJOBS_FOLDER/job-ids" - |
@@ -69,7 +69,7 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
-gpujobs_setup_failed() {   # note the first line that fails, but not in what it sources; setup goes on as without this
+gpujobs_setup_failed() {   # note the first line that fails, but not in sourced files; setup continues
     [ -n "$3" ] || [ -e "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup" ] ||
         echo "${2:0:100} failed (exit code $1)" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
 }

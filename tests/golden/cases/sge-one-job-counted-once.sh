@@ -12,7 +12,7 @@
 #$ -l mem=4G
 #$ -ac allow=L
 
-gpujobs_qdel_waiting() {   # qdel cannot choose by state. Where a node may not ask, what waits finds `ended` when it starts
+gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
     PATH=$PATH:$SGE_BINARY_PATH
     qstat -u "$USER" -s p -g d |
         awk 'NR == FNR {ours[$1]; next} $1 in ours {print $1 (NF > 8 ? "." $9 : "")}' "$GPUJOBS_FOLDER/job-ids" - |
