@@ -344,7 +344,9 @@ def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role:
     mark = f"GPUJOBS_JOB={killed}\0" if role == "workers" else cluster
     until(lambda: not [pid for pid in processes_with(mark) if cluster in _environ(pid)], 15)
     if role == "head":
-        assert "its batch script was killed" in cli.status(cluster)["reason"]
+        assert state(cli, cluster) == "FAILED"
+        if backend.name == "slurm":  # the others kill the supervisor before it can report that
+            assert "its batch script was killed" in cli.status(cluster)["reason"]
     else:
         assert state(cli, cluster) == "RUNNING"  # one worker less is no reason to end the others
         cli("cancel", cluster)
