@@ -58,7 +58,7 @@ def private_folder(path: Path) -> None:
     try:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
-                folder.mkdir(mode=0o700)
+                folder.mkdir(mode=0o700, exist_ok=True)
         problem = _ownership_problem(path.lstat())
     except OSError as error:
         hint = "see `directory` of the site"

@@ -42,7 +42,7 @@ class Ceiling:
     def _by_limits(self, jobs: int) -> tuple[int, str]:
         limits = limits_of(self._plan)
         limit = exceeded(limits, jobs)
-        return (most_allowed(limits) or 0, limit.message(jobs)) if limit else (jobs, "")
+        return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")
 
     def _by_devices(self) -> tuple[int, str]:
         devices, gpus = len(self._plan.devices), self._plan.workers.shape.gpus

@@ -25,9 +25,13 @@ class JobLimit:
 
     def message(self, jobs: int) -> str:
         """Return the error for ``jobs`` jobs."""
+        return f"{plural(jobs + self.other_jobs, 'job')}; {self.rule}"
+
+    @property
+    def rule(self) -> str:
+        """Return the limit in words, without a number of jobs."""
         place = "site" if len(self.key) == 1 else "queue"
-        counted = plural(jobs + self.other_jobs, "job")
-        return f"{counted}; the {place} allows {self.limit} of one user (`{self.key[-1]}`)"
+        return f"the {place} allows {self.limit} of one user (`{self.key[-1]}`)"
 
 
 def job_limits(

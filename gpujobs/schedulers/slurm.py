@@ -125,6 +125,8 @@ class Slurm(Scheduler):
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if re.fullmatch(r"--gpu-bind=(verbose,)?none", word):
                 continue  # it turns binding off
+            if word == "--export=NONE":
+                continue  # the job sets all that it needs
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
                 found.add(name.lower())

@@ -255,10 +255,10 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
 
 
 HUNGRY = """
+import time
 from distributed import Client, KilledWorker
 
 def eat():
-    import time
     found = []
     while True:
         found.append(bytearray(2**24))
@@ -270,6 +270,7 @@ if __name__ == "__main__":
             client.submit(eat).result()
         except KilledWorker:
             print("KilledWorker")
+        time.sleep(3)  # the event of the last restart arrives after the error
 """
 
 
@@ -279,5 +280,6 @@ def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     cluster = local.submit(profile, "--wait")
     said = f"worker {cluster}-0 restarted {{}}: over its memory limit of 0.391 GiB"
     output = local("logs", cluster).stdout
-    assert "KilledWorker" in output and f"gpujobs: {said.format('once')}" in output
+    assert "KilledWorker" in output
+    assert f"gpujobs: {said.split('{')[0]}" in output  # how often depends on the head's interval
     assert said.format("4 times") in local("status", cluster).stdout  # dask's own limit
