@@ -123,10 +123,8 @@ class Slurm(Scheduler):
         words = shlex.split(line)
         found = set()
         for word, following in zip(words, [*words[1:], ""], strict=True):
-            if re.fullmatch(r"--gpu-bind=(verbose,)?none", word):
-                continue  # it turns binding off
-            if word == "--export=NONE":
-                continue  # the job sets all that it needs
+            if re.fullmatch(r"--gpu-bind=(verbose,)?none|--export=NONE", word):
+                continue  # no binding; the job sets all variables that it needs
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
                 found.add(name.lower())
