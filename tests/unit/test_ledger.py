@@ -242,6 +242,12 @@ def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
         read_spec(path)
 
 
+def test_the_specification_of_release_0_1_is_found(tmp_path: Path) -> None:
+    assert folder.spec_path(tmp_path) == tmp_path / folder.SPEC
+    (tmp_path / "order.json").touch()
+    assert folder.spec_path(tmp_path) == tmp_path / "order.json"
+
+
 def test_a_record_of_release_0_1(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     value = asdict(record(intent=Intent(0, 2)))
