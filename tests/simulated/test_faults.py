@@ -2,55 +2,31 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
 from gpujobs.errors import RefusedError, UnavailableError
-from gpujobs.planning.render import render
-from gpujobs.schedulers import JobId, JobState, get_scheduler
+from gpujobs.schedulers import JobId, JobState
 
 from ..conftest import FAKES
-from ..support.cli import Cli, text_of
+from ..support.cli import Cli
 from ..support.fakes import FakeBackend
 from ..support.processes import until
-from ..unit.support import plan
 
 pytestmark = [pytest.mark.conformance, pytest.mark.parametrize("backend", FAKES, indirect=True)]
 Submit = Callable[..., str]
 
 
 @pytest.fixture
-def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
-    """The batch scheduler, which is retried for a few seconds."""
-    for name, value in backend.env().items():
-        monkeypatch.setenv(name, value)
-    return SchedulerClient(get_scheduler(backend.name)(), timeout=6.0)
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for the jobs of this test, by which a lost submission is found."""
-    return f"fault-{secrets.token_hex(2)}"
-
-
-@pytest.fixture
-def submit(
-    backend: FakeBackend, batch: SchedulerClient, name: str, tmp_path: Path
-) -> Iterator[Submit]:
+def submit(submit_body: Callable[[str, dict[str, int]], str]) -> Submit:
     """Return a function that submits jobs which sleep for a minute, with the directives of real ones."""
-    (tmp_path / "here.yaml").write_text(text_of(backend.site()))
 
     def go(jobs: int = 2, gpus_per_job: int = 1) -> str:
-        profile = {"gpus": jobs * gpus_per_job, "gpus_per_job": gpus_per_job}
-        text = render(plan(tmp_path, profile, str(tmp_path / "here.yaml")), name)[0].text
-        return batch.submit(text.partition("\n\n")[0] + "\nsleep 60\n", name, (), tmp_path)
+        return submit_body("sleep 60", {"gpus": jobs * gpus_per_job, "gpus_per_job": gpus_per_job})
 
-    yield go
-    backend.clean()
+    return go
 
 
 def ids(batch: SchedulerClient, number: str, jobs: int = 2) -> list[JobId]:

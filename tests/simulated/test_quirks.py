@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
-from gpujobs.planning.render import render
-from gpujobs.schedulers import JobId, JobState, get_scheduler
+from gpujobs.schedulers import JobId, JobState
 
 from ..conftest import FAKES
-from ..support.cli import text_of
 from ..support.fakes import FakeBackend
 from ..support.processes import until
-from ..unit.support import plan
 
 pytestmark = pytest.mark.parametrize("backend", FAKES, indirect=True)
 
 
 @pytest.fixture
-def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
-    for name, value in backend.env().items():
-        monkeypatch.setenv(name, value)
-    return SchedulerClient(get_scheduler(backend.name)(), timeout=6.0)
-
-
-@pytest.fixture
-def name() -> str:
-    return f"quirk-{secrets.token_hex(2)}"
-
-
-@pytest.fixture
-def submit(
-    backend: FakeBackend, batch: SchedulerClient, name: str, tmp_path: Path
-) -> Iterator[Callable[[str], JobId]]:
+def submit(submit_body: Callable[[str, dict[str, int]], str]) -> Callable[[str], JobId]:
     """Return a function that submits a job of ten minutes with a body of its own."""
-    (tmp_path / "here.yaml").write_text(text_of(backend.site()))
-
-    def go(body: str) -> JobId:
-        text = render(plan(tmp_path, {"gpus": 1}, str(tmp_path / "here.yaml")), name)[0].text
-        return JobId(batch.submit(text.partition("\n\n")[0] + f"\n{body}\n", name, (), tmp_path))
-
-    yield go
-    backend.clean()
+    return lambda body: JobId(submit_body(body, {"gpus": 1}))
 
 
 def state(batch: SchedulerClient, job: JobId, name: str) -> JobState:
