@@ -97,6 +97,7 @@ class Head(Job):
         if self.command is not None and self.command.running:
             self.command.terminate()
             self.command.wait(2)
+        self._report_restarts()
         if self.scheduler is not None:
             self.scheduler.terminate()
         self.wait_for_workers()
@@ -191,12 +192,11 @@ class Head(Job):
     # -- ends --------------------------------------------------------------------------------------
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
         code = command.exit_code or 0
-        line = reason_in(command.log, code)
-        self._report_restarts()
         if code == 0:
             raise JobExit(0, EndKind.DONE)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
+        line = reason_in(command.log, code)
         reason = f"run: ended with exit code {code}"
         raise failure(f"{reason}: {line}" if line else reason, code)
 
