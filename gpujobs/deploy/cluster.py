@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from ..clusters.folderstate import Transport
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
-from ..errors import GpujobsError, InputError
+from ..errors import GpujobsError
 from ..injob.folder import EndKind
 from ..injob.preload import WorkerRegistry
 from .attached import AttachedCluster
@@ -32,7 +31,7 @@ from .lease import Lease
 from .options import ClusterOptions
 from .pool import JobPool
 from .scaler import Scaler
-from .transport import without_unusable_ucxx
+from .transport import with_usable_protocols
 
 
 class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
@@ -133,12 +132,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         return AttachedCluster(name, **options)
 
     def _open(self, spec: ClusterSpec, options: ClusterOptions, n_workers: int | None) -> None:
-        plan, reason = without_unusable_ucxx(make_cluster_plan(spec, elastic=True))
-        if not plan.transport.protocols:
-            raise InputError(reason, hint="network={'protocol': 'auto'}")
-        if options.local_scheduler:  # the choice is made here
-            first = plan.transport.protocols[:1]
-            plan = replace(plan, transport=replace(plan.transport, protocols=first))
+        plan = make_cluster_plan(spec, elastic=True)
+        plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
         self._pool = JobPool(spec, plan, Ledger())
         self._dask = DaskControl(self)

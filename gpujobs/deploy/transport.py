@@ -7,19 +7,30 @@ import sys
 from dataclasses import replace
 
 from ..batch import process
+from ..errors import InputError
 from ..planning.plan import Plan
 
 
-def without_unusable_ucxx(plan: Plan) -> tuple[Plan, str]:
-    """Return ``plan`` without ucxx if it does not work in this process, and the reason."""
+def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
+    """Return ``plan`` with the protocols that work in this process, and why ucxx does not, or "".
+
+    ``only_one``: of the first protocol, since a dask scheduler in this process uses it. Raises
+    InputError if no protocol works.
+    """
     transport = plan.transport
-    if "ucxx" not in transport.protocols:
-        return plan, ""
-    interface = ["--interface", transport.interface] if transport.interface else []
-    result = process.run([sys.executable, "-m", "gpujobs.injob", "try-ucxx", *interface])
+    reason = _ucxx_problem(transport.interface) if "ucxx" in transport.protocols else ""
+    usable = tuple(name for name in transport.protocols if not (reason and name == "ucxx"))
+    if not usable:
+        raise InputError(reason, hint="network={'protocol': 'auto'}")
+    protocols = usable[:1] if only_one else usable
+    return replace(plan, transport=replace(transport, protocols=protocols)), reason
+
+
+def _ucxx_problem(interface: str | None) -> str:
+    """Return why ucxx cannot be used in this process, or ""."""
+    options = ["--interface", interface] if interface else []
+    result = process.run([sys.executable, "-m", "gpujobs.injob", "try-ucxx", *options])
     if result.exit_code == 0:
-        return plan, ""
+        return ""
     lines = [line.strip() for line in result.message.splitlines() if line.strip()]
-    reason = f"ucxx does not work on {socket.gethostname()}: {lines[-1][:300]}"
-    others = tuple(name for name in transport.protocols if name != "ucxx")
-    return replace(plan, transport=replace(transport, protocols=others)), reason
+    return f"ucxx does not work on {socket.gethostname()}: {lines[-1][:300]}"
