@@ -13,6 +13,7 @@ from ..injob.network import dask_config
 from . import tls
 from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
+from .report import ended_message
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -52,8 +53,7 @@ def security_of(record: ClusterRecord) -> Security | None:
 def address_of(record: ClusterRecord, state: FolderState) -> str:
     """Return the dask scheduler's address, or raise an error that says why there is none."""
     if state.ended is not None:
-        reason = state.ended.reason or "run: has finished"
-        raise JobFailedError(f"{record.id} has ended: {reason}")
+        raise JobFailedError(ended_message(record.id, state.ended.reason))
     if state.address is None:
         message = f"the dask scheduler of {record.id} has not started yet"
         raise GpujobsError(message, hint=f"gpujobs status {record.id}")

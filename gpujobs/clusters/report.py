@@ -133,6 +133,11 @@ class ClusterReport:
         return [*self.record.notes, *self.folder.notes]
 
 
+def ended_message(cluster_id: str, reason: str) -> str:
+    """Return the error for a cluster that has ended; without a ``reason`` its `run` is done."""
+    return f"{cluster_id} has ended: {reason or 'run: has finished'}"
+
+
 # -- machine-readable ------------------------------------------------------------------------------
 def job_json(job: JobReport) -> dict[str, Json]:
     """Return one job as JSON; the same for the command line and for Python."""

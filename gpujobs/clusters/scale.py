@@ -18,7 +18,7 @@ from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor, client_of
-from .report import ClusterReport, JobPhase, JobReport
+from .report import ClusterReport, JobPhase, JobReport, ended_message
 from .submit import array_limit, send
 
 logger = logging.getLogger("gpujobs")
@@ -96,7 +96,7 @@ def _check_scalable(report: ClusterReport) -> None:
     if record.layout == "mpi":
         raise InputError(f"{record.id} is one MPI allocation and cannot be resized")
     if report.finished:
-        raise InputError(f"{record.id} has ended: {report.reason or 'run: has finished'}")
+        raise InputError(ended_message(record.id, report.reason))
 
 
 def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:

@@ -18,7 +18,7 @@ from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
-from ..clusters.report import ClusterReport, JobPhase, JobReport
+from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
@@ -268,7 +268,7 @@ class JobPool:
 
     def _ended_error(self) -> JobFailedError:
         reason = self.report.reason if self.report else ""
-        return JobFailedError(f"{self.id} has ended: {reason or 'run: has finished'}")
+        return JobFailedError(ended_message(self.id, reason))
 
     def _failed_starts_error(self) -> JobFailedError:
         ended = [job for job in self.jobs.past if job.phase is not JobPhase.LEAVING]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from ..clusters.report import JobPhase
+from ..clusters.report import JobPhase, ended_message
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import plural
@@ -247,7 +247,7 @@ class Scaler:
         if end := self.dask.end_of_scheduler():
             kind, reason = end
             self.pool.end(kind, reason)
-            raise JobFailedError(f"{self.pool.id} has ended: {reason}")
+            raise JobFailedError(ended_message(self.pool.id, reason))
 
     async def _refresh(self) -> None:
         pool, had_conflict, had_error = self.pool, self.pool.conflict, self.pool.error
