@@ -1,0 +1,125 @@
+"""The directives and commands of every shipped site, kept in ``sites/``: one file for each site.
+
+``GPUJOBS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.config.sitefiles import data_folder, load_site
+from gpujobs.config.spec import load_spec
+from gpujobs.errors import InputError
+from gpujobs.planning.plan import make_plan
+from gpujobs.planning.render import render
+
+from ..support.cli import text_of
+from ..unit.support import PYTHON
+
+KEPT = Path(__file__).parent / "sites"
+SITES = sorted(path.stem for path in data_folder("site_configs").glob("*.yaml"))
+SITES = [name for name in SITES if name != "local" and not name.startswith("example-")]
+ACCOUNTS = {
+    "alpha": "p_svd",
+    "delta": "svd-delta-gpu",
+    "gadi": "ab12",
+    "karolina": "OPEN-12-34",
+    "mahti": "project_2001234",
+    "minerva": "acc_svd",
+    "narval": "def-ada",
+    "roihu": "project_2001234",
+}
+"""Accounts that match the patterns of the sites; `svd` for the others."""
+OPTIONS = re.compile(r"--(?:visible-devices|schemes|interface|local-directory)=\S+")
+"""Options of the commands in a script that depend on the site."""
+LAUNCHER = re.compile(r"--workers (\S+ .*?) sh ")
+"""The launcher of MPI."""
+
+
+def shapes(name: str) -> dict[str, dict[str, object]]:
+    """Return the profiles that are tried on a site."""
+    most = max(queue.gpus_per_node or 0 for queue in load_site(name).site.queues.values())
+    part: dict[str, object] = {"gpus": most // 2, "gpus_per_job": most // 2}
+    return {
+        "one GPU": {"gpus": 1},
+        **({"a part of a node": part} if most >= 4 else {}),
+        "several nodes": {"gpus": 2 * most, "gpus_per_job": most},
+        "mpi on several nodes": {"gpus": 2 * most, "layout": "mpi"},
+    }
+
+
+def scripts(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the title of each shape and its script, or the reason why the site does not have it."""
+    for title, keys in shapes(name).items():
+        profile = folder / "svd.yaml"
+        account = ACCOUNTS.get(name, "svd")
+        run = {"run": ["python", "svd.py"], "workdir": "/home/ada/svd"}
+        profile.write_text(text_of({**run, **keys, "account": account, "walltime": "10m"}))
+        try:
+            plan = make_plan(load_spec(profile, site=name), python=PYTHON, machine=None)
+        except InputError as error:
+            reason = re.sub(r" \(/[^)]*\)", "", error.problems[0].message)  # without positions
+            yield title, f"not on this site: {reason}\n"
+            continue
+        yield title, "".join(script.text for script in render(plan, "svd-0000"))
+
+
+def excerpt(script: str, setup: str) -> str:
+    """Return the directives, the setup, and the parts of the commands that depend on the site."""
+    if not script.startswith("#!"):
+        return script
+    header, _, rest = script.partition("\n\n")
+    assert setup.strip() in rest
+    commands = re.sub(r" *\\\n *", " ", rest[rest.index("# --- work") :])
+    launcher = [f"launcher: {found}" for found in LAUNCHER.findall(commands)]
+    options = sorted(set(OPTIONS.findall(commands)))
+    return "\n".join([header.rstrip("\n"), *setup.splitlines(), *launcher, *options]) + "\n"
+
+
+def kept_text(name: str, folder: Path) -> str:
+    """Return the text that is compared with the stored one."""
+    setup = load_site(name).site.setup
+    return "\n".join(
+        f"=== {title}\n{excerpt(text, setup)}" for title, text in scripts(name, folder)
+    )
+
+
+@pytest.fixture(autouse=True)
+def home_of_ada(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("GPUJOBS_SITE_PATH", raising=False)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_site_is_unchanged(name: str, tmp_path: Path) -> None:
+    text, kept = kept_text(name, tmp_path), KEPT / f"{name}.txt"
+    if os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
+        kept.write_text(text)
+    assert text == kept.read_text()
+
+
+def test_every_stored_text_has_a_site() -> None:
+    assert sorted(path.stem for path in KEPT.glob("*.txt")) == SITES
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_bash_and_shellcheck_accept_the_scripts(name: str, tmp_path: Path) -> None:
+    found = [text for _, text in scripts(name, tmp_path) if text.startswith("#!")]
+    assert found
+    files = [tmp_path / f"{n}.sh" for n in range(len(found))]
+    for file, text in zip(files, found, strict=True):
+        file.write_text(text)
+        subprocess.run(["bash", "-n", file], check=True)
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    # SC1091: a `source` of the setup names a file that does not exist here.
+    done = subprocess.run(
+        [shellcheck, "--exclude=SC1091", files[-1]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Print the table of the sites that are included in gpujobs, for docs/sites.md.
+
+``tools/site_table.py --write`` replaces the table in the page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from gpujobs.cli.site_commands import NOT_VERIFIED
+from gpujobs.config.sitefiles import load_site
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "sites.md"
+TABLE = re.compile(r"(?<=<!-- included sites -->\n)(\|.*\n)+")
+HEADER = "| Site | Machine | Batch scheduler | Not verified | Source |\n|---|---|---|---|---|\n"
+
+
+def shipped() -> list[Path]:
+    """Return the site files of real machines."""
+    files = sorted((ROOT / "site_configs").glob("*.yaml"))
+    return [file for file in files if file.stem != "local" and "example-" not in file.stem]
+
+
+def site_table() -> str:
+    """Return the table, a row for each site."""
+    return HEADER + "".join(_row(file) for file in shipped())
+
+
+def _row(file: Path) -> str:
+    site, lines = load_site(str(file)).site, file.read_text().splitlines()
+    marked = sum(NOT_VERIFIED in line for line in lines)
+    link = f"[{file.stem}](../site_configs/{file.name})"
+    source = re.sub(
+        r"(https?://)(github\.com/[^\s;,]+|[^\s;,/]+)([^\s;,]*)", r"[\2](\1\2\3)", site.source or ""
+    )
+    return f"| {link} | {site.description} | `{site.scheduler}` | {marked} | {source} |\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(TABLE.sub(lambda _: site_table(), PAGE.read_text()))
+    else:
+        sys.stdout.write(site_table())
