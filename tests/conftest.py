@@ -59,10 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
-    limit = float(config.getini("timeout") or 0)
+    usual = float(config.getini("timeout") or 0)
     for item in items:
-        if limit and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(patience(limit)))
+        own = item.get_closest_marker("timeout")
+        limit = float(own.args[0]) if own else usual
+        item.add_marker(pytest.mark.timeout(patience(limit)), append=False)
         name = backend_of(item) or BACKENDS[0]
         if name != BACKENDS[0] and not item.get_closest_marker("conformance"):
             item.add_marker(pytest.mark.slow)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
+
+from gpujobs.injob.transport import Choice
 
 CLUSTERS = {
     "auto": "gpujobs, `layout: workers`, one job of all GPUs, protocol auto",
@@ -11,7 +14,14 @@ CLUSTERS = {
     "tls": "gpujobs, tcp with TLS",
     "one-gpu-jobs": "gpujobs, one job per GPU, protocol auto",
     "mpi": "gpujobs, `layout: mpi`, protocol auto",
-    "isolated-jobs": "gpujobs, one job per GPU, ConstrainDevices=yes, protocol auto",
+    "pool": "gpujobs, `rmm_pool_size`, protocol auto",
+    "async": "gpujobs, `rmm_async`, protocol auto",
+    "async-ucxx": "gpujobs, `rmm_async`, protocol ucxx",
+    "managed": "gpujobs, `rmm_managed_memory`, protocol auto",
+    "managed-ucxx": "gpujobs, `rmm_managed_memory`, protocol ucxx",
+    "isolated-jobs": "gpujobs, one job per GPU, isolated, protocol auto",
+    "isolated-tcp": "gpujobs, one job per GPU, isolated, plain tcp",
+    "isolated-default-ucx": "gpujobs, one job per GPU, isolated, ucxx with UCX's own settings",
 }
 MEASURED = {"transfer": "GB/s", "transpose": "seconds", "svd": "seconds"}
 RATIOS = [
@@ -20,7 +30,14 @@ RATIOS = [
     ("tls", "tcp"),
     ("one-gpu-jobs", "auto"),
     ("mpi", "auto"),
+    ("pool", "auto"),
+    ("async", "auto"),
+    ("async-ucxx", "async"),
+    ("managed", "auto"),
+    ("managed-ucxx", "managed"),
     ("isolated-jobs", "auto"),
+    ("isolated-jobs", "isolated-tcp"),
+    ("isolated-jobs", "isolated-default-ucx"),
 ]
 
 
@@ -42,11 +59,14 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
         "",
     ]
     lines += [
-        "Medians of 3 to 61 repetitions in 6 s after two warm-ups, new data each time.",
+        "Medians of 3 to 61 repetitions in 4 s after two warm-ups, new data each time.",
         "",
         head,
         "|---" * 8 + "|",
-        *map(_row, steps),
+        *(_row(step) for step in steps if step["name"] in CLUSTERS),
+        "",
+        *_starts(steps),
+        *_trials(steps),
         "",
     ]
     by_name = {step["name"]: step for step in steps}
@@ -61,6 +81,25 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     fallen = [(step["name"], (step.get("transport") or {}).get("reason")) for step in steps]
     failed += [f"- {name} fell back: {reason}" for name, reason in fallen if reason]
     return "\n".join([*lines, *(["", "Failed:", "", *failed] if failed else []), ""])
+
+
+def _starts(steps: list[dict[str, Any]]) -> list[str]:
+    """Return the median time until all workers are connected, for each kind of cluster."""
+    times: dict[str, list[float]] = {}
+    for step in steps:
+        if step["name"].startswith("start-") and "seconds to workers" in step:
+            name = step["name"].removeprefix("start-").rpartition("-")[0]
+            times.setdefault(name, []).append(step["seconds to workers"])
+    return [
+        f"- start of {name}: {statistics.median(found):.3g} s (of {len(found)})"
+        for name, found in times.items()
+    ]
+
+
+def _trials(steps: list[dict[str, Any]]) -> list[str]:
+    """Return the rates that the trial in the job measured."""
+    found = [(step["name"], Choice.parse(step.get("transport") or {})) for step in steps]
+    return [f"- trial of {name}: {choice.text()}" for name, choice in found if choice.text()]
 
 
 def value(step: dict[str, Any], name: str) -> float | None:

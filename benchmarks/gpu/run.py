@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Host:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.fake, self.output, self.folder = options.fake, options.output, folder
+        self.only = options.only
         self.mpi = options.mpi_prefix
         self.deadline = time.monotonic() + options.seconds
         self.devices = [] if self.fake else sorted(map(str, Path("/dev").glob("nvidia[0-9]*")))
@@ -105,7 +106,7 @@ class Host:
         return min(STEP, self.deadline - time.monotonic())
 
     def measure_command(self, output: Path, *more: str) -> list[str]:
-        """Return the command that measures in a cluster."""
+        """Return the command that measures in a cluster; ``more`` are options of measure.py."""
         numbers = ["--output", str(output), "--workers", str(self.gpus), "--module", self.module]
         return [sys.executable, MEASURE, *numbers, *more, "--devices", *self.devices]
 
@@ -129,7 +130,7 @@ def slurm(host: Host, isolated: bool) -> Iterator[PrivateSlurm]:
     name = "isolated" if isolated else "open"
     # Memory is only configured, so it may be more than the machine has.
     made = PrivateSlurm(
-        host.folder / name,
+        Path(tempfile.mkdtemp(prefix=f"{name}-", dir=host.folder)),
         nodes=1,
         gpus=host.gpus,
         cpus=max(16, os.cpu_count() or 1),
@@ -141,7 +142,7 @@ def slurm(host: Host, isolated: bool) -> Iterator[PrivateSlurm]:
         with made.running() as running:
             yield running
     except Exception:
-        for path in sorted((host.folder / name / "log").glob("*")):
+        for path in sorted((made.folder / "log").glob("*")):
             host.append(f"Slurm ({name})", path)
         raise
 
@@ -210,8 +211,8 @@ def run(host: Host, argv: list[str], name: str, env: dict[str, str]) -> None:
 class Step:
     """One cluster, measured. ``found`` has the results, also those before a failure."""
 
-    def __init__(self, host: Host, name: str) -> None:
-        self.host, self.name = host, name
+    def __init__(self, host: Host, name: str, *options: str) -> None:
+        self.host, self.name, self.options = host, name, options
         self.output = host.folder / f"{name}.json"
         self.found: dict[str, Any] = {"name": name}
 
@@ -220,7 +221,12 @@ class Step:
         started = time.time()
         try:
             env = {**os.environ, **self.host.env, "HOME": str(self.host.folder)}
-            run(self.host, self.host.measure_command(self.output, "--reference"), self.name, env)
+            run(
+                self.host,
+                self.host.measure_command(self.output, "--reference", *self.options),
+                self.name,
+                env,
+            )
         finally:
             self._read()
             if "connected" in self.found:
@@ -236,7 +242,7 @@ class Step:
             "gpus": host.gpus,
             "start_workers": host.gpus,
             "start_timeout": "90s",
-            "run": host.measure_command(self.output),
+            "run": host.measure_command(self.output, *self.options),
             **profile,
         }
         path = folder / f"{self.name}.yaml"
@@ -282,9 +288,11 @@ class Step:
         self.host.append(self.name, clusters[-1] / "ended")
 
 
-def attempt(host: Host, found: list[dict[str, Any]], name: str, *arguments: Any) -> None:
-    """Do one step, and keep its results or its error."""
-    step = Step(host, name)
+def attempt(
+    host: Host, found: list[dict[str, Any]], name: str, *arguments: Any, options: Sequence[str] = ()
+) -> None:
+    """Do one step, and keep its results or its error. ``options`` are those of measure.py."""
+    step = Step(host, name, *options)
     found.append(step.found)
     began = time.monotonic()
     try:
@@ -317,35 +325,76 @@ def isolation_problem(host: Host, slurm: PrivateSlurm) -> str:
     return f"a job of one GPU can open {opened or done.stderr[-300:]}"
 
 
+Profiles = Mapping[str, "dict[str, Any] | None"]
+ONE_EACH: dict[str, Any] = {"gpus_per_job": 1}
+PLAIN_TCP: dict[str, Any] = {"network": {"protocol": "tcp", "encryption": False}}
+UCXX: dict[str, Any] = {"network": {"protocol": "ucxx"}}
+ASYNC: dict[str, Any] = {"workers": {"rmm_async": True}}
+MANAGED: dict[str, Any] = {"workers": {"rmm_managed_memory": True}}
+OPEN: Profiles = {
+    "auto": {},
+    "reference": None,
+    "tcp": PLAIN_TCP,
+    "tls": {"network": {"protocol": "tcp"}},
+    "one-gpu-jobs": ONE_EACH,
+    "mpi": {"layout": "mpi"},
+}
+"""Profiles where each job can open all GPUs of the node; None: without gpujobs."""
+ISOLATED: Profiles = {
+    "isolated-jobs": ONE_EACH,
+    "isolated-tcp": ONE_EACH | PLAIN_TCP,
+    "isolated-default-ucx": ONE_EACH | UCXX | {"env": {"UCX_TLS": "all"}},
+}
+MEMORY: Profiles = {
+    "pool": {"workers": {"rmm_pool_size": "40GiB"}},
+    "async": ASYNC,
+    "async-ucxx": ASYNC | UCXX,
+    "managed": MANAGED,
+    "managed-ucxx": MANAGED | UCXX,
+}
+STARTS = ("tcp", "reference", "auto")
+"""Clusters whose start-up is measured, one after the other, several times."""
+START_ROUNDS = 3
+
+
 def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
     """Do all steps, the most important ones first."""
-    one_each = {"gpus_per_job": 1}
     with slurm(host, isolated=False) as running:
-        for name, profile in (
-            ("auto", {}),
-            ("reference", None),
-            ("tcp", {"network": {"protocol": "tcp", "encryption": False}}),
-            ("tls", {"network": {"protocol": "tcp"}}),
-            ("one-gpu-jobs", one_each),
-            ("mpi", {"layout": "mpi"}),
-        ):
-            attempt(host, found, name, *(() if profile is None else (running, profile)))
-            save()
+        measure_all(host, found, running, OPEN, save)
+        for n in range(START_ROUNDS):
+            starts = {f"start-{name}-{n}": OPEN[name] for name in STARTS}
+            measure_all(host, found, running, starts, save, "--start-only")
     if host.fake:
-        found.append(
-            {"name": "isolated-jobs", "error": "not tried: there are no devices to isolate"}
-        )
+        found.append({"name": "isolated-jobs", "error": "not tried: there are no devices"})
         return
     try:
         with slurm(host, isolated=True) as running:
             if problem := isolation_problem(host, running):
                 raise RuntimeError(problem)
-            attempt(host, found, "isolated-jobs", running, one_each)
+            measure_all(host, found, running, ISOLATED, save)
     except Exception as error:
         host.log.write(traceback.format_exc())
-        found.append(
-            {"name": "isolated-jobs", "error": f"ConstrainDevices does not work here: {error}"}
-        )
+        message = f"ConstrainDevices does not work here: {error}"
+        found.append({"name": "isolated-jobs", "error": message})
+    with slurm(host, isolated=False) as running:
+        measure_all(host, found, running, MEMORY, save)
+
+
+def measure_all(
+    host: Host,
+    found: list[dict[str, Any]],
+    running: PrivateSlurm,
+    profiles: Profiles,
+    save: Any,
+    *options: str,
+) -> None:
+    """Measure clusters with these profiles one after the other; ``options`` of measure.py."""
+    for name, profile in profiles.items():
+        if host.only and not any(name == only or name.startswith(f"{only}-") for only in host.only):
+            continue
+        arguments = () if profile is None else (running, profile)
+        attempt(host, found, name, *arguments, options=options)
+        save()
 
 
 def output(name: str, *arguments: str) -> str:
@@ -384,6 +433,9 @@ def main() -> None:
     )
     parser.add_argument("--fake", action="store_true", help="two emulated GPUs; numpy")
     parser.add_argument("--protocols", nargs="+", help="protocols of the site, best first")
+    parser.add_argument(
+        "--only", nargs="+", help="names of clusters; `start-tcp` etc. for start-up"
+    )
     parser.add_argument("--seconds", type=float, default=470, help="time limit of all steps")
     parser.add_argument(
         "--mpi-prefix", type=Path, default=Path(sys.prefix), help="prefix of Open MPI"

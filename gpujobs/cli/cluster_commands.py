@@ -78,16 +78,32 @@ def connect(cluster_id: str, as_environment: bool) -> None:
 
 @click.command()
 @options.cluster_argument
-@click.argument("workers", type=click.IntRange(0))
-def scale(cluster_id: str, workers: int) -> None:
+@click.argument("workers", nargs=-1, required=True, metavar="WORKERS | GROUP=WORKERS...")
+def scale(cluster_id: str, workers: tuple[str, ...]) -> None:
     """Change the number of workers of a cluster.
 
-    WORKERS is the new total; whole jobs are added or removed.
+    WORKERS is the new total, of the cluster or of a group; whole jobs are added or removed.
     """
     from ..clusters import scale
 
+    numbers = _numbers(workers)
     ledger = options.open_ledger()
-    scale.scale(ledger.get(cluster_id), workers, ledger)
+    scale.scale(ledger.get(cluster_id), numbers, ledger)
+
+
+def _numbers(words: tuple[str, ...]) -> dict[str, int]:
+    """Return ``8`` or ``gpu=8 prep=2`` as numbers by group."""
+    numbers: dict[str, int] = {}
+    for word in words:
+        group, _, number = word.rpartition("=")
+        if not number.isdecimal():
+            raise InputError(
+                f"scale: {word!r} is not a number", hint="8, or for groups gpu=8 prep=2"
+            )
+        if group in numbers:
+            raise InputError(f"scale: {word!r} is the second number of the same workers")
+        numbers[group] = int(number)
+    return numbers
 
 
 @click.command()

@@ -67,6 +67,8 @@ def job_counts(report: ClusterReport) -> str:
 def progress_text(report: ClusterReport) -> str:
     """Return ``6/8 workers, 2 pending (Resources)``."""
     parts = [f"{report.connected}/{report.record.workers} workers"]
+    if groups := [f"{group.name} {group.connected}/{group.wanted}" for group in report.groups]:
+        parts = [f"{', '.join(groups)} workers"]
     if report.finished:
         parts.append(report.state)
     elif report.reason:
@@ -97,12 +99,16 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     title = (f"{record.id} on {record.site}", report.state.value, summary(report))
     yield ": ".join(part for part in title if part)
     yield f"  workers  {report.connected} of {record.workers} connected{_missing_workers(report)}"
+    for group in report.groups:
+        yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
     if report.exit_code is not None:
         yield f"  exit     {report.exit_code}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
     if report.folder.address and not report.finished:
         yield f"  dask     {report.folder.address}"
+    if rates := report.folder.transport.text():
+        yield f"  network  {rates}"
     for note in report.notes:
         yield f"  note     {note}"
 
@@ -136,7 +142,7 @@ def _job_table(report: ClusterReport) -> str:
 
 def _remark(job: JobReport) -> str:
     """Return all that the columns of the table do not hold."""
-    parts: list[str] = []
+    parts = [job.group] if job.group else []
     if job.head:
         parts.append("head")
     if job.phase is JobPhase.LEAVING:

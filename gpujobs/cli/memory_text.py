@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config.profile import Workers
-from ..planning.plan import Plan
+from ..config.workers import Workers
+from ..planning.plan import JobGroup, Plan
 from ..text import size_text
 
 DEVICE_MEMORY_LIMIT = "0.8"
@@ -14,12 +14,12 @@ OFF = "0"
 """dask-cuda's value for no limit and for no pool."""
 
 
-def memory_text(plan: Plan) -> str:
+def memory_text(plan: Plan, group: JobGroup) -> str:
     """Return spilling and RMM's settings of each GPU, in bytes if the site states its memory."""
-    workers = plan.profile.workers
-    if not plan.gpus or workers.worker_class != "cuda":
+    workers = group.profile.workers
+    if not group.gpus or workers.worker_class != "cuda":
         return "no GPU memory is managed"
-    return ", ".join(_parts(workers, plan.site.queues[plan.workers.queue_key].gpu_memory))
+    return ", ".join(_parts(workers, plan.site.queues[group.queue_key].gpu_memory))
 
 
 def _parts(workers: Workers, total: int | None) -> Iterator[str]:

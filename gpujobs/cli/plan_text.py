@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..clusters.ledger import ClusterRecord
 from ..config.site import Queue
 from ..injob.names import HEAD
+from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
 from . import memory_text
@@ -25,12 +26,11 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
         *(_jobs_row(jobs) for jobs in plan.all_jobs),
         ("GPUs", _gpus_text(plan)),
-        ("workers", f"{plan.n_workers}: {_names_text(plan.worker_names(cluster_id))}"),
-        ("each worker", _worker_text(plan)),
-        ("memory plan", memory_text.memory_text(plan)),
-        ("dask scheduler", plan.layout.head_text(plan.workers.shape, plan.head is not None)),
+        *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
+        ("dask scheduler", _head_text(plan)),
         ("network", _transport_text(plan)),
-        ("python", plan.python),
+        *_container_row(plan),
+        ("python", ", ".join(dict.fromkeys(group.python for group in plan.groups))),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
@@ -42,7 +42,9 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
 
 def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     """Return the plan as JSON; memory in bytes, times in seconds."""
-    workers = plan.profile.workers
+    groups = [_group_json(plan, group, cluster_id) for group in plan.groups]
+    grouped = bool(plan.profile.groups)
+    worker_keys = ("worker_threads", "worker_memory", "worker_class")
     return {
         "version": 1,
         "cluster": cluster_id,
@@ -52,15 +54,15 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "workers": plan.n_workers,
         "worker_names": plan.worker_names(cluster_id),
         "jobs": [_jobs_json(jobs) for jobs in plan.all_jobs],
-        "worker_threads": plan.workers.shape.worker_threads,
-        "worker_memory": plan.workers.shape.worker_memory,
-        "worker_class": workers.worker_class if plan.gpus else "nanny",
+        **({"groups": groups} if grouped else {}),
+        **{key: None if grouped else groups[0][key] for key in worker_keys},
         "head": "own job" if plan.head else "first job",
         "layout": plan.layout.name,
         "protocols": list(plan.transport.protocols),
         "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
-        "python": plan.python,
+        "container": _container_json(plan.groups[0].container),
+        "python": plan.groups[0].python,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
         "notes": list(plan.notes),
@@ -74,6 +76,21 @@ def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
         for submission in record.submissions
     ]
     return {**plan_json(plan, record.id), "folder": record.folder, "submissions": submissions}
+
+
+def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, object]:
+    profile, shape = group.profile, group.shape
+    return {
+        "name": group.group,
+        "gpus": group.gpus,
+        "workers": group.n_workers,
+        "worker_names": plan.worker_names(cluster_id, group),
+        "worker_threads": shape.worker_threads,
+        "worker_memory": shape.worker_memory,
+        "worker_class": profile.workers.worker_class if group.gpus else "nanny",
+        "python": group.python,
+        "start_workers": plan.start_groups.get(group.group),
+    }
 
 
 def _jobs_json(jobs: JobGroup) -> dict[str, object]:
@@ -91,6 +108,19 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
     }
 
 
+def _container_row(plan: Plan) -> Iterator[tuple[str, str]]:
+    containers = [group.container for group in plan.groups if group.container]
+    texts = [f"{container.image} ({container.runtime.name})" for container in containers]
+    if texts:
+        yield "container", ", ".join(dict.fromkeys(texts))
+
+
+def _container_json(container: Container | None) -> dict[str, str] | None:
+    if container is None:
+        return None
+    return {"runtime": container.runtime.name, "image": container.image}
+
+
 def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
     shape = jobs.shape
     parts = [
@@ -100,7 +130,7 @@ def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
         size_text(shape.memory) if shape.memory else "",
         walltime_text(jobs.walltime) if jobs.walltime else "no walltime",
     ]
-    name = "head" if jobs.group == HEAD else "jobs"
+    name = "head" if jobs.group == HEAD else f"{_label(jobs)}jobs"
     listed = ", ".join(part for part in parts if part)
     return name, f"{shape.jobs} x ({listed}) in queue {jobs.queue}"
 
@@ -108,7 +138,8 @@ def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
 def _gpus_text(plan: Plan) -> str:
     if not plan.gpus:
         return "none: CPU workers"
-    return f"{plan.gpus} requested, {plan.n_workers} with a worker of their own"
+    workers = sum(group.n_workers for group in plan.groups if group.gpus)
+    return f"{plan.gpus} requested, {workers} with a worker of their own"
 
 
 def _names_text(names: list[str]) -> str:
@@ -117,10 +148,28 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(names)
 
 
-def _worker_text(plan: Plan) -> str:
-    workers, shape = plan.profile.workers, plan.workers.shape
+def _label(group: JobGroup) -> str:
+    return f"{group.group}: " if group.group else ""
+
+
+def _group_rows(plan: Plan, group: JobGroup, cluster_id: str) -> Iterator[tuple[str, str]]:
+    label, names = _label(group), plan.worker_names(cluster_id, group)
+    yield f"{label}workers", f"{group.n_workers}: {_names_text(names)}"
+    yield f"{label}each worker", _worker_text(group)
+    yield f"{label}memory plan", memory_text.memory_text(plan, group)
+
+
+def _head_text(plan: Plan) -> str:
+    if plan.head is None and plan.profile.groups:
+        groups = [group.group for group in plan.groups if plan.may_be_head(group)]
+        return f"in the job that starts first, of group {' or '.join(groups)}"
+    return plan.layout.head_text(plan.groups[0].shape, plan.head is not None)
+
+
+def _worker_text(group: JobGroup) -> str:
+    workers, shape = group.profile.workers, group.shape
     kind, limit = "CPU worker", "no memory limit of its own"
-    if plan.gpus:
+    if group.gpus:
         kind = _WORKER_CLASSES[workers.worker_class]
     if shape.worker_memory:
         limit = f"memory limit {size_text(shape.worker_memory)}"
@@ -132,7 +181,10 @@ def _transport_text(plan: Plan) -> str:
     protocols = [
         _PROTOCOLS.get(name, f"{name}, not encrypted") for name in plan.transport.protocols
     ]
-    return f"{', else '.join(protocols)}; interface: {_interface_text(plan)}"
+    choice = ", else ".join(protocols)
+    if "ucxx" in plan.transport.protocols and len(protocols) > 1:
+        choice += ": the fastest one, measured in the job"
+    return f"{choice}; interface: {_interface_text(plan)}"
 
 
 def _interface_text(plan: Plan) -> str:
@@ -145,7 +197,9 @@ def _run_text(plan: Plan) -> str:
     if not plan.profile.run:
         return "no command: the cluster runs until its walltime or `gpujobs cancel`"
     command = shlex.join(plan.profile.run)
-    return f"{command} (in {plan.workdir}, with {plural(plan.start_workers, 'worker')} or more)"
+    wanted = f"{plural(plan.start_workers, 'worker')} or more"
+    wanted += "".join(f", {number} of group {name}" for name, number in plan.start_groups.items())
+    return f"{command} (in {plan.workdir}, with {wanted})"
 
 
 def _limits_text(plan: Plan) -> str:

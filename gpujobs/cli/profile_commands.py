@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InputError, RefusedError
+from ..errors import InputError
 from ..schedulers import JobId
 from ..text import plural
 from . import messages, options
@@ -39,10 +39,7 @@ def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) 
     plan = prepare.make_cluster_plan(spec)
     _write_notes(plan)
     ledger = options.open_ledger()
-    try:
-        record = submit.submit(spec, plan, ledger)
-    except RefusedError as error:
-        raise _with_contact(error, plan) from None
+    record = submit.submit(spec, plan, ledger)
     _print_submitted(plan, record, as_json)
     if wait_for_end:
         from . import wait
@@ -129,13 +126,6 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
     messages.progress.write(
         f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
     )
-
-
-def _with_contact(error: RefusedError, plan: Plan) -> RefusedError:
-    """Return the error with the site's contact, who can explain a refused job."""
-    if plan.site.contact and not error.hint:
-        return RefusedError(str(error), hint=f"contact for questions: {plan.site.contact}")
-    return error
 
 
 def _write_notes(plan: Plan) -> None:

@@ -12,6 +12,9 @@ from ..errors import InputError
 from ..text import table
 from . import messages, options
 
+NOT_VERIFIED = "# not verified"
+"""A comment in a site file: the source does not give the values of this line."""
+
 
 @click.command()
 @click.option(
@@ -54,16 +57,19 @@ def sites() -> None:
 @sites.command("list")
 @options.json_option
 def list_sites(as_json: bool) -> None:
-    """List the sites and the paths of their files."""
+    """List the sites and the paths of their files.
+
+    NOT VERIFIED is the number of lines of the file that are marked as such by a comment.
+    """
     from ..config import sitefiles
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
     if as_json:
         click.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
     else:
-        keys = ("name", "scheduler", "path", "description")
-        rows = [[site[key] for key in keys] for site in listed]
-        click.echo(table(("SITE", "SCHEDULER", "FILE", "DESCRIPTION"), rows))
+        keys = ("name", "scheduler", "not_verified", "path", "description")
+        rows = [[str(site[key] or "") for key in keys] for site in listed]
+        click.echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
     for path in sitefiles.ignored_files():
         messages.progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
@@ -101,18 +107,20 @@ def schema(kind: str) -> None:
     click.echo(json.dumps(model.json_schema(described), indent=1))
 
 
-def _listed_site(name: str, path: Path) -> dict[str, str | None]:
+def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:
     """Return the keys of `sites list --json`; the description is the error of an invalid file."""
     from ..config import sitefiles
 
-    listed: dict[str, str | None] = {"name": name, "scheduler": "?", "path": str(path)}
+    listed: dict[str, str | int | None] = {"name": name, "scheduler": "?", "path": str(path)}
     try:
         site = sitefiles.load_site(str(path)).site
     except InputError as error:
         description = f"error: {str(error).splitlines()[0]}"
-        return {**listed, "description": description, "contact": None, "source": None}
+        nothing = dict.fromkeys(("contact", "source", "not_verified"))
+        return {**listed, "description": description, **nothing}
     return {
         **listed,
+        "not_verified": sum(NOT_VERIFIED in line for line in path.read_text().splitlines()),
         "scheduler": site.scheduler,
         "description": site.description,
         "contact": site.contact,

@@ -66,7 +66,7 @@ class _Wait:
         while True:
             report = self._monitor.report()
             self._write_output(last=False)
-            ready = not self._record.run and report.connected >= self._record.workers
+            ready = not self._record.run and report.complete
             if report.finished or ready:
                 return report
             progress.show(progress_text(report), self.clock())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from ..injob.folder import EndKind
 from . import folder as folders
 from .folderstate import read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import client_of, recover_submission
+
+logger = logging.getLogger("gpujobs")
 
 OWNER_TIMEOUT = 60.0
 """Seconds without a new lease after which the owner of a cluster is gone."""
@@ -23,14 +27,18 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
     """
     if record.path.is_dir():
         folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
-    record = recover_submission(record, ledger)
+    record = recover_submission(record, ledger, at_once=True)
     if record.finished:
         return
+    if record.intent is not None:
+        message = "%s: its submission was interrupted; a job of it that comes later exits at once"
+        logger.info(message, record.id)
     if not record.submissions:
         if record.intent is None:
             ledger.update(record.id, finished=True)
         return
-    jobs = {*record.jobs.values(), *read_state(record.path).claims.values()}
+    current = record.current_jobs(read_state(record.path).claims)
+    jobs = {*record.jobs.values(), *current.values()}
     client_of(record, timeout=timeout).cancel(sorted(jobs, key=str), [record.id])
 
 

@@ -6,7 +6,7 @@ from ..injob.folder import Ended, EndKind
 from ..schedulers import JobState
 from .folderstate import FolderState
 from .ledger import ClusterRecord
-from .report import ClusterState, JobPhase, JobReport
+from .report import ClusterState, JobPhase, JobReport, has_all_workers
 
 _STATE_OF_KIND = {
     EndKind.DONE: ClusterState.DONE,
@@ -35,7 +35,7 @@ def cluster_state(
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:
         return ClusterState.SUSPENDED, "all its jobs are suspended"
-    if connected and len(connected) >= record.workers:
+    if connected and has_all_workers(record, jobs):
         return ClusterState.RUNNING, _suspended(jobs)
     started = folder.head is not None or any(job.state is JobState.RUNNING for job in jobs)
     if not started:
@@ -59,12 +59,18 @@ def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
 
 def _waiting(jobs: tuple[JobReport, ...]) -> str:
     """Return why workers are missing: ``2 pending (Resources), 1 suspended``."""
-    pending = [job for job in jobs if job.state is JobState.PENDING]
-    if not pending:
-        return _suspended(jobs)
-    reasons = sorted({job.reason for job in pending if job.reason})
+    groups: dict[str, list[JobReport]] = {}
+    for job in jobs:
+        if job.state is JobState.PENDING:
+            groups.setdefault(job.group, []).append(job)
+    parts = [_pending(group, pending) for group, pending in groups.items()]
+    return ", ".join(filter(None, [*parts, _suspended(jobs)]))
+
+
+def _pending(group: str, jobs: list[JobReport]) -> str:
+    reasons = sorted({job.reason for job in jobs if job.reason})
     detail = f" ({', '.join(reasons)})" if reasons else ""
-    return ", ".join(filter(None, [f"{len(pending)} pending{detail}", _suspended(jobs)]))
+    return f"{len(jobs)} {f'{group} ' if group else ''}pending{detail}"
 
 
 def _suspended(jobs: tuple[JobReport, ...]) -> str:

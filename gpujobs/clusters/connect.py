@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shlex
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..errors import GpujobsError, JobFailedError
+from ..injob.names import CERTIFICATE, KEY, UCX_WARNINGS
 from ..injob.network import dask_config
-from . import tls
+from ..planning.transport import LOOPBACK
 from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
 from .report import ended_message
@@ -30,7 +32,17 @@ def connect(cluster: str, **options: object) -> Client:
 
     record = Ledger().get(cluster)
     address = address_of(record, read_state(record.path))
+    silence_ucx(urlsplit(address).scheme)
     return Client(address, security=security_of(record), **options)
+
+
+def silence_ucx(*protocols: str) -> None:
+    """If this process will use ucxx, disable UCX's warning about a variable that ucxx itself sets.
+
+    Jobs have the same setting, see `injob.job`.
+    """
+    if "ucxx" in protocols:
+        os.environ.setdefault(UCX_WARNINGS, "n")
 
 
 def security_of(record: ClusterRecord) -> Security | None:
@@ -40,8 +52,8 @@ def security_of(record: ClusterRecord) -> Security | None:
         return None
     from distributed.security import Security
 
-    certificate = str(record.path / tls.CERTIFICATE)
-    files = {"cert": certificate, "key": str(record.path / tls.KEY)}
+    certificate = str(record.path / CERTIFICATE)
+    files = {"cert": certificate, "key": str(record.path / KEY)}
     options = {
         f"tls_{role}_{kind}": path
         for role in ("scheduler", "worker", "client")
@@ -66,15 +78,18 @@ def instructions(record: ClusterRecord) -> str:
     host = urlsplit(address_of(record, state)).hostname
     lines = ["import gpujobs", f'client = gpujobs.connect("{record.id}")']
     if state.dashboard:
-        port = state.dashboard
-        login = f"{getpass.getuser()}@{socket.getfqdn()}"
-        lines += [
-            "",
-            f"# dashboard: http://{host}:{port}/status, or from your own computer:",
-            f"#   ssh -N -L {port}:{host}:{port} {login}",
-            f"#   http://localhost:{port}/status",
-        ]
+        # That of a dask scheduler in a Python process listens on the loopback interface only.
+        lines += ["", *_dashboard_lines(LOOPBACK if state.head is None else host, state.dashboard)]
     return "\n".join(lines)
+
+
+def _dashboard_lines(host: str | None, port: int) -> list[str]:
+    login = f"{getpass.getuser()}@{socket.getfqdn()}"
+    return [
+        f"# dashboard: http://{host}:{port}/status, or from your own computer:",
+        f"#   ssh -N -L {port}:{host}:{port} {login}",
+        f"#   http://localhost:{port}/status",
+    ]
 
 
 def environment_lines(record: ClusterRecord) -> str:

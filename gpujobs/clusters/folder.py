@@ -17,10 +17,10 @@ from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob.folder import Ended, EndKind
 from ..injob.names import ARCHIVE
+from ..injob.transport import FILE, Choice
 from ..text import clean
 from . import tls
 from .files import private_folder, write_atomically, write_new, write_once
-from .folderstate import Transport
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
@@ -72,10 +72,9 @@ def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
         return
 
 
-def write_transport(folder: Path, transport: Transport) -> None:
+def write_transport(folder: Path, transport: Choice) -> None:
     """Write the protocol that this side has chosen."""
-    value = {"scheme": transport.scheme, "reason": transport.reason}
-    write_atomically(folder / "transport.json", json.dumps(value))
+    write_atomically(folder / FILE, json.dumps(transport.json()))
 
 
 def renew_lease(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..injob.folder import Ended, OverMemory, RegisteredWorker, over_memory_message
+from ..injob.transport import FILE, Choice
 from ..schedulers import JobId
 from ..text import clean
 
@@ -22,14 +23,6 @@ class ExitRecord:
 
     exit_code: int | None
     host: str
-
-
-@dataclass(frozen=True)
-class Transport:
-    """The protocol between dask's processes, and why a better one was not chosen."""
-
-    scheme: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,11 +46,16 @@ class FolderState:
     """Address of the dask scheduler."""
     dashboard: int | None = None
     """Port of the dashboard."""
-    transport: Transport = Transport()
+    transport: Choice = field(default_factory=Choice)
+    """The protocol between dask's processes."""
     over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
     """Workers that were restarted because of their memory."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
+
+    def has_started(self, number: int) -> bool:
+        """Return whether job ``number`` has begun, perhaps before it was requeued."""
+        return number in self.claims or number in self.nodes
 
     @property
     def scheme(self) -> str:
@@ -76,15 +74,20 @@ class FolderState:
             return []
         return sorted({name for worker in self.workers.values() for name in _fast(worker)})
 
+    def _between(self, network: str) -> str:
+        gpus = sum(network in _fast(worker) for worker in self.workers.values())
+        return f"{network} between {gpus} GPUs" if gpus > 1 else network
+
     @property
     def notes(self) -> list[str]:
         """Remarks for the user: setup, memory of workers, transport."""
         found = [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
-        found += [self.transport.reason] if self.transport.reason else []
+        found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
-            names = " and ".join(unused)
-            found.append(f"{names} seen and left unused: dask uses {self.scheme}, not ucxx")
+            names = " and ".join(self._between(name) for name in unused)
+            message = f"{names} seen and left unused: dask uses {self.scheme}, not ucxx"
+            found.append(f"{message}; `protocol: ucxx` uses it, not encrypted")
         if self.encrypted is False:
             found.append(f"not encrypted: dask uses {self.scheme}")
         return found
@@ -110,7 +113,6 @@ class FolderReader:
         """Return the present state; an empty one if the folder is gone."""
         scheduler = self._json("scheduler.json")
         registry = self._json("workers.json")
-        transport = self._json("transport.json")
         jobs = self._job_files()
         head = self._json("head/owner").get("job")
         services = scheduler.get("services", {})
@@ -127,7 +129,7 @@ class FolderReader:
             head=head,
             address=scheduler.get("address"),
             dashboard=services.get("dashboard"),
-            transport=Transport(transport.get("scheme", ""), transport.get("reason", "")),
+            transport=read_transport(self.folder),
         )
 
     def _job_files(self) -> dict[str, dict[int, str]]:
@@ -161,6 +163,11 @@ class FolderReader:
 def read_state(folder: Path) -> FolderState:
     """Return the present state of a cluster's folder; an empty one if the folder is gone."""
     return FolderReader(folder).read()
+
+
+def read_transport(folder: Path) -> Choice:
+    """Return the protocol of a cluster, from its folder."""
+    return Choice.parse(_parse(_text(folder / FILE)))
 
 
 def _text(path: Path) -> str:

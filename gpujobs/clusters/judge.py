@@ -66,7 +66,7 @@ def unlisted_since(
     record: ClusterRecord, folder: FolderState, answers: Answers, now: float
 ) -> dict[str, float]:
     """Return the record's ``unlisted`` after new answers."""
-    jobs = {**record.jobs, **folder.claims}
+    jobs = record.current_jobs(folder.claims)
     return {
         str(number): record.unlisted.get(str(number), now)
         for number, job in jobs.items()
@@ -85,7 +85,7 @@ def lost_job_status(started: bool) -> JobStatus:
 
 def _outcomes(record: ClusterRecord, folder: FolderState) -> Answers:
     """Return the final statuses of a finished cluster, which the batch scheduler forgets."""
-    jobs = {**record.jobs, **folder.claims}
+    jobs = record.current_jobs(folder.claims)
     return {
         jobs[int(number)]: JobStatus(JobState(state), reason=record.reasons.get(number, ""))
         for number, state in record.outcomes.items()
@@ -105,20 +105,20 @@ class _Judge:
     live: bool
 
     def jobs(self) -> Iterable[JobReport]:
-        record = self.record
-        for submission in record.submissions:
-            workers = 0 if submission.group == HEAD else record.workers_per_job
-            for number, submitted in submission.jobs.items():
-                # The claim differs only if the number was submitted twice.
-                job = self.folder.claims.get(number, submitted)
-                yield self._job(number, job, self._worker_names(number, workers))
+        current = self.record.current_jobs(self.folder.claims)
+        for submission in self.record.submissions:
+            for number in submission.jobs:
+                workers = self._worker_names(number, submission.group)
+                yield self._job(number, current[number], submission.group, workers)
 
-    def _worker_names(self, number: int, workers: int) -> tuple[str, ...]:
-        if not workers:
+    def _worker_names(self, number: int, group: str) -> tuple[str, ...]:
+        if group == HEAD:
             return ()
-        return tuple(job_worker_names(self.record.id, number, workers, self.record.ranks))
+        workers = self.record.group(group).workers_per_job
+        names = job_worker_names(self.record.id, number, workers, self.record.ranks, group)
+        return tuple(names)
 
-    def _job(self, number: int, job: JobId, workers: tuple[str, ...]) -> JobReport:
+    def _job(self, number: int, job: JobId, group: str, workers: tuple[str, ...]) -> JobReport:
         connected = tuple(name for name in workers if name in self.connected)
         answer = self.answers.get(job)
         status = self._status(number, answer, connected)
@@ -133,6 +133,7 @@ class _Judge:
             node=status.node or self._node(number),
             starts=status.starts,
             head=self.folder.head == number,
+            group="" if group == HEAD else group,
             workers=workers,
             connected=connected,
             gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
@@ -191,12 +192,12 @@ class _Judge:
             since = min(since, self.folder.ended.time)
         if self.now - since <= UNLISTED_TIMEOUT:
             return status
-        return lost_job_status(started=self._started(number))
+        return lost_job_status(started=self.folder.has_started(number))
 
     def _reason(self, number: int, status: JobStatus) -> str:
         if status.state is not JobState.PENDING:
             return self.folder.reasons.get(number) or status.reason
-        if not self._started(number):
+        if not status.requeued:
             return status.reason
         return f"requeued: {status.reason}" if status.reason else "requeued"
 
@@ -206,13 +207,10 @@ class _Judge:
         requested = number in self.record.removed
         if ended is not None and ended.kind is EndKind.CANCELLED:
             requested = True
-        ended_before_start = ended is not None and not self._started(number)
+        ended_before_start = ended is not None and not self.folder.has_started(number)
         failed = requested and status.state is JobState.FAILED
         gone = status == NOT_LISTED and (requested or ended_before_start)
         return replace(status, state=JobState.CANCELLED) if failed or gone else status
-
-    def _started(self, number: int) -> bool:
-        return number in self.folder.claims or number in self.folder.nodes
 
     def _node(self, number: int) -> str:
         exit_record = self.folder.exits.get(number)
@@ -247,7 +245,7 @@ class _Judge:
             return JobPhase.PENDING
         if workers and served:
             return JobPhase.LOST
-        if runs or connected or self._started(number):
+        if runs or connected or self.folder.has_started(number):
             return JobPhase.STARTING
         known = any(job in self.answers for job in self.record.jobs.values())
         return JobPhase.PENDING if known else JobPhase.SUBMITTED

@@ -14,111 +14,17 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import GpujobsError, NoSuchClusterError
-from ..schedulers import JobId
 from .files import disk_errors, private_folder, write_atomically, write_new
+from .records import ClusterRecord, GroupRecord, Intent, Submission, parse
 
-VERSION = 2
+__all__ = ["ClusterRecord", "GroupRecord", "Intent", "Ledger", "Submission"]
 
 logger = logging.getLogger("gpujobs")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """One array, or lone job, that the batch scheduler accepted.
-
-    It has ``count`` jobs, numbered from ``first``.
-    """
-
-    id: str
-    first: int
-    count: int
-    group: str = ""
-    array: bool = False
-    first_index: int = 0
-
-    def job(self, number: int) -> JobId:
-        """Return the batch scheduler's id of the cluster's job ``number``."""
-        index = number - self.first + self.first_index
-        return JobId(self.id, index if self.array else None)
-
-    @property
-    def jobs(self) -> dict[int, JobId]:
-        """The batch scheduler's ids by job number."""
-        return {number: self.job(number) for number in range(self.first, self.first + self.count)}
-
-
-@dataclass(frozen=True)
-class Intent:
-    """A submission that is being made: the fields of `Submission` that are known before it."""
-
-    first: int
-    count: int
-    group: str = ""
-    array: bool = False
-    time: float = 0.0
-    """Seconds since the epoch."""
-
-
-@dataclass(frozen=True)
-class ClusterRecord:
-    """One cluster as it was submitted."""
-
-    id: str
-    site: str
-    scheduler: str
-    folder: str
-    created: float
-    workers: int
-    """Target number of workers."""
-    workers_per_job: int
-    gpus: int
-    gpus_per_job: int
-    walltime: int | None
-    run: tuple[str, ...]
-    encrypted: bool
-    poll: int = 5
-    """Least seconds between two queries."""
-    multi_cluster: str | None = None
-    """The site's `cluster`: the batch scheduler's multi-cluster name."""
-    commands: dict[str, str] = field(default_factory=dict)
-    layout: str = "workers"
-    ranks: int = 0
-    """MPI ranks with workers; 0 without MPI."""
-    owner: str = "cluster"
-    """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
-    submissions: tuple[Submission, ...] = ()
-    intent: Intent | None = None
-    removed: tuple[int, ...] = ()
-    """Jobs that were asked to leave."""
-    finished: bool = False
-    """All jobs are known to have ended; the batch scheduler is not queried any more."""
-    outcomes: dict[str, str] = field(default_factory=dict)
-    """Of a finished cluster: the state of each job by number. The batch scheduler forgets it."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Of a finished cluster: the reason of each job that has one."""
-    notes: tuple[str, ...] = ()
-    unlisted: dict[str, float] = field(default_factory=dict)
-    """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
-    version: int = VERSION
-
-    @property
-    def jobs(self) -> dict[int, JobId]:
-        """The batch scheduler's ids of all jobs by number."""
-        return {
-            number: job
-            for submission in self.submissions
-            for number, job in submission.jobs.items()
-        }
-
-    @property
-    def path(self) -> Path:
-        """The cluster's folder."""
-        return Path(self.folder)
 
 
 class Ledger:
@@ -185,8 +91,9 @@ class Ledger:
         """Add an accepted submission and clear the intent."""
         with self._locked(cluster_id):
             record = self.get(cluster_id)
-            submissions = (*record.submissions, submission)
-            record = replace(record, submissions=submissions, intent=None)
+            # Another command may have found its job by the name, and recorded it.
+            submissions = dict.fromkeys((*record.submissions, submission))
+            record = replace(record, submissions=tuple(submissions), intent=None)
             self._save(record)
         return record
 
@@ -216,7 +123,17 @@ class Ledger:
         return self.folder / f"{cluster_id}.json"
 
     def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("*.json"))
+        """Return the files of all records. Raises GpujobsError if the folder cannot be read.
+
+        `Path.glob` would return nothing then, as if there were no clusters.
+        """
+        try:
+            return sorted(path for path in self.folder.iterdir() if path.suffix == ".json")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            message = f"the clusters in {self.folder} cannot be read: {error.strerror}"
+            raise GpujobsError(message) from None
 
 
 def _dump(record: ClusterRecord) -> str:
@@ -225,28 +142,13 @@ def _dump(record: ClusterRecord) -> str:
 
 def _load(path: Path) -> ClusterRecord:
     try:
-        return _parse(json.loads(path.read_text()))
+        return parse(json.loads(path.read_text()))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except OSError as error:
+        raise GpujobsError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         jobs = f"if jobs called {path.stem} are in the queue, cancel them there"
         hint = f"{jobs}; then remove the file"
         message = f"{path} is not a valid record of a cluster: {error}"
         raise GpujobsError(message, hint=hint) from None
-
-
-def _parse(value: dict[str, Any]) -> ClusterRecord:
-    version = value.get("version")
-    if version == 1:  # of release 0.1
-        value["multi_cluster"] = value.pop("cluster", None)
-    elif version != VERSION:
-        raise ValueError("it was written by another version of gpujobs")
-    value["version"] = VERSION
-    value["created"] = float(value["created"])
-    value["submissions"] = tuple(Submission(**item) for item in value["submissions"])
-    intent = value.get("intent")
-    if intent is not None:
-        value["intent"] = Intent(**{"time": value["created"], **intent})
-    for name in ("run", "removed", "notes"):
-        value[name] = tuple(value[name])
-    return ClusterRecord(**value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import InputError
+from ..injob.names import group_prefix
 from ..text import clean
 from .ledger import ClusterRecord
 
@@ -31,8 +32,8 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
     if everything:
         return lambda: sorted(folder.glob("*.log"))
     if worker is not None:
-        number = worker.removeprefix(f"{record.id}-").split("-")[0]
-        if not number.isdigit() or int(number) not in record.jobs:
+        number = _job_number(record, worker)
+        if number is None:
             hint = f"gpujobs status {record.id} lists them"
             raise InputError(f"{record.id} has no worker {worker!r}", hint=hint)
         return lambda: [folder / f"job-{number}.log"]
@@ -40,6 +41,16 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
         return lambda: [folder / "run.log"]
     logger.info("the cluster has no `run:`; this is the log of the dask scheduler")
     return lambda: [folder / "scheduler.log"]
+
+
+def _job_number(record: ClusterRecord, worker: str) -> int | None:
+    """Return the number of the job of a worker, from its name; None if there is no such job."""
+    for group in record.groups:
+        rest = worker.removeprefix(group_prefix(record.id, group.name))
+        number = rest.split("-")[0]
+        if rest != worker and number.isdigit() and int(number) in record.jobs:
+            return int(number)
+    return None
 
 
 def lines(paths: Paths, headers: bool, complete: Callable[[], bool]) -> Iterator[str]:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from ..injob.gpus import gpus_with_nvlink
 from ..planning.plan import Machine
 
 _NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
-def this_machine() -> Machine:
-    """Return this machine.
+def this_machine(devices: tuple[str, ...] | None = None) -> Machine:
+    """Return this machine; ``devices`` are the GPUs to use, even if they are not free.
 
     Its free GPUs are those of CUDA_VISIBLE_DEVICES, else those without a compute process.
     """
     import psutil
 
-    free, busy = _gpus()
+    free, busy = _gpus() if devices is None else (list(devices), {})
     memory = int(psutil.virtual_memory().total)
-    return Machine(gpus=tuple(free), cpus=_cpus(), memory=memory, busy=busy)
+    return Machine(
+        gpus=tuple(free),
+        cpus=_cpus(),
+        memory=memory,
+        busy=busy,
+        nvlink=gpus_with_nvlink(free),
+    )
 
 
 def _cpus() -> int:

@@ -150,9 +150,8 @@ class ClusterMonitor:
         self._next_query = time.monotonic() + self._interval
 
     def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
-        jobs = {job for record in group for job in record.jobs.values()}
-        jobs |= {job for record in group for job in states[record.id].claims.values()}
-        jobs -= self._settled
+        current = (record.current_jobs(states[record.id].claims) for record in group)
+        jobs = {job for numbered in current for job in numbered.values()} - self._settled
         if not jobs:
             return
         try:
@@ -165,7 +164,15 @@ class ClusterMonitor:
             return
         self._answers.update(answers)
         for record in group:
+            self._mark_requeued(record, states[record.id])
             self._remember_unlisted(record, states[record.id])
+
+    def _mark_requeued(self, record: ClusterRecord, state: FolderState) -> None:
+        """Mark the jobs that wait although they had started before the query."""
+        for number, job in record.current_jobs(state.claims).items():
+            answer = self._answers.get(job)
+            if answer and answer.state is JobState.PENDING and state.has_started(number):
+                self._answers[job] = replace(answer, requeued=True)
 
     def _remember_unlisted(self, record: ClusterRecord, state: FolderState) -> None:
         unlisted = unlisted_since(record, state, self._answers, time.time())
@@ -199,9 +206,17 @@ def record_submission(
     return record
 
 
-def recover_submission(record: ClusterRecord, ledger: Ledger) -> ClusterRecord:
-    """Complete a submission that was interrupted before the batch scheduler replied."""
-    if record.intent is None or time.time() - record.intent.time < RECOVERY_AGE:
+def recover_submission(
+    record: ClusterRecord, ledger: Ledger, *, at_once: bool = False
+) -> ClusterRecord:
+    """Complete a submission that was interrupted before the batch scheduler replied.
+
+    One that may still be under way is left alone. ``at_once``: its job is looked for all the same.
+    """
+    if record.intent is None:
+        return record
+    recent = time.time() - record.intent.time < RECOVERY_AGE
+    if recent and not at_once:
         return record
     try:
         client = client_of(record, timeout=5.0)
@@ -211,6 +226,8 @@ def recover_submission(record: ClusterRecord, ledger: Ledger) -> ClusterRecord:
         return record
     if found:
         return record_submission(record, min(found), ledger, client)
+    if recent:
+        return record
     if record.submissions:
         return ledger.update(record.id, intent=None)
     reason = "gpujobs was interrupted before the batch scheduler accepted a job"

@@ -8,18 +8,23 @@ from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
-from .runnotes import run_notes
+from .runnotes import image_notes, run_notes
 
 
-def make_cluster_plan(spec: ClusterSpec, *, elastic: bool = False) -> Plan:
-    """Return the plan of ``spec`` (see `make_plan`); the local site inspects this machine."""
+def make_cluster_plan(
+    spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
+) -> Plan:
+    """Return the plan of ``spec`` (see `make_plan`); the local site inspects this machine.
+
+    ``devices``: GPUs of this machine to use; None: those that are free.
+    """
     machine: Machine | None = None
     if get_scheduler(spec.site.site.scheduler).on_this_machine:
         from .machine import this_machine
 
-        machine = this_machine()
+        machine = this_machine(devices)
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    return replace(plan, notes=(*plan.notes, *run_notes(plan)))
+    return replace(plan, notes=(*plan.notes, *run_notes(plan), *image_notes(plan)))
 
 
 def scripts_of(

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
 from ..injob.folder import EndKind
+from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
 from .folderstate import FolderState
 from .ledger import ClusterRecord
@@ -81,6 +84,8 @@ class JobReport:
     starts: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
+    group: str = ""
+    """Of its workers; "" if the cluster has no groups, or for the head's own job."""
     workers: tuple[str, ...] = ()
     """Names of its workers."""
     connected: tuple[str, ...] = ()
@@ -96,6 +101,15 @@ class JobReport:
     def active(self) -> bool:
         """Whether the batch scheduler has the job, or may have it."""
         return self.state.active
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """The workers of one group: how many are wanted, and how many are connected."""
+
+    name: str
+    wanted: int
+    connected: int
 
 
 @dataclass(frozen=True)
@@ -128,9 +142,39 @@ class ClusterReport:
         return self.record.workers
 
     @property
+    def complete(self) -> bool:
+        """Whether every group has its workers."""
+        return self.connected > 0 and has_all_workers(self.record, self.jobs)
+
+    @property
+    def groups(self) -> list[GroupReport]:
+        """The named groups; none if the cluster has no groups."""
+        found = connected_by_group(self.jobs if self.connected else ())
+        return [
+            GroupReport(group.name, group.workers, found[group.name])
+            for group in self.record.groups
+            if group.name
+        ]
+
+    @property
     def notes(self) -> list[str]:
         """Remarks for the user, from the plan and about the transport."""
         return [*self.record.notes, *self.folder.notes]
+
+
+def connected_by_group(jobs: Iterable[JobReport]) -> Counter[str]:
+    """Return how many workers of each group are connected, without those that leave."""
+    counts: Counter[str] = Counter()
+    for job in jobs:
+        if job.phase is not JobPhase.LEAVING:
+            counts[job.group] += len(job.connected)
+    return counts
+
+
+def has_all_workers(record: ClusterRecord, jobs: Iterable[JobReport]) -> bool:
+    """Return whether as many workers of every group are connected as are wanted."""
+    found = connected_by_group(jobs)
+    return all(found[group.name] >= group.workers for group in record.groups)
 
 
 def ended_message(cluster_id: str, reason: str) -> str:
@@ -141,8 +185,10 @@ def ended_message(cluster_id: str, reason: str) -> str:
 # -- machine-readable ------------------------------------------------------------------------------
 def job_json(job: JobReport) -> dict[str, Json]:
     """Return one job as JSON; the same for the command line and for Python."""
+    group: dict[str, Json] = {"group": job.group} if job.group else {}
     return {
         "number": job.number,
+        **group,
         "id": job.id,
         "phase": job.phase.value,
         "state": job.state.value,
@@ -159,12 +205,24 @@ def job_json(job: JobReport) -> dict[str, Json]:
     }
 
 
+def transport_json(transport: Choice) -> dict[str, Json]:
+    """Return the protocol between dask's processes and the measured rates, in GB/s, as JSON."""
+    measured: dict[str, Json] = {
+        name: {"within": one.within, "between": one.between, "problem": one.problem}
+        for name, one in transport.measured.items()
+    }
+    return {"protocol": transport.scheme, "reason": transport.reason, "measured": measured}
+
+
 def cluster_json(report: ClusterReport) -> dict[str, Json]:
     """Return one cluster as JSON."""
     record, folder = report.record, report.folder
     encrypted = folder.encrypted
     leaving = {name for job in report.jobs if job.phase is JobPhase.LEAVING for name in job.workers}
     connected: list[Json] = [*sorted(folder.workers.keys() - leaving)] if report.connected else []
+    groups: dict[str, Json] = {}
+    if report.groups:
+        groups["groups"] = [asdict(group) for group in report.groups]
     return {
         "id": record.id,
         "site": record.site,
@@ -176,9 +234,11 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "workers": {
             "wanted": record.workers,
             "connected": connected,
+            **groups,
         },
         "address": folder.address,
         "encrypted": record.encrypted if encrypted is None else encrypted,
+        "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
         "run": list(record.run),

@@ -1,4 +1,4 @@
-"""Notes about the profile's `run`: mistakes that would be found only after the job has waited."""
+"""Notes about `run` and the image: mistakes that would be found only after the job has waited."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def run_notes(plan: Plan) -> Iterator[str]:
     script = _script(run)
     if script and not (Path(plan.workdir) / script).exists():
         yield _missing(script, Path(plan.workdir))
+
+
+def image_notes(plan: Plan) -> Iterator[str]:
+    """Yield a note for each image of a container that is not on this host."""
+    containers = [jobs.container for jobs in plan.all_jobs if jobs.container]
+    images = [one.image for one in containers if one.is_path and "$" not in one.image]
+    for image in map(Path, dict.fromkeys(images)):
+        if not image.expanduser().exists():
+            there = image.expanduser()
+            yield f"container: there is no image {there} on this host; the nodes need it"
 
 
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:

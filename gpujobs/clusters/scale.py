@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..config.spec import ClusterSpec, read_spec, settings_document, with_settings
-from ..errors import InputError
-from ..injob.names import HEAD
-from ..planning.commandlines import JobRoles
+from ..errors import InputError, UnavailableError
+from ..planning.commandlines import roles_of
 from ..planning.limits import JobLimit, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..text import plural
 from . import folder as folders
-from .ledger import ClusterRecord, Ledger
-from .monitor import ClusterMonitor, client_of
+from .ledger import ClusterRecord, GroupRecord, Ledger
+from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .report import ClusterReport, JobPhase, JobReport, ended_message
 from .submit import array_limit, send
 
@@ -41,52 +41,85 @@ def jobs_to_release(
     return sorted((job for job in jobs if not job.head), key=cost)[:count]
 
 
-def counting_jobs(report: ClusterReport) -> list[JobReport]:
-    """Return the jobs that count towards the target: active ones with workers that do not leave."""
+def counting_jobs(report: ClusterReport, group: str = "") -> list[JobReport]:
+    """Return the jobs of a group that count towards its target: active ones that do not leave."""
     return [
         job
         for job in report.jobs
-        if job.workers and job.active and job.phase is not JobPhase.LEAVING
+        if job.workers and job.group == group and job.active and job.phase is not JobPhase.LEAVING
     ]
 
 
-def limits_of(plan: Plan) -> tuple[JobLimit, ...]:
-    """Return the limits of the number of jobs with workers of a cluster."""
-    head_queue = plan.head.queue_key if plan.head else None
-    return job_limits(plan.site, plan.workers.queue_key, head_queue=head_queue)
+def limits_of(
+    plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]
+) -> tuple[JobLimit, ...]:
+    """Return the limits of the number of jobs of the group ``name``.
+
+    ``jobs``: how many jobs each group has; those of the others count in addition.
+    """
+    others = Counter([plan.head.queue_key] if plan.head else [])
+    for group in record.groups:
+        if group.name != name:
+            others[group.queue] += jobs.get(group.name, 0)
+    return job_limits(plan.site, plan.group(name).queue_key, others)
 
 
-def check_job_limits(plan: Plan, jobs: int) -> None:
-    """Raise InputError if ``jobs`` jobs with workers exceed a limit of their site or queue."""
-    limit = exceeded(limits_of(plan), jobs)
+def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]) -> None:
+    """Raise InputError if ``jobs``, by group, exceed a limit that applies to the group ``name``."""
+    limit = exceeded(limits_of(plan, record, name, jobs), jobs[name])
     if limit is not None:
-        raise InputError(limit.message(jobs))
+        group = f"group {name}: " if name else ""
+        raise InputError(f"{group}{limit.message(jobs[name])}")
 
 
-def scale(record: ClusterRecord, workers: int, ledger: Ledger) -> ClusterRecord:
-    """Change a cluster to ``workers`` workers in whole jobs; the head's job always stays.
+def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> ClusterRecord:
+    """Change groups of a cluster to ``workers`` workers in whole jobs; the head's job always stays.
 
-    Waiting jobs are cancelled first; running workers transfer their data and exit. Lost jobs are
-    not replaced later. Raises InputError if the cluster cannot be scaled from here.
+    A cluster without groups has one with the name "". Waiting jobs are cancelled first; running
+    workers transfer their data and exit. Lost jobs are not replaced later. Raises InputError if the
+    cluster cannot be scaled from here.
     """
     with ledger.exclusive(record.id):
-        report = ClusterMonitor([ledger.get(record.id)], ledger).report()
+        record = recover_submission(ledger.get(record.id), ledger, at_once=True)
+        if record.intent is not None:
+            raise UnavailableError(
+                f"{record.id}: a submission was interrupted, and its job may still be accepted",
+                hint=f"try again after {RECOVERY_AGE:.0f} s",
+            )
+        report = ClusterMonitor([record], ledger).report()
         record = report.record
         _check_scalable(report)
-        jobs = counting_jobs(report)
-        wanted = math.ceil(workers / record.workers_per_job)
-        if wanted * record.workers_per_job != workers:
-            logger.info(
-                "%d workers are %s of %d", workers, plural(wanted, "job"), record.workers_per_job
-            )
-        if wanted > len(jobs):
-            record = _add(report, wanted - len(jobs), ledger)
-        elif wanted < len(jobs):
-            record = _remove(report, jobs, len(jobs) - wanted, ledger)
-        kept = max(wanted, sum(job.head for job in jobs))
-        return ledger.update(
-            record.id, workers=kept * record.workers_per_job, gpus=kept * record.gpus_per_job
-        )
+        check_group_names([group.name for group in record.groups], workers)
+        for name, number in workers.items():
+            record = _scale_group(replace(report, record=record), name, number, ledger)
+        return record
+
+
+def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:
+    """Raise InputError if ``names``, for which workers are wanted, are not all ``known`` groups."""
+    for name in names:
+        if name in known:
+            continue
+        example = " ".join(f"{group}=…" for group in known)
+        if not name:
+            raise InputError("the cluster has groups; name those to scale", hint=example)
+        if known == [""]:
+            raise InputError(f"the cluster has no groups, so no {name!r}")
+        raise InputError(f"the cluster has no group {name!r}; it has {', '.join(known)}")
+
+
+def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger) -> ClusterRecord:
+    record, jobs = report.record, counting_jobs(report, name)
+    size = record.group(name).workers_per_job
+    wanted = math.ceil(workers / size)
+    if wanted * size != workers:
+        logger.info("%d workers are %s of %d", workers, plural(wanted, "job"), size)
+    if wanted > len(jobs):
+        record = _add(report, name, wanted - len(jobs), ledger)
+    elif wanted < len(jobs):
+        record = _remove(report, jobs, len(jobs) - wanted, ledger)
+    kept = max(wanted, sum(job.head for job in jobs))
+    return ledger.update(record.id, groups=record.with_target(name, kept * size))
 
 
 def _check_scalable(report: ClusterReport) -> None:
@@ -99,40 +132,40 @@ def _check_scalable(report: ClusterReport) -> None:
         raise InputError(ended_message(record.id, report.reason))
 
 
-def _add(report: ClusterReport, jobs: int, ledger: Ledger) -> ClusterRecord:
+def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
-    spec = _spec_of_more(record, jobs)
-    plan = replace(make_plan(spec, python=spec.python), start_workers=1)
-    active = sum(job.active and bool(job.workers) for job in report.jobs)
-    check_job_limits(plan, active + jobs)
-    client = client_of(record)
-    first = max(submission.first + submission.count for submission in record.submissions)
-    own_head = any(submission.group == HEAD for submission in record.submissions)
-    roles = JobRoles(scheduler=not own_head, workers=True, run=not own_head)
+    spec = _spec_of_more(record, record.group(name), jobs)
+    plan = make_plan(spec, python=spec.python, only=name)
+    active = Counter(job.group for job in report.jobs if job.active and job.workers)
+    active[name] += jobs
+    check_job_limits(plan, record, name, active)
+    client, group = client_of(record), plan.group(name)
     scripts = render_jobs(
         plan,
         record.id,
-        plan.workers,
-        roles,
-        first,
+        group,
+        roles_of(plan, group),
+        max(submission.first + submission.count for submission in record.submissions),
         jobs,
         limit=array_limit(plan, client, jobs),
         site_folder=spec.site.path.parent,
     )
     for script in scripts:
         record = send(record, script, client, ledger)
-    logger.info("%s more", plural(jobs, "job"))
+    logger.info("%s more%s", plural(jobs, "job"), f" of group {name}" if name else "")
     return record
 
 
-def _spec_of_more(record: ClusterRecord, jobs: int) -> ClusterSpec:
-    """Return the specification of ``jobs`` more jobs of the cluster."""
+def _spec_of_more(record: ClusterRecord, group: GroupRecord, jobs: int) -> ClusterSpec:
+    """Return the specification of ``jobs`` more jobs of a group."""
     spec = read_spec(folders.spec_path(record.path))
-    settings: tuple[str, ...] = (f"workers.count={jobs}",)
-    if record.gpus_per_job:
-        gpus = jobs * record.gpus_per_job
-        settings = (f"gpus={gpus}", f"gpus_per_job={record.gpus_per_job}")
-    return with_settings(spec, settings_document(settings))
+    settings = {"workers.count": jobs}
+    if group.gpus_per_job:
+        settings = {"gpus": jobs * group.gpus_per_job, "gpus_per_job": group.gpus_per_job}
+    settings["start_workers"] = 1
+    place = f"groups.{group.name}." if group.name else ""
+    texts = [f"{place}{key}={value}" for key, value in settings.items()]
+    return with_settings(spec, settings_document((*texts, "start_workers=1")))
 
 
 def _remove(

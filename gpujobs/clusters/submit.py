@@ -9,14 +9,15 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..config.spec import ClusterSpec, write_spec
-from ..errors import GpujobsError, UnavailableError
+from ..errors import GpujobsError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
-from ..planning.plan import Plan
+from ..injob.names import HEAD
+from ..planning.plan import JobGroup, Plan
 from ..planning.render import Script, cluster_folder
 from ..schedulers import JobId
 from . import folder as folders
 from .files import disk_errors
-from .ledger import ClusterRecord, Intent, Ledger
+from .ledger import ClusterRecord, GroupRecord, Intent, Ledger
 from .monitor import client_of, record_submission
 from .prepare import scripts_of
 
@@ -36,7 +37,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
     client = client_of(record)
-    limit = array_limit(plan, client, plan.workers.shape.jobs)
+    limit = array_limit(plan, client, max(group.shape.jobs for group in plan.groups))
     scripts = scripts_of(spec, plan, cluster_id, limit)
     folders.make(record.path, encrypted=plan.transport.certificate)
     try:
@@ -63,7 +64,10 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
 def send(
     record: ClusterRecord, script: Script, client: SchedulerClient, ledger: Ledger
 ) -> ClusterRecord:
-    """Submit one script after writing its intent; return the record with the new submission."""
+    """Submit one script after writing its intent; return the record with the new submission.
+
+    Raises RefusedError with the site's contact, or UnavailableError.
+    """
     group = script.jobs.group
     path = record.path / "scripts" / f"{group or 'workers'}-{script.first}.sh"
     with disk_errors(record.path):
@@ -72,8 +76,21 @@ def send(
     intent = Intent(first=script.first, count=script.count, group=group, array=script.array)
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
-    submission_id = client.submit(script.text, record.id, known, record.path)
+    try:
+        submission_id = client.submit(script.text, record.id, known, record.path)
+    except RefusedError as error:
+        raise _refusal(error, group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
+
+
+def _refusal(error: RefusedError, group: str, contact: str | None) -> RefusedError:
+    """Return the error with the group whose jobs were refused, and the site's contact."""
+    message, hint = str(error.args[0]), error.hint
+    if group not in ("", HEAD):
+        message = f"group {group}: {message}"
+    if contact and not hint:
+        hint = f"contact for questions: {contact}"
+    return RefusedError(message, hint=hint)
 
 
 def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRecord:
@@ -84,12 +101,8 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         scheduler=plan.scheduler.name,
         folder=str(cluster_folder(plan, cluster_id)),
         created=time.time(),
-        workers=plan.n_workers,
-        workers_per_job=plan.workers.shape.workers,
+        groups=tuple(_group_record(group) for group in plan.groups),
         ranks=plan.working_ranks,
-        gpus=plan.gpus,
-        gpus_per_job=plan.workers.shape.gpus,
-        walltime=plan.workers.walltime,
         run=plan.profile.run if owner == "cluster" else (),
         encrypted=plan.transport.certificate,
         poll=plan.site.poll,
@@ -98,6 +111,17 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         layout=plan.layout.name,
         owner=owner,
         notes=plan.notes,
+        contact=plan.site.contact,
+    )
+
+
+def _group_record(group: JobGroup) -> GroupRecord:
+    return GroupRecord(
+        name=group.group,
+        workers=group.n_workers,
+        workers_per_job=group.shape.workers,
+        gpus_per_job=group.shape.gpus,
+        queue=group.queue_key,
     )
 
 

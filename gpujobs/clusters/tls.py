@@ -9,12 +9,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ..injob.names import CERTIFICATE, KEY
 from .files import write_new
 
 VALIDITY = timedelta(days=366)
 """Longer than the longest wait in a queue and walltime together."""
 
-CERTIFICATE, KEY = "tls-cert.pem", "tls-key.pem"
 
 _UNUSED = (
     "crl_sign",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ..errors import Position
@@ -51,6 +51,11 @@ class Document:
             source=self.source,
         )
 
+    def without(self, *keys: str) -> Document:
+        """Return this document without the values under ``keys``."""
+        value = {key: item for key, item in self.value.items() if key not in keys}
+        return replace(self, value=value)
+
     def over(self, lower: Document) -> Document:
         """Return this document laid over ``lower``.
 
@@ -58,9 +63,11 @@ class Document:
         """
         replaced: set[Loc] = set()
         value = _merge(self.value, lower.value, (), replaced)
+        # A value without a position must not get that of the mapping around it in `lower`.
+        own = {loc: self.position(loc) for loc in replaced} | self.positions
         return Document(
             value,
-            positions=_without(lower.positions, replaced) | self.positions,
+            positions=_without(lower.positions, replaced) | own,
             keys=_without(lower.keys, replaced) | self.keys,
             source=self.source,
         )

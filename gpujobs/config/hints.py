@@ -46,7 +46,7 @@ HINTS: dict[str, dict[str, str]] = {
     "Site": {
         **dict.fromkeys(("qos", "constraint"), "a line of `directives`, of the site or of a queue"),
         **dict.fromkeys(("partition", "partitions", "queue"), "`queues`"),
-        **dict.fromkeys(("modules", "environment"), "`setup`"),
+        "modules": "`setup`",
         **dict.fromkeys(("walltime", "time"), "`defaults.walltime`, or `max_walltime` of a queue"),
         **dict.fromkeys(("host", "hosts", "hostname"), "`hostnames`"),
         "name": "the name of the file is the name of the site",

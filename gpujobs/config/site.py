@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..schedulers import get_scheduler
 from .kinds import (
+    ARGV,
     COUNT,
     DURATION,
     FLAG,
@@ -20,9 +21,12 @@ from .kinds import (
     Table,
 )
 from .model import Model, Section, optional, required
+from .profile import RUNTIME, Runtime
 from .sitekinds import (
+    BINDS,
     DEFAULTS,
     FOLDER,
+    IMAGES,
     LAUNCHER,
     PROTOCOLS,
     SHELL,
@@ -72,6 +76,37 @@ class Mpi(Model):
     setup: str = optional(
         SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteEnvironment(Model):
+    """An environment of the site that its jobs copy to their nodes."""
+
+    staging: str | None = optional(
+        FOLDER, "tarball with bin/python that is unpacked once per node; jobs use its Python"
+    )
+    staging_folder: str | None = optional(
+        FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Containers(Model):
+    """How jobs run in containers."""
+
+    runtime: Runtime | None = optional(RUNTIME, "for profiles that name none")
+    images: dict[str, str] = optional(IMAGES, "name → path or address of an image", default={})
+    binds: tuple[str, ...] = optional(
+        BINDS, "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER", default=()
+    )
+    args: tuple[str, ...] = optional(
+        ARGV, "arguments of this runtime, before the profile's", default=()
+    )
+
+    def check(self) -> None:
+        """Check that the arguments have a runtime."""
+        if self.args and not self.runtime:
+            raise ValueError("needs `runtime` with `args`: they are those of one runtime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +185,15 @@ class Site(Model):
         Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
     )
     mpi: Mpi = optional(Section(Mpi), "how MPI is started", default=Mpi())
+    containers: Containers = optional(
+        Section(Containers), "container runtime, images, binds", default=Containers()
+    )
     shell: str = optional(SHELL, "first line of every script", default="/bin/bash")
+    environment: SiteEnvironment = optional(
+        Section(SiteEnvironment),
+        "environment that is copied to the nodes",
+        default=SiteEnvironment(),
+    )
     setup: str = optional(SCRIPT, "bash text run first in every job, before the user's", default="")
     scratch: str = optional(
         FOLDER, "node-local scratch space, as the job sees it", default="${TMPDIR:-/tmp}"

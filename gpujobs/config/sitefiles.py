@@ -66,14 +66,25 @@ def site_paths() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in reversed(site_folders()):
         # Hidden files belong to editors, such as Emacs' link .#delta.yaml.
-        paths = (path for path in folder.glob("*.yaml") if not path.name.startswith("."))
+        paths = (path for path in _files(folder, ".yaml") if not path.name.startswith("."))
         found.update({path.stem: path for path in paths})
     return dict(sorted(found.items()))
 
 
+def _files(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in a folder that end in ``suffix``; a folder need not exist."""
+    try:
+        return [path for path in folder.iterdir() if path.suffix == suffix]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        logger.warning("a folder of sites is ignored: %s: %s", folder, error.strerror)
+        return []
+
+
 def ignored_files() -> list[Path]:
     """Return files in the folders that are not searched because they end in .yml."""
-    return sorted(path for folder in site_folders() for path in folder.glob("*.yml"))
+    return sorted(path for folder in site_folders() for path in _files(folder, ".yml"))
 
 
 def load_site(name: str, base: Path | None = None) -> SiteFile:
@@ -82,7 +93,7 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     A name with a slash or one that ends in .yaml is a path, relative to ``base`` (default: the
     working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
-    path = _site_path(name, base or Path.cwd())
+    path = _site_path(name, base)
     document = _layered(path, ())
     return SiteFile(path.stem, path, build(Site, document), document)
 
@@ -110,9 +121,20 @@ def site_of_this_host() -> str:
     )
 
 
-def _site_path(name: str, base: Path) -> Path:
+def working_folder() -> Path:
+    """Return the working directory. InputError if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        hint = "cd to a folder that exists"
+        raise InputError("the working directory was removed", hint=hint) from None
+
+
+def _site_path(name: str, base: Path | None) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path = base / Path(name).expanduser()
+        path = Path(name).expanduser()
+        if not path.is_absolute():
+            path = (base or working_folder()) / path
     else:
         path = _named_path(name)
     if path.is_file():
@@ -121,7 +143,9 @@ def _site_path(name: str, base: Path) -> Path:
     if path.is_dir():
         message = f"{path} is a directory, not a site file"
     elif path.is_symlink():
-        message = f"{path} is a link to {path.readlink()}, which does not exist"
+        message = f"{path} is a link to {path.readlink()}, which does not lead to a file"
+    elif path.exists():
+        message = f"{path} is not a regular file"
     raise NoSuchSiteError(Problem(message))
 
 
@@ -140,6 +164,8 @@ def _named_path(name: str) -> Path:
 
 def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
     """Return the document in ``path``, laid over the file that it extends; ``upper`` extend it."""
+    if not path.is_file() and path.exists():  # reading a named pipe might never end
+        raise InputError(f"{path}: not a regular file")
     document = read(path)
     name = document.value.get("extends")
     if not isinstance(name, str):
@@ -168,7 +194,11 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
 
 def _hostname_patterns() -> Iterator[tuple[str, str]]:
     """Yield each pattern of a host name, and the site to which it belongs."""
+    included = data_folder("site_configs")
     for name, path in site_paths().items():
+        # Most of the many included files name no host, and parsing all takes most of a second.
+        if path.parent == included and "hostnames:" not in path.read_text():
+            continue
         try:
             hostnames = _layered(path, ()).value.get("hostnames")
         except InputError as error:

@@ -47,6 +47,23 @@ def _folder(value: object) -> str:
     return text
 
 
+def _bind(value: object) -> str:
+    text = fields.printable(value, "a path")
+    if not re.fullmatch(r"(/|~/|\$)[^:,\"`\\]*(:/[^:,]*)?", text):
+        raise ValueError(
+            f"{text!r} must be an absolute path, or PATH:PATH_IN_THE_CONTAINER; "
+            "it may contain ~ and $NAME, but no comma"
+        )
+    return text
+
+
+def _image(value: object) -> str:
+    text = fields.printable(value, "a path or an address")
+    if not re.match(r"/|~/|\$", text) and "://" not in text and "#" not in text:
+        raise ValueError(f"{text!r} must be an absolute path, or an address such as docker://…")
+    return text
+
+
 def _protocols(value: object) -> Sequence[object]:
     protocols = fields.sequence(value)
     if not protocols:
@@ -134,6 +151,8 @@ _VARIABLE = Scalar(
 _PATH = {"type": "string"}
 SITE_DIRECTIVES = Items(Scalar(_site_directive, {"type": "string", "pattern": "^-"}))
 FOLDER = Scalar(_folder, _PATH)
+IMAGES = Table(WORD, Scalar(_image, _PATH))
+BINDS = Items(Scalar(_bind, _PATH))
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
 PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)

@@ -15,7 +15,14 @@ from .document import Document, Loc
 from .model import build
 from .profile import Profile
 from .site import Site
-from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host
+from .sitefiles import (
+    NoSuchSiteError,
+    SiteFile,
+    load_site,
+    site_of_this_host,
+    working_folder,
+)
+from .workers import Workers
 from .yamlfile import parse_value, read
 
 PROGRAMS = (".py", ".sh", ".ipynb", ".sbatch", ".slurm", ".pbs", ".job", ".R", ".jl")
@@ -73,14 +80,18 @@ def make_spec(
     ``$GPUJOBS_SITE``, else the one that matches this host. ``name`` is the default of its name.
     """
     site_file = site if isinstance(site, SiteFile) else _choose_site(document, site, base)
-    whole = document.over(site_file.document.section("defaults"))
+    defaults = site_file.document.section("defaults")
+    if document.value.get("groups"):  # each of which has its own number
+        defaults = defaults.without("gpus")
+    whole = document.over(defaults)
     profile = build(Profile, whole)
     return ClusterSpec(
         site=site_file,
         profile=profile,
         document=whole,
         name=profile.name or name,
-        workdir=Path(profile.workdir or Path.cwd()),
+        # An unknown ~name stays as it is, as in a shell.
+        workdir=Path(os.path.expanduser(profile.workdir or working_folder())),  # noqa: PTH111
     )
 
 
@@ -144,10 +155,19 @@ def _resolved(spec: ClusterSpec) -> Document:
 
     Only the worker's own options depend on that (see `core_value`).
     """
-    if not spec.profile.workers.options:
-        return spec.document
-    options = {"workers": {"options": spec.profile.workers.options}}
-    return Document(options).over(spec.document)
+    groups = {
+        name: _options(group.workers)
+        for name, group in spec.profile.groups.items()
+        if group.workers.options
+    }
+    resolved = Document({"groups": groups}) if groups else Document({})
+    if spec.profile.workers.options:
+        resolved = Document(_options(spec.profile.workers)).over(resolved)
+    return resolved.over(spec.document)
+
+
+def _options(workers: Workers) -> dict[str, object]:
+    return {"workers": {"options": workers.options}}
 
 
 def _setting_document(setting: str) -> Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cluster import GPUJobQueueCluster
+from .local import GPULocalCluster
 
 __all__ = [
     "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
@@ -32,10 +33,3 @@ class GPUSGECluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on a site with Grid Engine."""
 
     batch_schedulers = ("sge",)
-
-
-class GPULocalCluster(GPUJobQueueCluster):
-    """A `GPUJobQueueCluster` on this machine, without a batch scheduler."""
-
-    batch_schedulers = ("local",)
-    default_site = "local"

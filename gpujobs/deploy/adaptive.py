@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from dask.utils import parse_timedelta
 from distributed.deploy.adaptive import Adaptive
 
+from ..injob.demand import HANDLER
+from .group import WorkerGroup
 from .job import PoolJob
 
 SHORTEST_HOLD, LONGEST_HOLD = 120.0, 1800.0
@@ -21,12 +22,19 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
 
     ``hold``: time for which all workers of a job must be idle before it is released; default: as
     long as a job of this cluster has waited in the queue, within 2 and 30 minutes. ``grace``:
-    seconds for which a job that has not started is kept although nothing needs it.
+    seconds for which a job that has not started is kept although nothing needs it. ``group``: only
+    the workers of this group, by the tasks that they can run.
     """
 
     def __init__(
-        self, *args: Any, grace: float = 30.0, hold: float | str | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        group: str = "",
+        grace: float = 30.0,
+        hold: float | str | None = None,
+        **kwargs: Any,
     ) -> None:
+        self.group = group
         self.grace = grace
         self._hold: float | None = None if hold is None else parse_timedelta(hold)
         super().__init__(*args, **kwargs)
@@ -39,9 +47,20 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
         waited: float = self.cluster.longest_wait
         return min(LONGEST_HOLD, max(SHORTEST_HOLD, waited))
 
+    async def target(self) -> int:
+        """Return the number of workers that the tasks need."""
+        if not self.group:
+            wanted: int = await super().target()
+            return wanted
+        call = getattr(self.scheduler, HANDLER)
+        found: int = await call(
+            **self.cluster.demand_of(self.group), target_duration=self.target_duration
+        )
+        return found
+
     async def scale_up(self, n: int) -> None:
         """Request as many of ``n`` workers as are possible."""
-        await self.cluster.grow(n)
+        await self.cluster.grow(self.group, n)
 
     async def scale_down(self, workers: Sequence[str]) -> None:
         """Release the jobs of these workers, which transfer their data."""
@@ -50,12 +69,12 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Return the next step to ``target`` workers: up, down, or the same."""
         now = time.monotonic()
-        jobs: list[PoolJob] = self.cluster.counting_jobs()
+        jobs: list[PoolJob] = self.cluster.counting_jobs(self.group)
         await self._note_idle_jobs(jobs, now)
-        size = self.cluster.workers_per_job
-        wanted = math.ceil(target / size)
+        group: WorkerGroup = self.cluster.worker_group(self.group)
+        wanted = group.jobs_for(target)
         if wanted > len(jobs):
-            return {"status": "up", "n": wanted * size}
+            return {"status": "up", "n": wanted * group.size}
         released = self._releasable(jobs, now)[: len(jobs) - wanted]
         if released:
             names = [name for job in released for name in job.report.workers]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 from distributed.objects import SchedulerInfo
+from distributed.utils import format_dashboard_link
 
 from ..clusters.cancel import cancel
-from ..clusters.connect import address_of, security_of
+from ..clusters.connect import address_of, security_of, silence_ucx
 from ..clusters.folderstate import read_state
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import scale
+from ..clusters.scale import check_group_names, scale
 from ..errors import InputError
+from ..planning.transport import LOOPBACK
 from ..schedulers import JobState
 from .display import JobsDisplay
 
@@ -41,10 +43,11 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         record = self._ledger.get(name)
         self._monitor = ClusterMonitor([record], self._ledger)
         self._address = address_of(record, read_state(record.path))
+        silence_ucx(self._address.split("://")[0])
         self._refreshing: asyncio.Task[None] | None = None
         self.id = name
         self._folder = record.path
-        self.workers_per_job = record.workers_per_job
+        self._group_sizes = {group.name: group.workers_per_job for group in record.groups}
         self.security = security_of(record)
         Cluster.__init__(self, asynchronous=asynchronous, loop=loop, name=name)
         self.shutdown_on_close = False
@@ -92,6 +95,14 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         cancel(self._ledger.get(self.id), self._ledger)
         return self.close()
 
+    @property
+    def dashboard_link(self) -> str:
+        """Link to the dashboard; that of a dask scheduler in its owner listens on loopback."""
+        port = self.scheduler_info.get("services", {}).get("dashboard")
+        if port and read_state(self.folder).head is None:
+            return str(format_dashboard_link(LOOPBACK, port))
+        return str(super().dashboard_link)
+
     # -- scale -------------------------------------------------------------------------------------
     def scale(
         self,
@@ -99,14 +110,20 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         jobs: int | None = None,
         memory: object = None,
         cores: object = None,
+        **groups: int,
     ) -> Awaitable[None] | None:
         """Change a cluster that `gpujobs submit` started to ``n`` workers, or ``jobs`` jobs.
 
-        Jobs that are lost later are not replaced.
+        In a cluster with groups: to workers of groups, as ``scale(gpu=8)``. Jobs that are lost
+        later are not replaced.
         """
-        if memory is not None or cores is not None or (n is None) == (jobs is None):
+        whole = [number for number in (n, jobs) if number is not None]
+        if memory is not None or cores is not None or len(whole) + bool(groups) != 1:
             raise InputError("scale: an attached cluster takes a number of workers, or jobs=")
-        workers = n if n is not None else (jobs or 0) * self.workers_per_job
+        workers = dict(groups)
+        if whole:
+            check_group_names(list(self._group_sizes), [""])
+            workers[""] = n if n is not None else (jobs or 0) * self._group_sizes[""]
         if self.asynchronous or self.called_from_running_loop:
             return asyncio.ensure_future(asyncio.to_thread(self._scale, workers))
         self._scale(workers)
@@ -114,7 +131,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     scale_up = scale
 
-    def _scale(self, workers: int) -> None:
+    def _scale(self, workers: Mapping[str, int]) -> None:
         scale(self._ledger.get(self.id), workers, self._ledger)
 
     def adapt(self, *args: object, **kwargs: object) -> None:
@@ -140,7 +157,8 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     # -- display -----------------------------------------------------------------------------------
     def job_script(self) -> str:
         """Return the script of the worker jobs, as it was submitted."""
-        scripts = sorted((self.folder / "scripts").glob("workers-*.sh"))
+        folder = self.folder / "scripts"
+        scripts = sorted(path for path in folder.glob("*.sh") if not path.match("head-*"))
         return scripts[-1].read_text() if scripts else ""
 
     def _report(self) -> ClusterReport:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from ..clusters.scale import limits_of
-from ..planning.limits import exceeded, most_allowed
+from ..planning.limits import JobLimit, exceeded, most_allowed
 from ..planning.plan import Plan
 from ..text import plural
 
@@ -14,17 +14,21 @@ REFUSAL_TIME = 600.0
 
 
 class Ceiling:
-    """The most jobs of one cluster that can be submitted."""
+    """The most jobs of one group of workers that can be submitted."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._accepted = 0
         self._refusal = ""
         self._refused_until = 0.0
 
-    def clamp(self, jobs: int) -> tuple[int, str]:
-        """Return how many of ``jobs`` jobs are possible, and why not all; "" if all are."""
-        for most, reason in (self._by_limits(jobs), self._by_devices(), self._by_refusal()):
+    def clamp(
+        self, jobs: int, limits: Sequence[JobLimit], devices: tuple[int, str]
+    ) -> tuple[int, str]:
+        """Return how many of ``jobs`` jobs are possible, and why not all; "" if all are.
+
+        ``limits`` are those of the site, ``devices`` is from `by_devices`.
+        """
+        for most, reason in (_by_limits(limits, jobs), devices, self._by_refusal()):
             if reason and most < jobs:
                 return most, f"{plural(most, 'job')} of {jobs}: {reason}"
         return jobs, ""
@@ -39,18 +43,23 @@ class Ceiling:
         """Forget refusals."""
         self._refused_until = 0.0
 
-    def _by_limits(self, jobs: int) -> tuple[int, str]:
-        limits = limits_of(self._plan)
-        limit = exceeded(limits, jobs)
-        return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")
-
-    def _by_devices(self) -> tuple[int, str]:
-        devices, gpus = len(self._plan.devices), self._plan.workers.shape.gpus
-        if not devices or not gpus:
-            return 0, ""
-        return devices // gpus, f"this machine has {plural(devices, 'free GPU')}"
-
     def _by_refusal(self) -> tuple[int, str]:
         if time.monotonic() >= self._refused_until:
             return 0, ""
         return self._accepted, self._refusal
+
+
+def by_devices(plan: Plan, gpus: int, others: int) -> tuple[int, str]:
+    """Return how many jobs of ``gpus`` GPUs this machine allows, and why; "" if any number.
+
+    ``others``: GPUs that jobs of other groups use.
+    """
+    devices = len(plan.devices)
+    if not devices or not gpus:
+        return 0, ""
+    return (devices - others) // gpus, f"this machine has {plural(devices, 'free GPU')}"
+
+
+def _by_limits(limits: Sequence[JobLimit], jobs: int) -> tuple[int, str]:
+    limit = exceeded(limits, jobs)
+    return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")

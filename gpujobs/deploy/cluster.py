@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,17 +12,18 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from ..clusters import folder as folders
-from ..clusters.connect import security_of
-from ..clusters.folderstate import Transport
+from ..clusters.connect import security_of, silence_ucx
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError
 from ..injob.folder import EndKind
 from ..injob.preload import WorkerRegistry
+from ..injob.transport import Choice
 from .attached import AttachedCluster
 from .control import DaskControl
 from .elastic import ElasticCluster
+from .firstjobs import first_jobs
 from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
 from .keywords import spec_of
@@ -32,6 +32,7 @@ from .options import ClusterOptions
 from .pool import JobPool
 from .scaler import Scaler
 from .transport import with_usable_protocols
+from .vocabulary import JOBQUEUE, Vocabulary
 
 
 class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
@@ -55,7 +56,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         Folder for the jobs' logs; default: the cluster's folder.
     **keywords
         The keys of a profile: ``gpus_per_job, gpu_type, queue, account, walltime, environment,
-        network, env, directives, head, name, start_timeout, workers``; ``worker_memory,
+        network, env, directives, head, groups, name, start_timeout, workers``; ``worker_memory,
         worker_threads, worker_class, worker_options``; and those of dask-jobqueue, of which
         docs/python.md has a table. ``config_name`` is a section of ``jobqueue`` in dask's
         configuration.
@@ -77,6 +78,10 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     batch_schedulers: ClassVar[tuple[str, ...]] = ()
     """The site's batch scheduler must be one of these; none: any."""
     default_site: ClassVar[str | None] = None
+    vocabulary: ClassVar[Vocabulary] = JOBQUEUE
+    """The keywords of the class."""
+    _devices: tuple[str, ...] | None = None
+    """On this machine: the GPUs to use; None: the free ones."""
 
     def __init__(
         self,
@@ -95,7 +100,9 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         batch_scheduler = next(iter(self.batch_schedulers), "")
         configuration = configured(batch_scheduler, keywords.pop("config_name", None))
         chosen = site or self.default_site
-        spec = spec_of(keywords, chosen, n_workers, self.batch_schedulers, configuration)
+        spec = spec_of(
+            keywords, chosen, n_workers, self.batch_schedulers, configuration, self.vocabulary
+        )
         options = ClusterOptions.of(
             {
                 "scheduler": scheduler,
@@ -132,7 +139,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         return AttachedCluster(name, **options)
 
     def _open(self, spec: ClusterSpec, options: ClusterOptions, n_workers: int | None) -> None:
-        plan = make_cluster_plan(spec, elastic=True)
+        plan = make_cluster_plan(spec, elastic=True, devices=self._devices)
         plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
         self._pool = JobPool(spec, plan, Ledger())
@@ -140,21 +147,21 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._scaler = Scaler(self._pool, self._dask)
         self._lease = Lease(self._pool.record.path)
         self.id = self._pool.id
-        self.workers_per_job = self._pool.workers_per_job
+        self.adaptives = {}
         record = self._pool.record
         folders.make(self.folder, encrypted=record.encrypted, logs=options.log_directory)
         try:
             self._lease.renew()
             if options.local_scheduler:
-                folders.write_transport(self.folder, Transport(plan.transport.protocols[0], reason))
+                folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
             for note in (*plan.notes, *([reason] if reason else [])):
                 self._log(note)
-            wanted = plan.n_workers if n_workers is None else n_workers
-            self._scaler.set_target(math.ceil(wanted / self.workers_per_job))
-            self._pool.write_target(self._scaler.target)
-            if wanted and not self.asynchronous:
+            first = first_jobs(plan, n_workers)
+            self._scaler.set_targets(first)
+            self._pool.write_targets()
+            if any(first.values()) and not self.asynchronous:
                 self.sync(self._reach_target)
         except BaseException as error:
             self._abort()
@@ -163,15 +170,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             raise
 
     def _start_dask(self, options: ClusterOptions) -> None:
-        plan, security = self._pool.plan, security_of(self._pool.record)
+        security = security_of(self._pool.record)
+        silence_ucx(*self._pool.plan.transport.protocols)
         if options.local_scheduler:
             scheduler = local_scheduler(self._pool, security, options.scheduler_options)
         else:
             scheduler = job_scheduler(self._pool, security)
-        worker_options = {
-            "nthreads": plan.workers.shape.worker_threads,
-            "memory_limit": plan.workers.shape.worker_memory or 0,
-        }
+        worker_options = next(iter(self._pool.groups.values())).worker_options
         SpecCluster.__init__(  # JobQueueCluster's would build a job of its own
             self,
             scheduler=scheduler,
@@ -215,6 +220,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             await super()._close()
             return
         self._scaler.stop()
+        self._dask.stop_adapting()
         self._lease.stop()
         self._pool.end(EndKind.CLOSED, "closed by its owner")
         if isinstance(self.scheduler, HeadJob):

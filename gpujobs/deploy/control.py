@@ -38,18 +38,22 @@ class DaskControl:
         return self._cluster.status in (Status.created, Status.starting, Status.running)
 
     @property
-    def adapts(self) -> bool:
-        """Whether the cluster scales adaptively."""
-        adaptive = self._cluster._adaptive
-        return adaptive is not None and adaptive.state in ("starting", "running")
-
-    @property
     def connected(self) -> frozenset[str] | None:
         """Names of the connected workers; None if the connection to the dask scheduler is lost."""
         comm = self._cluster._watch_worker_status_comm
         if comm is None or comm.closed():
             return None
         return frozenset(self._cluster.observed)
+
+    def adapts(self, group: str) -> bool:
+        """Return whether a group of workers scales adaptively."""
+        adaptive = self._cluster.adaptives.get(group)
+        return adaptive is not None and adaptive.state in ("starting", "running")
+
+    def stop_adapting(self) -> None:
+        """Stop all adaptive scaling."""
+        for adaptive in self._cluster.adaptives.values():
+            adaptive.stop()
 
     def end_of_scheduler(self) -> tuple[EndKind, str] | None:
         """Return why a dask scheduler in this process has closed; None if it runs."""
@@ -123,8 +127,7 @@ class DaskControl:
         """Stop what queries the dask scheduler regularly: it is gone."""
         cluster = self._cluster
         cluster.shutdown_scheduler = False
-        if cluster._adaptive is not None:
-            cluster._adaptive.stop()
+        self.stop_adapting()
         if cluster._sync_cluster_info_task is not None:
             cluster._sync_cluster_info_task.cancel()
 

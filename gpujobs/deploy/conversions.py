@@ -9,7 +9,7 @@ from typing import Any
 from ..config.document import Loc
 from ..config.fields import count, positive, sequence, size
 from ..config.model import keys_of
-from ..config.profile import Workers
+from ..config.workers import Workers
 
 Setting = tuple[Loc, Any]
 """A key of the profile and its value."""

@@ -10,6 +10,7 @@ from typing import Any
 from distributed.utils import Log
 
 from ..clusters.folder import tail
+from ..clusters.folderstate import read_transport
 from ..clusters.report import JobReport
 from .table import JobTable, phase_counts
 
@@ -39,7 +40,7 @@ class JobsDisplay(ABC):
     @property
     def jobs(self) -> JobTable:
         """The jobs, active ones first: a list of JSON objects that displays as a table."""
-        return JobTable.of(self._job_reports())
+        return JobTable.of(self._job_reports(), read_transport(self.folder).text())
 
     @property
     def job_header(self) -> str:

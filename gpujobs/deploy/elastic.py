@@ -8,13 +8,18 @@ from typing import Any
 from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
+from distributed.utils import format_dashboard_link
 
 from ..clusters.progress import LibraryProgress
 from ..clusters.report import JobReport
+from ..clusters.scale import check_group_names
+from ..injob.names import job_name
+from ..planning.transport import LOOPBACK
 from .adaptive import JobAdaptive
 from .amount import Amount
 from .control import DaskControl
 from .display import JobsDisplay
+from .group import WorkerGroup
 from .job import PoolJob
 from .pool import JobPool
 from .scaler import Scaler
@@ -26,10 +31,20 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     """A cluster of whole jobs. Its base in dask keeps single workers; that is replaced here."""
 
     id: str
-    workers_per_job: int
+    new_spec: dict[str, Any]
+    adaptives: dict[str, Any]
+    """Adaptive scaling by group of workers; "" if the cluster has no groups."""
     _pool: JobPool
     _dask: DaskControl
     _scaler: Scaler
+
+    @property
+    def dashboard_link(self) -> str:
+        """Link to the dashboard; one on the loopback interface is reached from this host only."""
+        server = getattr(self.scheduler, "http_server", None)  # of a dask scheduler in this process
+        if server is not None and server.address == LOOPBACK:
+            return str(format_dashboard_link(LOOPBACK, server.port))
+        return str(super().dashboard_link)
 
     # -- scale -------------------------------------------------------------------------------------
     def scale(
@@ -38,20 +53,31 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         jobs: int | None = None,
         memory: Any = None,
         cores: int | None = None,
+        **groups: int,
     ) -> Any:
         """Request ``n`` workers (= GPUs), ``jobs`` jobs, or workers with ``memory`` or ``cores``.
 
+        In a cluster with groups: workers of groups, as ``scale(gpu=8, prep=2)``; the others stay.
         Workers come and go in whole jobs: the number is rounded up, and that is logged. Raises
-        RefusedError in the batch scheduler's words; then nothing has changed. With an
-        asynchronous cluster the result must be awaited.
+        RefusedError in the batch scheduler's words; then nothing has changed, of the refused group.
+        With an asynchronous cluster the result must be awaited.
         """
         if self.status in (Status.closing, Status.closed):  # dask closes by scaling to 0
-            self._scaler.set_target(0)
+            self._scaler.set_targets(dict.fromkeys(self._pool.groups, 0))
             return None
         self._scaler.check_elastic()
-        amount = Amount(n, jobs, memory, cores)
-        self._scaler.set_target(amount.in_jobs(self._pool.plan, self._log))
-        self._pool.write_target(self._scaler.target)
+        amounts = {name: Amount(number) for name, number in groups.items()}
+        whole = Amount(n, jobs, memory, cores)
+        if whole.given or not groups:
+            amounts[""] = whole
+        check_group_names(list(self._pool.groups), amounts)
+        self._scaler.set_targets(
+            {
+                name: amount.in_jobs(self._pool.groups[name], self._log)
+                for name, amount in amounts.items()
+            }
+        )
+        self._pool.write_targets()
         if self.asynchronous or self.called_from_running_loop:
             return self._correct_state()
         return self.sync(self._reach_target)
@@ -64,7 +90,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     async def _correct_state_internal(self) -> None:
         self._correct_state_waiting = None  # calls of one moment share a task until here
         if self.status not in (Status.closing, Status.closed):
-            await self._scaler.reach_target()
+            await self._scaler.reach_targets()
 
     async def _wait_for_workers(
         self, n_workers: int = 0, timeout: float | str | None = None
@@ -80,6 +106,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     def adapt(
         self,
         *args: Any,
+        group: str = "",
         minimum_jobs: int | None = None,
         maximum_jobs: int | None = None,
         Adaptive: Any = None,
@@ -87,28 +114,47 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     ) -> Any:
         """Scale between ``minimum`` and ``maximum`` workers by the load, in whole jobs.
 
+        In a cluster with groups: the workers of one ``group``, by the tasks that they can run.
         Fewer than ``maximum`` come if a limit of the site allows no more; that is logged. ``hold``:
         time for which a job must be idle before it is released (see `JobAdaptive`).
         """
         self._scaler.check_elastic()
+        check_group_names(list(self._pool.groups), [group])
         self._scaler.forget_failures()
+        workers = self._pool.groups[group]
         if minimum_jobs is not None:
-            kwargs["minimum"] = minimum_jobs * self.workers_per_job
+            kwargs["minimum"] = minimum_jobs * workers.size
         if maximum_jobs is not None:
-            kwargs["maximum"] = maximum_jobs * self.workers_per_job
-        return SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
+            kwargs["maximum"] = maximum_jobs * workers.size
+        if group:
+            kwargs["group"] = group
+            self._adaptive_options: dict[str, Any] = {}  # those of another group
+        # Dask stops the adaptive scaling that this one replaces, and converts minimum_cores.
+        self._adaptive = self.adaptives.get(group)
+        self.new_spec = {**self.new_spec, "options": workers.worker_options}
+        adaptive = SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
+        self.adaptives[group] = adaptive
+        return adaptive
 
-    async def grow(self, workers: int) -> None:
+    async def grow(self, group: str, workers: int) -> None:
         """Request as many of ``workers`` workers as are possible; `JobAdaptive` calls this."""
-        await self._scaler.grow(workers)
+        await self._scaler.grow(group, workers)
 
     async def scale_down(self, workers: Sequence[str]) -> None:
         """Release the jobs whose workers are all named; `JobAdaptive` calls this."""
         await self._scaler.release(workers)
 
-    def counting_jobs(self) -> list[PoolJob]:
-        """Return the jobs that count towards the target."""
-        return self._pool.jobs.counting()
+    def counting_jobs(self, group: str) -> list[PoolJob]:
+        """Return the jobs that count towards the target of a group."""
+        return self._pool.jobs.counting(group)
+
+    def worker_group(self, group: str) -> WorkerGroup:
+        """Return a group of workers."""
+        return self._pool.groups[group]
+
+    def demand_of(self, group: str) -> dict[str, object]:
+        """Return how the dask scheduler finds the workers and the tasks of a group."""
+        return self._pool.groups[group].demand(self.id, self._pool.plan.groups)
 
     @property
     def longest_wait(self) -> float:
@@ -129,7 +175,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     @property
     def workers(self) -> dict[str, PoolJob]:
         """The submitted jobs by name, each with ``status`` and ``job_id``, as in dask-jobqueue."""
-        return {f"{self.id}-{number}": job for number, job in self._pool.jobs.active.items()}
+        return {_name(job, self.id): job for job in self._pool.jobs.active.values()}
 
     @workers.setter
     def workers(self, workers: object) -> None:
@@ -138,9 +184,12 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     @property
     def worker_spec(self) -> dict[str, dict[str, object]]:
         """The jobs that there should be, by name, as dask's clusters show them."""
-        spec = {"cls": ProcessInterface, "options": dict(self.new_spec["options"])}
         return {
-            f"{self.id}-{job.report.number}": {**spec, "group": _suffixes(job, self.id)}
+            _name(job, self.id): {
+                "cls": ProcessInterface,
+                "options": self._pool.groups[job.report.group].worker_options,
+                "group": _suffixes(job, self.id),
+            }
             for job in self._pool.jobs.counting()
         }
 
@@ -158,23 +207,28 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             self.sync(self._scaler.update)
         return super().jobs
 
-    def job_script(self) -> str:
-        """Return the script of the next worker job."""
-        return self._pool.next_script()
+    def job_script(self, group: str | None = None) -> str:
+        """Return the script of the next worker job, of a group or of the first one."""
+        return self._pool.next_script(group)
 
     def _job_reports(self) -> list[JobReport]:
         return self._pool.latest(self._dask.connected)
 
     def _rows(self) -> tuple[str, ...]:
         jobs = phase_counts(job.report for job in self._pool.jobs.active.values()) or "none"
+        adapts = any(map(self._dask.adapts, self._pool.groups))
         return (
-            f"Scaling mode: {'Adaptive' if self._dask.adapts else 'Manual'}",
+            f"Scaling mode: {'Adaptive' if adapts else 'Manual'}",
             f"Workers: {len(self.scheduler_info['workers'])} / {len(self.requested)}",
             f"Jobs: {jobs}",
         )
 
 
+def _name(job: PoolJob, cluster_id: str) -> str:
+    return job_name(cluster_id, job.report.number, job.report.group)
+
+
 def _suffixes(job: PoolJob, cluster_id: str) -> list[str]:
     """Return what the names of a job's workers add to the name of the job."""
-    name = f"{cluster_id}-{job.report.number}"
+    name = _name(job, cluster_id)
     return [worker.removeprefix(name) for worker in job.report.workers]

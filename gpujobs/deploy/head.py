@@ -15,6 +15,7 @@ from distributed.deploy.spec import ProcessInterface
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError
+from ..planning.transport import LOOPBACK
 from ..schedulers import JobState
 from .job import PoolJob
 from .pool import JobPool
@@ -33,7 +34,7 @@ def local_scheduler(
     own: dict[str, object] = {
         "protocol": f"{plan.transport.protocols[0]}://",
         "security": security,
-        "dashboard_address": ":8787",
+        "dashboard_address": f"{LOOPBACK}:8787",
         "scheduler_file": str(pool.record.path / "scheduler.json"),
     }
     if "host" not in options and "interface" not in options:
@@ -41,7 +42,7 @@ def local_scheduler(
             _check_interface(plan.transport.interface)
             own["interface"] = plan.transport.interface
         elif plan.scheduler.on_this_machine:
-            own["host"] = "127.0.0.1"
+            own["host"] = LOOPBACK
     return {"cls": Scheduler, "options": {**own, **options}}
 
 

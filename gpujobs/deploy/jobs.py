@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..clusters.report import ClusterReport, JobPhase, JobReport
@@ -16,14 +16,14 @@ MAX_OVERLAP = 120.0
 
 
 class PoolJobs:
-    """The jobs of a pool by number. ``walltime``: of a job, in seconds."""
+    """The jobs of a pool by number. ``walltimes``: of the jobs of each group, in seconds."""
 
-    def __init__(self, walltime: int | None) -> None:
+    def __init__(self, walltimes: Mapping[str, int | None]) -> None:
         self.active: dict[int, PoolJob] = {}
         self.past: deque[JobReport] = deque(maxlen=200)
         self.longest_wait = 0.0
         """Seconds that a job has waited in the queue before it ran; the longest so far."""
-        self._walltime = walltime
+        self._walltimes = walltimes
 
     def __len__(self) -> int:
         return len(self.active)
@@ -54,20 +54,27 @@ class PoolJobs:
         if job.running_since is None:
             return
         self.longest_wait = max(self.longest_wait, job.waited(now))
-        if self._walltime and not job.report.head:
+        walltime = self._walltimes.get(job.report.group)
+        if walltime and not job.report.head:
             # It is replaced before its walltime, so that its workers can transfer their data.
-            overlap = min(MAX_OVERLAP, self._walltime / 4)
+            overlap = min(MAX_OVERLAP, walltime / 4)
             ran = now - job.running_since
-            job.leaving = ran > self._walltime - warning(self._walltime) - overlap
+            job.leaving = ran > walltime - warning(walltime) - overlap
 
     # -- query -------------------------------------------------------------------------------------
-    def counting(self) -> list[PoolJob]:
-        """Return the jobs that count towards the target."""
-        return [job for job in self.active.values() if job.report.workers and not job.leaving]
+    def counting(self, group: str | None = None) -> list[PoolJob]:
+        """Return the jobs that count towards the target of a group; None: of all groups."""
+        found = [job for job in self.active.values() if job.report.workers and not job.leaving]
+        return [job for job in found if group in (None, job.report.group)]
 
-    def cheapest(self, count: int, load: dict[str, int]) -> list[PoolJob]:
-        """Return the jobs that cost least to lose (see `jobs_to_release`)."""
-        chosen = jobs_to_release((job.report for job in self.counting()), count, load)
+    def numbers(self, *, counting: bool = False) -> Counter[str]:
+        """Return how many jobs with workers each group has; or only those that count."""
+        jobs = self.counting() if counting else self.active.values()
+        return Counter(job.report.group for job in jobs if job.report.workers)
+
+    def cheapest(self, group: str, count: int, load: dict[str, int]) -> list[PoolJob]:
+        """Return the jobs of a group that cost least to lose (see `jobs_to_release`)."""
+        chosen = jobs_to_release((job.report for job in self.counting(group)), count, load)
         return [self.active[job.number] for job in chosen]
 
     def leaving_workers(self) -> set[str]:
@@ -75,9 +82,10 @@ class PoolJobs:
         leaving = (job for job in self.past if job.phase is JobPhase.LEAVING)
         return {name for job in leaving for name in job.workers}
 
-    def devices(self) -> set[str]:
-        """Return the GPUs of this machine that jobs use."""
-        return {device for job in self.active.values() for device in job.devices}
+    def devices(self, but: str | None = None) -> set[str]:
+        """Return the GPUs of this machine that jobs use, ``but`` not those of that group."""
+        jobs = (job for job in self.active.values() if job.report.group != but)
+        return {device for job in jobs for device in job.devices}
 
     def reports(self) -> list[JobReport]:
         """Return the active jobs, then the past ones, newest first."""

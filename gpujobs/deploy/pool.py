@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..clusters import cancel as cancelling
@@ -19,7 +19,7 @@ from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, client_of, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.scale import check_job_limits
+from ..clusters.scale import check_job_limits, limits_of
 from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError
@@ -28,7 +28,8 @@ from ..injob.gpus import shared_gpu_message
 from ..planning.plan import Plan
 from ..planning.render import Script
 from ..schedulers import JobState
-from .attempts import Attempts
+from .ceiling import by_devices
+from .group import WorkerGroup, count_ends
 from .job import PoolJob
 from .jobs import PoolJobs
 from .submitter import Submitter
@@ -57,9 +58,8 @@ class JobPool:
         self.ledger = ledger
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, owner="client")
-        self.workers_per_job = plan.workers.shape.workers
-        self.jobs = PoolJobs(plan.workers.walltime)
-        self.attempts = Attempts()
+        self.groups = {group.group: WorkerGroup(group) for group in plan.groups}
+        self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
         self.error: Exception | None = None
         """Why no more jobs are submitted."""
         self.conflict: Exception | None = None
@@ -83,8 +83,10 @@ class JobPool:
         return self.report.folder if self.report else FolderState()
 
     def forget_failures(self) -> None:
-        """Allow submitting again after failed starts."""
-        self.attempts.succeeded()
+        """Allow submitting again after failed starts and refusals."""
+        for group in self.groups.values():
+            group.attempts.succeeded()
+            group.ceiling.forget()
         if not self.ended:
             self.error = None
 
@@ -95,20 +97,21 @@ class JobPool:
         return self.jobs.latest(self._monitor.latest(connected).jobs)
 
     # -- submit ------------------------------------------------------------------------------------
-    async def submit(self, count: int) -> None:
-        """Submit ``count`` worker jobs as one array, or as few arrays as the site allows."""
+    async def submit(self, group: WorkerGroup, count: int) -> None:
+        """Submit ``count`` jobs of a group as one array, or as few arrays as the site allows."""
         if self.ended:
             raise self._ended_error()
-        with_workers = sum(bool(job.report.workers) for job in self.jobs.active.values())
-        check_job_limits(self.plan, with_workers + count)
+        numbers = self.jobs.numbers()
+        numbers[group.name] += count
+        check_job_limits(self.plan, self.record, group.name, numbers)
         limit = await self._array_limit(count)
-        scripts = self._submitter.worker_scripts(count, self.jobs.devices(), limit)
-        await self._submit(scripts, True)
+        scripts = self._submitter.worker_scripts(group.jobs, count, self.jobs.devices(), limit)
+        await self._submit(scripts)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
         scripts = self._submitter.head_scripts(self.jobs.devices())
-        await self._submit(scripts, self.plan.head is None)
+        await self._submit(scripts)
         job = self.jobs.active[scripts[0].first]
         job.report = replace(job.report, head=True)
         return job
@@ -119,15 +122,24 @@ class JobPool:
             self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
         return self._limit
 
-    def next_script(self) -> str:
-        """Return the script of the next worker job."""
-        return self._submitter.next_script()
+    def possible(self, group: WorkerGroup, jobs: int) -> tuple[int, str]:
+        """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
+        limits = limits_of(self.plan, self.record, group.name, self.jobs.numbers())
+        devices = by_devices(
+            self.plan, group.jobs.shape.gpus, len(self.jobs.devices(but=group.name))
+        )
+        return group.ceiling.clamp(jobs, limits, devices)
 
-    async def _submit(self, scripts: Sequence[Script], workers: bool) -> None:
+    def next_script(self, group: str | None) -> str:
+        """Return the script of the next job of a group; None: of the first one."""
+        jobs = self.plan.groups[0] if group is None else self.plan.group(group)
+        return self._submitter.next_script(jobs)
+
+    async def _submit(self, scripts: Sequence[Script]) -> None:
         for script in scripts:
             record = await asyncio.to_thread(send, self.record, script, self._client, self.ledger)
             self.record = record
-            for job in self._submitter.jobs_of(record, script, workers):
+            for job in self._submitter.jobs_of(record, script):
                 self.jobs.add(job)
         self.query_soon()
 
@@ -179,12 +191,20 @@ class JobPool:
         except GpujobsError as error:
             logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 
-    def write_target(self, jobs: int) -> None:
-        """Write the wanted number of workers into the ledger."""
-        workers = jobs * self.workers_per_job
-        if workers != self.record.workers:
-            gpus = jobs * self.plan.workers.shape.gpus
-            self.record = self._update(workers=workers, gpus=gpus)
+    def write_targets(self) -> None:
+        """Write the wanted numbers of workers into the ledger."""
+        groups = tuple(
+            replace(record, workers=self.groups[record.name].target * record.workers_per_job)
+            for record in self.record.groups
+        )
+        if groups != self.record.groups:
+            self.record = self._update(groups=groups)
+
+    def lower_targets(self) -> None:
+        """Want no more jobs than there are."""
+        numbers = self.jobs.numbers(counting=True)
+        for group in self.groups.values():
+            group.target = min(group.target, numbers[group.name])
 
     def _update(self, **changes: object) -> ClusterRecord:
         return self.ledger.update(self.id, **changes)
@@ -214,7 +234,7 @@ class JobPool:
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
             reports = [self._finish(job) for job in ended]
-            self._count(ended, reports, now)
+            count_ends(self.groups, self.jobs.active.values(), ended, now)
         if changed:
             self.query_soon()
         self._check_cluster(report)
@@ -243,15 +263,6 @@ class JobPool:
         kind = _KIND_OF_HEAD.get(head.state, EndKind.FAILED)
         self.end(kind, f"the dask scheduler's job {head.id} ended: {reason}")
 
-    def _count(self, ended: Collection[PoolJob], reports: list[JobReport], now: float) -> None:
-        """Count jobs that ended without success; workers that stay end the count."""
-        if any(job.steady(now) and not job.counted for job in self.jobs.active.values()):
-            self.attempts.succeeded()
-        for job in self.jobs.active.values():
-            job.counted = job.counted or job.steady(now)
-        if failed := sum(not job.steady(now) for job in ended):
-            self.attempts.failed(failed)
-
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
         if message := shared_gpu_message(report.folder.workers):
@@ -262,24 +273,13 @@ class JobPool:
             reports = [job.report for job in self.jobs.active.values()]
             self._in_background(self._cancel([job for job in reports if job.phase.waits]))
 
-    def stop_submitting(self) -> None:
-        """Too many jobs in a row have failed: note why, in `error`."""
-        self.error = self.attempts.error or self._failed_starts_error()
+    def stop_submitting(self, group: WorkerGroup) -> None:
+        """Too many jobs of a group in a row have failed: note why, in `error`."""
+        self.error = group.attempts.error or group.failed_starts_error(self.jobs.past)
 
     def _ended_error(self) -> JobFailedError:
         reason = self.report.reason if self.report else ""
         return JobFailedError(ended_message(self.id, reason))
-
-    def _failed_starts_error(self) -> JobFailedError:
-        ended = [job for job in self.jobs.past if job.phase is not JobPhase.LEAVING]
-        last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])
-        tail = "".join(f"\n  | {line}" for line in last.log)
-        when = "before their workers connected"
-        if last.phase is not JobPhase.FAILED:
-            when = "soon after their workers had connected"
-        jobs = f"{self.attempts.failures} jobs in a row ended {when}"
-        hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
-        return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 
     def _in_background(self, work: Awaitable[None]) -> None:
         async def run() -> None:

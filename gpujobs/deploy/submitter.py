@@ -27,40 +27,43 @@ class Submitter:
         self._next_number = 0
 
     def worker_scripts(
-        self, count: int, used_devices: Collection[str], limit: int | None = None
+        self, group: JobGroup, count: int, used_devices: Collection[str], limit: int | None = None
     ) -> list[Script]:
-        """Return the scripts of ``count`` worker jobs, at most ``limit`` jobs each.
+        """Return the scripts of ``count`` jobs of a group, at most ``limit`` jobs each.
 
         Raises RefusedError without free GPUs.
         """
-        devices = self._free_devices(count, used_devices)
-        return self._render(self.plan.workers, WORKERS, count, devices, limit)
+        devices = self._free_devices(group, count, used_devices)
+        return self._render(group, WORKERS, count, devices, limit)
 
     def head_scripts(self, used_devices: Collection[str]) -> list[Script]:
         """Return the script of the dask scheduler's job."""
+        jobs = next(jobs for jobs in self.plan.all_jobs if self.plan.may_be_head(jobs))
         workers = self.plan.head is None
         roles = JobRoles(scheduler=True, workers=workers, run=False, client_owns=True)
-        devices = self._free_devices(1, used_devices) if workers else ()
-        return self._render(self.plan.head or self.plan.workers, roles, 1, devices)
+        devices = self._free_devices(jobs, 1, used_devices) if workers else ()
+        return self._render(jobs, roles, 1, devices)
 
-    def next_script(self) -> str:
-        """Return the script of the next worker job, without using its number."""
+    def next_script(self, group: JobGroup) -> str:
+        """Return the script of the next job of a group, without using its number."""
         number = self._next_number
         try:
-            return self._render(self.plan.workers, WORKERS, 1)[0].text
+            return self._render(group, WORKERS, 1)[0].text
         finally:
             self._next_number = number
 
-    def jobs_of(self, record: ClusterRecord, script: Script, workers: bool) -> Iterator[PoolJob]:
+    def jobs_of(self, record: ClusterRecord, script: Script) -> Iterator[PoolJob]:
         """Yield the jobs of a script that was just submitted."""
-        gpus = script.jobs.shape.gpus
+        jobs, gpus = script.jobs, script.jobs.shape.gpus
+        workers = jobs is not self.plan.head
         for n, (number, job) in enumerate(record.submissions[-1].jobs.items()):
-            names = self.plan.job_worker_names(self.cluster_id, number) if workers else []
+            names = self.plan.job_worker_names(self.cluster_id, number, jobs) if workers else []
             report = JobReport(
                 number=number,
                 job=job,
                 phase=JobPhase.SUBMITTED,
                 state=JobState.UNKNOWN,
+                group=jobs.group if workers else "",
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
             )
@@ -89,12 +92,12 @@ class Submitter:
             devices=devices,
         )
 
-    def _free_devices(self, count: int, used: Collection[str]) -> tuple[str, ...]:
+    def _free_devices(self, group: JobGroup, count: int, used: Collection[str]) -> tuple[str, ...]:
         """Return GPUs of this machine for ``count`` jobs; none with a batch scheduler."""
         if not self.plan.devices:
             return ()
         free = [device for device in self.plan.devices if device not in used]
-        wanted = count * self.plan.workers.shape.gpus
+        wanted = count * group.shape.gpus
         if len(free) < wanted:
             total = len(self.plan.devices)
             raise RefusedError(

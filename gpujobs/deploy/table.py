@@ -18,28 +18,33 @@ class JobTable(list[Row]):
     _HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "GPUS", "")
 
     @classmethod
-    def of(cls, jobs: Iterable[JobReport]) -> JobTable:
-        """Return the table of ``jobs``."""
+    def of(cls, jobs: Iterable[JobReport], transport: str = "") -> JobTable:
+        """Return the table of ``jobs``, with a line on the measured ``transport`` below."""
         table = cls(job_json(job) for job in jobs)
         table._cells = [_cells(job) for job in jobs]
+        table.transport = transport
         return table
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
         self._cells: list[tuple[str, ...]] = []
+        self.transport = ""
+        """The measured rates of dask's protocols; "" if only one was possible."""
 
     def __repr__(self) -> str:
-        return table(self._HEADER, self._cells) if self else "no jobs"
+        jobs = table(self._HEADER, self._cells) if self else "no jobs"
+        return f"{jobs}\nnetwork: {self.transport}" if self.transport else jobs
 
     def _repr_html_(self) -> str:
         rows = "".join(_html_row("td", cells) for cells in self._cells)
-        return f"<table>{_html_row('th', self._HEADER)}{rows}</table>"
+        below = f"<p>network: {html.escape(self.transport)}</p>" if self.transport else ""
+        return f"<table>{_html_row('th', self._HEADER)}{rows}</table>{below}"
 
 
 def _cells(job: JobReport) -> tuple[str, ...]:
     models = Counter(gpu.model or "?" for gpu in job.gpus)
     gpus = ", ".join(f"{number} {model}" for model, number in models.items())
-    remarks = ["head" if job.head else "", job.reason]
+    remarks = [job.group, "head" if job.head else "", job.reason]
     if job.starts:
         remarks.append(f"starts {job.starts}")
     return (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from dataclasses import replace
 
 from ..batch import process
 from ..errors import InputError
+from ..injob.loopback import confine_ucxx
 from ..planning.plan import Plan
 
 
@@ -23,6 +25,9 @@ def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
     if not usable:
         raise InputError(reason, hint="network={'protocol': 'auto'}")
     protocols = usable[:1] if only_one else usable
+    if protocols == ("ucxx",) and transport.loopback:
+        os.environ.setdefault("UCX_NET_DEVICES", transport.loopback)
+        confine_ucxx()
     return replace(plan, transport=replace(transport, protocols=protocols)), reason
 
 

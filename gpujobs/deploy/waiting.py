@@ -53,13 +53,17 @@ def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     for error in (pool.conflict, pool.error):
         if error is not None:
             raise error
-    size = pool.workers_per_job
-    if scaler.dask.adapts:
-        jobs, why_not = scaler.ceiling.clamp(math.ceil(n_workers / size))
-        if n_workers > jobs * size:
-            raise InputError(f"waiting for {n_workers} workers, but {why_not}")
+    missing, reasons = n_workers, []
+    for group in sorted(pool.groups.values(), key=lambda group: scaler.dask.adapts(group.name)):
+        jobs = max(group.target, len(pool.jobs.counting(group.name)))
+        if scaler.dask.adapts(group.name):  # after the others: it may bring the rest
+            jobs, why_not = pool.possible(group, group.jobs_for(max(0, missing)))
+            reasons.append(why_not)
+        missing -= jobs * group.size
+    if missing <= 0:
         return
-    planned = max(scaler.target, len(pool.jobs.counting())) * size
-    if n_workers > planned:
-        message = f"waiting for {n_workers} workers, but only {planned} were asked for"
-        raise InputError(message, hint="scale() first")
+    if reasons:
+        raise InputError(f"waiting for {n_workers} workers, but {'; '.join(reasons)}")
+    planned = n_workers - missing
+    message = f"waiting for {n_workers} workers, but only {planned} were asked for"
+    raise InputError(message, hint="scale() first")

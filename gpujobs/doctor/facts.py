@@ -75,8 +75,10 @@ def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
         memory = "GPU" if measured["gpu_memory"] else "host"
         parts[0] += f", {measured['rate']} GB/s between two workers ({memory} memory)"
     folder = report.folder
+    if rates := folder.transport.text():
+        parts.append(rates)
     if not folder.transport.reason and not folder.unused_networks:
-        return passed("transport", parts[0])
+        return passed("transport", "; ".join(parts))
     remedy = (
         "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
     )

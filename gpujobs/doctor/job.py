@@ -23,7 +23,7 @@ from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
-from ..errors import InputError, RefusedError
+from ..errors import InputError, Position, RefusedError
 from ..planning.directory import expand_directory
 from ..planning.plan import Plan
 from . import jobcheck
@@ -50,7 +50,7 @@ def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list
     site_file = make_spec(settings_document(()), site=site).site
     with _shared_copy(site_file) as program, _listener() as addresses:
         try:
-            record = _submit(site, settings, ["python", str(program), *addresses], ledger)
+            record = _submit(site, settings, [str(program), *addresses], ledger)
         except RefusedError as error:
             message = "\n".join(str(error).splitlines()[:ERROR_LINES])
             return [failed("job", message, "fix `request` of the site file")]
@@ -97,14 +97,14 @@ def _accept_forever(server: socket.socket) -> None:
 
 
 def _submit(
-    site: str | None, settings: Sequence[str], run: list[str], ledger: Ledger
+    site: str | None, settings: Sequence[str], program: list[str], ledger: Ledger
 ) -> ClusterRecord:
     """Submit two workers in one job, or as many as the queues of the site give."""
     failures: list[InputError] = []
     for size in _sizes(make_spec(settings_document(()), site=site).site.site):
-        profile = {"name": "doctor", "walltime": "10m", "run": run, **size}
+        profile = {"name": "doctor", "walltime": "10m", **size}
         try:
-            spec, plan = _make_plan(site, Document(profile, source=SOURCE), settings)
+            spec, plan = _make_plan(site, profile, settings, program)
             record = submit.submit(spec, plan, ledger)
         except InputError as error:
             failures.append(error)
@@ -113,7 +113,7 @@ def _submit(
             "%s: a job with %s workers in queue %s; gpujobs cancel ends it",
             record.id,
             plan.n_workers,
-            plan.workers.queue,
+            plan.groups[0].queue,
         )
         return record
     raise failures[0]
@@ -133,13 +133,18 @@ def _sizes(site: Site) -> Iterator[dict[str, object]]:
 
 
 def _make_plan(
-    site: str | None, profile: Document, settings: Sequence[str]
+    site: str | None, profile: dict[str, object], settings: Sequence[str], program: list[str]
 ) -> tuple[ClusterSpec, Plan]:
     """Return the plan in which `jobcheck` starts after all workers have connected."""
-    spec = make_spec(settings_document(tuple(settings)).over(profile), site=site)
-    workers = make_cluster_plan(spec).n_workers
-    own = (f"start_workers={workers}", f"env.GPUJOBS_DOCTOR_WORKERS={workers}")
-    spec = with_settings(spec, settings_document(own))
+    document = Document(profile, {(): Position(SOURCE)}, source=SOURCE)
+    spec = make_spec(settings_document(tuple(settings)).over(document), site=site)
+    first = make_cluster_plan(spec)
+    own: dict[str, object] = {
+        "run": [first.groups[0].python, *program],
+        "start_workers": first.n_workers,
+        "env": {"GPUJOBS_DOCTOR_WORKERS": str(first.n_workers)},
+    }
+    spec = with_settings(spec, Document(own, source=SOURCE))
     return spec, make_cluster_plan(spec)
 
 

@@ -6,9 +6,12 @@ The job's environment need not have gpujobs. So at submit this package is packed
 - ``python injob.pyz supervise …`` is the parent of all processes of a job: it decides which job is
   the head, starts the dask scheduler, the workers and the user's command, supervises them, and
   ends the cluster if one of them fails (`job`, `head`, `workers`);
-- ``python -m mpi4py injob.pyz rank …`` is one rank of an MPI allocation (`layout: mpi`): it checks
-  that MPI and its launcher match, takes its GPUs, and becomes dask-mpi or the user's script;
+- ``python -m mpi4py injob.pyz rank …``, started by ``ranks.sh``, is one rank of an MPI allocation
+  (`layout: mpi`): it checks that MPI and its launcher match, takes its GPUs, and becomes dask-mpi
+  or the user's script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
+- ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
+  the container (`outside`);
 - ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;
 - ``--preload gpujobs_injob.preload``: a worker reports its GPU, the dask scheduler writes down
   which workers are registered. For that, dask's processes have the archive on their import path.
@@ -29,7 +32,10 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     job-ids        the ids with which jobs that still wait are cancelled
     leave-N        asks the workers of job N to exit
     rank-error     the first error of an MPI rank: exit_code and reason
-    ranks.json     environment of the ranks; not every MPI launcher passes it to other nodes
+    environment    of an MPI job before its setup; removed when ranks.sh is written
+    ranks.sh       environment of the ranks; not every MPI launcher passes it to other nodes
+    launch-start, launch-stop, launch-exit
+                   connect a container with the MPI launcher outside: see `outside`
     idle           written by the dask scheduler if it closes because it was idle for too long
     lease          touched by a client that owns the cluster; when it grows old, the head exits
 """

@@ -143,6 +143,17 @@ class Folder:
         temporary.write_text(json.dumps(value) + "\n")
         temporary.replace(self.path / name)
 
+    def create(self, name: str, text: str) -> bool:
+        """Create the file ``name``; return False if it exists already, or cannot be written."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = os.open(self.path / name, flags, 0o600)
+        except OSError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        return True
+
     def read(self, name: str) -> JsonObject:
         """Return the JSON object in the file ``name``; {} if it is missing or half written."""
         try:

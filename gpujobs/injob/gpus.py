@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,8 @@ from .network import node_name
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _INFINIBAND = "/sys/class/infiniband"
+_DRIVER = Path("/proc/driver/nvidia")
+_DEVICES = Path("/dev")
 
 
 # -- of a job --------------------------------------------------------------------------------------
@@ -102,6 +105,53 @@ def _gpus_of_driver() -> int:
         return 0
 
 
+# -- of the node -----------------------------------------------------------------------------------
+def hidden_gpus(proc: Path = _DRIVER, dev: Path = _DEVICES) -> int:
+    """Return how many GPUs of this node this job cannot open: the batch scheduler isolates them."""
+    return sum(not _can_open(dev / f"nvidia{minor}") for minor in _minors(proc))
+
+
+def gpu_models(proc: Path = _DRIVER) -> list[str]:
+    """Return the models of all GPUs of this node, also of those that the job cannot open."""
+    return sorted(_information(proc, "Model"))
+
+
+def driver_version(proc: Path = _DRIVER) -> str:
+    """Return the driver's description of its version; "" without a driver."""
+    try:
+        return (proc / "version").read_text()
+    except OSError:
+        return ""
+
+
+def _minors(proc: Path) -> list[str]:
+    return _information(proc, "Device Minor")
+
+
+def _information(proc: Path, key: str) -> list[str]:
+    """Return the values of ``key`` in the driver's description of each GPU."""
+    found = []
+    for path in sorted(proc.glob("gpus/*/information")):
+        with contextlib.suppress(OSError):
+            lines = [line.partition(":") for line in path.read_text().splitlines()]
+            found += [value.strip() for name, _, value in lines if name.strip() == key]
+    return found
+
+
+def _can_open(device: Path) -> bool:
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def with_first(devices: list[str], index: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES with GPU ``index`` first; the others stay, for NVLink."""
+    index %= len(devices)
+    return ",".join(devices[index:] + devices[:index])
+
+
 # -- of a worker -----------------------------------------------------------------------------------
 def worker_gpu() -> Gpu:
     """Return the GPU of this process, which is the first of CUDA_VISIBLE_DEVICES."""
@@ -123,15 +173,29 @@ def worker_gpu() -> Gpu:
 
 def _ask_nvml(nvml: ModuleType, device: str, gpu: Gpu) -> None:
     nvml.nvmlInit()
-    if device.isdigit():
-        handle = nvml.nvmlDeviceGetHandleByIndex(int(device))
-    else:
-        handle = nvml.nvmlDeviceGetHandleByUUID(device.encode())
+    handle = _handle(nvml, device)
     gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
     gpu["model"] = _text(nvml.nvmlDeviceGetName(handle))
     gpu["memory"] = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     if _has_nvlink(nvml, handle):
         gpu["fast"] = [*gpu["fast"], "NVLink"]
+
+
+def _handle(nvml: ModuleType, device: str) -> object:
+    if device.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(device))
+    return nvml.nvmlDeviceGetHandleByUUID(device.encode())
+
+
+def gpus_with_nvlink(devices: Iterable[str]) -> int:
+    """Return how many of these GPUs (index or UUID) have NVLink; 0 without a driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return sum(_has_nvlink(pynvml, _handle(pynvml, device)) for device in devices)
+    except Exception:  # NVML has many errors, and each means the same here
+        return 0
 
 
 def fast_network() -> list[str]:

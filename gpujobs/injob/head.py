@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import time
 from typing import NoReturn
 
+from .choice import TransportChoice
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at, over_memory_message
 from .job import Job, JobExit, failure
+from .launch import enough_workers
 from .log import log, reason_in
 from .names import PRELOAD
 from .network import dask_config, node_name
@@ -21,7 +22,6 @@ _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10
 _LEASE_INTERVAL = 2
 """Seconds between two looks at the owner's lease."""
-_UCXX_TIMEOUT = 60
 _CANCEL_TIMEOUT = 20
 _SCHEDULER_EXIT_TIMEOUT = 0.5
 """Seconds by which the end of the dask scheduler may follow that of the command, its victim."""
@@ -59,7 +59,6 @@ class Head(Job):
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
-        self.start_workers()
         while True:
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
@@ -127,47 +126,37 @@ class Head(Job):
             )
 
     def _choose_protocol(self) -> str:
-        """Return the first of the site's protocols that works, and write it to `transport.json`."""
-        problems: list[str] = []
-        for protocol in self.options.schemes:
-            problem = self._ucxx_problem() if protocol == "ucxx" else ""
-            if not problem:
-                transport = {"scheme": protocol, "reason": "; ".join(problems)}
-                self.folder.write("transport.json", transport)
-                return protocol
-            log(problem)
-            problems.append(problem)
-        raise failure("; ".join(problems))
+        """Return the protocol of the cluster, and take over its settings."""
 
-    def _ucxx_problem(self) -> str:
-        """Return why ucxx cannot be used on this node, or ""."""
-        path = self.folder.logs / "ucxx.log"
-        argv = [sys.executable, str(self.folder.archive), "try-ucxx"]
-        if self.options.interface:
-            argv += ["--interface", self.options.interface]
-        attempt = ManagedProcess("ucxx", argv, path, self.environ)
-        deadline = time.monotonic() + _UCXX_TIMEOUT
-        while attempt.running and time.monotonic() < deadline and not self.stop_reason:
-            self.pause(0.1)
+        def pause(seconds: float) -> None:
+            self.pause(seconds)
             self._heartbeat()
-        works = attempt.exit_code == 0
-        attempt.kill()
-        if works:
-            return ""
-        return f"ucxx does not work on {node_name()}: {reason_in(path) or 'no answer'}"
+            self.check_end()
+            if self.stop_reason:
+                raise self._stopped(self._stop_message())
+
+        choice = TransportChoice(self.options, self.environ, pause).make()
+        if not choice.scheme:
+            raise failure(choice.reason)
+        self.environ.update(choice.environ)
+        return choice.scheme
 
     def _start_scheduler(self, protocol: str) -> ManagedProcess:
-        """Start the dask scheduler, and wait until it has an address."""
+        """Start the dask scheduler and the workers; return when it has an address."""
         argv = [*self.options.scheduler, f"--protocol={protocol}"]
         environ = with_archive(self.environ, self.folder.archive)
         path = self.folder.logs / "scheduler.log"
         scheduler = self.scheduler = ManagedProcess("the dask scheduler", argv, path, environ)
+        if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
+            self.start_workers()  # on other nodes, NFS could show the file half a minute late
         while (address := self.scheduler_address()) is None:
             self.pause(0.1)
             self._check_starting(scheduler)
             self.check_end()
         self.environ["DASK_SCHEDULER_ADDRESS"] = address
         log(f"the dask scheduler is at {address}")
+        if self.options.ranks:
+            self.start_workers()
         return scheduler
 
     def _check_starting(self, scheduler: ManagedProcess) -> None:
@@ -183,9 +172,9 @@ class Head(Job):
         """Start `run` once enough workers are registered."""
         if self.command is not None or not self.options.run:
             return
-        registered = len(self.folder.registered())
-        if registered >= self.options.start_workers:
-            log(f"run: starts with {registered} workers")
+        registered = self.folder.registered()
+        if enough_workers(self.options, registered):
+            log(f"run: starts with {len(registered)} workers")
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess("run:", self.options.run, path, self.environ)
 

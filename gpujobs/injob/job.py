@@ -13,9 +13,10 @@ from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, start_workers, worker_names
 from .log import launcher_reason, log, nodes_seen
+from .names import UCX_WARNINGS, job_name
 from .network import node_name
 from .options import SuperviseOptions
-from .process import ManagedProcess
+from .process import ManagedProcess, is_process
 from .walltime import Walltime
 
 FOLDER_TIMEOUT = 120
@@ -51,16 +52,21 @@ class Job:
     def __init__(self, options: SuperviseOptions) -> None:
         self.options = options
         self.folder = Folder(options.folder)
-        self.name = f"{self.folder.cluster_id}-{options.job}"
+        self.name = job_name(self.folder.cluster_id, options.job, options.group)
         self.walltime = Walltime(options.started, options.walltime, options.warning)
         self.stop_reason = ""
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
         self.worker_processes: list[ManagedProcess] = []
         # ucxx sets a variable that UCX does not use, and every process would warn of it.
-        self.environ = {"UCX_WARN_UNUSED_ENV_VARS": "n", **os.environ}
+        self.environ = {UCX_WARNINGS: "n", **os.environ}
+        if options.python_folder:
+            path = self.environ.get("PATH", os.defpath)
+            self.environ["PATH"] = f"{options.python_folder}:{path}"
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
-        self._batch_script = os.getppid()
+        self._parent = os.getppid()
+        # A container's runtime may stay between both, and hide the processes of the node.
+        self._batch_script = options.batch_script if is_process(options.batch_script) else 0
 
     # -- life --------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -114,7 +120,7 @@ class Job:
     # -- workers -----------------------------------------------------------------------------------
     def start_workers(self) -> None:
         """Start the workers of this job."""
-        environ = {**self.environ, **lifetime(self.walltime)}
+        environ = {**self.environ, **lifetime(self.walltime, self.environ)}
         try:
             self.worker_processes = start_workers(self.options, environ)
         except LookupError as error:
@@ -219,6 +225,7 @@ class Job:
 
         The GPUs may already belong to another job. Without its head, a cluster cannot go on.
         """
-        if os.getppid() != self._batch_script:
+        script = self._batch_script
+        if os.getppid() != self._parent or (script and not is_process(script)):
             kind = EndKind.FAILED if self.is_head else None
             raise JobExit(EXIT_STOPPED, kind, f"{self.name}: its batch script was killed")

@@ -1,34 +1,49 @@
-"""Start the workers of a job: dask-cuda's one process, one per GPU, or an MPI launcher."""
+"""Start the workers of a job: one process with their nannies, or an MPI launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .folder import Folder
 from .gpus import job_devices
-from .names import job_worker_names
+from .names import group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import ManagedProcess, with_archive
+from .rankenvironment import write_rank_script
 from .walltime import Walltime
+from .workerenviron import preset
 
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 _LONGEST_STAGGER = 60
 """Seconds over which dask spreads the exits of workers."""
-_RANKS_NEED = ("DASK_", "GPUJOBS_", "UCX_")
-"""Prefixes of the variables that ranks on other nodes need."""
 
 
 def worker_names(options: SuperviseOptions) -> list[str]:
     """Return the names of the workers of a job."""
     cluster_id = Folder(options.folder).cluster_id
-    return job_worker_names(cluster_id, options.job, max(1, options.gpus), options.ranks)
+    workers = max(1, options.gpus)
+    return job_worker_names(cluster_id, options.job, workers, options.ranks, options.group)
 
 
-def lifetime(walltime: Walltime) -> dict[str, str]:
-    """Return dask's configuration with which workers exit before the walltime."""
-    if walltime.left() == float("inf"):
+def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool:
+    """Return whether `run` may start with the workers of these names."""
+    names, cluster_id = list(registered), Folder(options.folder).cluster_id
+    for item in options.start_groups:
+        group, _, number = item.partition("=")
+        prefix = group_prefix(cluster_id, group)
+        if sum(name.startswith(prefix) for name in names) < int(number):
+            return False
+    return len(names) >= options.start_workers
+
+
+def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return dask's configuration with which workers exit before the walltime.
+
+    Nothing if ``environ`` has a lifetime of its own.
+    """
+    if walltime.left() == float("inf") or f"{_LIFETIME}DURATION" in environ:
         return {}
     seconds = walltime.workers_lifetime()
     stagger = min(_LONGEST_STAGGER, seconds // 10)
@@ -45,42 +60,38 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
     if options.gpus:
         source, count = options.visible_devices, options.gpus
         devices = job_devices(source, count, environ, explicit=options.each_gpu)
-    if options.each_gpu and devices:
-        return _start_one_per_gpu(options, devices, environ)
-    name = f"{Folder(options.folder).cluster_id}-{options.job}"
-    return [_start_worker(options, name, devices, environ)]
+    return [_start_nannies(options, devices, environ)]
 
 
 def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess:
     """Start the ranks: workers, or the user's script, with output to the log of `run`."""
     folder = Folder(options.folder)
-    kept = {name: value for name, value in environ.items() if name.startswith(_RANKS_NEED)}
-    kept.pop("GPUJOBS_HOST", None)  # of this node
-    folder.write("ranks.json", kept)
+    write_rank_script(folder, environ, options.rank_env)
     if options.run_on == "ranks":
         return ManagedProcess("run:", options.workers, folder.logs / "run.log", environ)
-    argv = [*options.workers, "--name", folder.cluster_id]
-    return ManagedProcess("the MPI launcher", argv, job_log(options), environ)
+    return ManagedProcess("the MPI launcher", options.workers, job_log(options), environ)
 
 
-def _start_one_per_gpu(
-    options: SuperviseOptions, devices: list[str], environ: Mapping[str, str]
-) -> list[ManagedProcess]:
-    """Its own GPU comes first for each worker; the others stay visible, for NVLink among them."""
-    return [
-        _start_worker(options, name, devices[index:] + devices[:index], environ)
-        for index, name in enumerate(worker_names(options))
-    ]
+def _with_each_gpu(words: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return the words of a command that starts one plain worker for each of ``count`` GPUs."""
+    at = words.index("--")
+    several = (f"--nworkers={count}",) if count > 1 else ()  # else dask appends "-0" to the name
+    return (*words[:at], "--each-gpu", *words[at:], *several)
 
 
-def _start_worker(
-    options: SuperviseOptions, name: str, devices: list[str] | None, environ: Mapping[str, str]
+def _start_nannies(
+    options: SuperviseOptions, devices: list[str] | None, environ: Mapping[str, str]
 ) -> ManagedProcess:
-    environ = with_archive(environ, Folder(options.folder).archive)
+    """Start the process of all nannies of the job."""
+    environ = preset(with_archive(environ, Folder(options.folder).archive))
+    words = options.workers
     if devices is not None:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        if options.each_gpu:
+            words = _with_each_gpu(words, len(devices))
+    name = job_name(Folder(options.folder).cluster_id, options.job, options.group)
     title = f"worker {name} on {node_name()}"
-    return ManagedProcess(title, [*options.workers, "--name", name], job_log(options), environ)
+    return ManagedProcess(title, [*words, "--name", name], job_log(options), environ)
 
 
 def job_log(options: SuperviseOptions) -> Path:

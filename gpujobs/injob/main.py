@@ -5,11 +5,23 @@ from __future__ import annotations
 import sys
 import traceback
 
+from .loopback import confine_ucxx
+from .names import LOOPBACK_INTERFACE
 from .network import try_ucxx
-from .options import RankOptions, RetireOptions, SuperviseOptions, parse
+from .options import (
+    LaunchOptions,
+    RankOptions,
+    RetireOptions,
+    SuperviseOptions,
+    TrialOptions,
+    WorkersOptions,
+    parse,
+)
+from .outside import launch
 from .rank import run_rank
 from .retire import retire
 from .supervise import supervise
+from .trial import trial
 
 
 def main(argv: list[str]) -> int:
@@ -19,9 +31,20 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     if isinstance(options, SuperviseOptions):
         return supervise(options)
+    if isinstance(options, WorkersOptions):
+        from .workerhost import run_workers  # imports multiprocessing
+
+        run_workers(options)
+        return 0
     if isinstance(options, RankOptions):
         run_rank(options)
         return 0
     if isinstance(options, RetireOptions):
         return retire(options.workers, options.timeout)
+    if isinstance(options, LaunchOptions):
+        return launch(options)
+    if options.interface == LOOPBACK_INTERFACE:
+        confine_ucxx()
+    if isinstance(options, TrialOptions):
+        return trial(options)
     return try_ucxx(options.interface)

@@ -10,11 +10,33 @@ PACKAGE = "gpujobs_injob"
 """Name of this package in the archive. A plain `injob` could hide a module of the user."""
 PRELOAD = f"{PACKAGE}.preload"
 """Module that dask's processes preload."""
+LOOPBACK_INTERFACE = "lo"
+"""Interface of ucxx on this machine; ucxx exists on Linux only."""
+ENVIRONMENT = "environment"
+"""File in the cluster's folder: the environment of an MPI job before its setup."""
+RANK_SCRIPT = "ranks.sh"
+"""File in the cluster's folder: starts a rank in the environment of the job."""
+UCX_WARNINGS = "UCX_WARN_UNUSED_ENV_VARS"
+"""With ``n``, UCX does not warn of UCX_MEMTYPE_CACHE, which ucxx sets and newer UCX ignores."""
+CERTIFICATE, KEY = "tls-cert.pem", "tls-key.pem"
+"""Files in the cluster's folder, if dask's processes may encrypt their traffic."""
 EXTRA_RANKS = 2
 """Ranks without GPUs if the user's script runs in all ranks: dask scheduler and client."""
 
 
-def job_worker_names(cluster_id: str, number: int, workers: int, ranks: int = 0) -> list[str]:
+def job_name(cluster_id: str, number: int, group: str = "") -> str:
+    """Return the name of job ``number``, with which the names of its workers start."""
+    return f"{group_prefix(cluster_id, group)}{number}"
+
+
+def group_prefix(cluster_id: str, group: str) -> str:
+    """Return the start of the names of all workers of a group."""
+    return f"{cluster_id}-{group}-" if group else f"{cluster_id}-"
+
+
+def job_worker_names(
+    cluster_id: str, number: int, workers: int, ranks: int = 0, group: str = ""
+) -> list[str]:
     """Return the names of the workers of job ``number``.
 
     ``workers``: how many the job has; dask-cuda appends the number of the GPU if these are several.
@@ -24,7 +46,7 @@ def job_worker_names(cluster_id: str, number: int, workers: int, ranks: int = 0)
         processes = [f"{cluster_id}-{rank}" for rank in range(ranks)]
         workers //= ranks
     else:
-        processes = [f"{cluster_id}-{number}"]
+        processes = [job_name(cluster_id, number, group)]
     if workers < 2:
         return processes
     return [f"{process}-{gpu}" for process in processes for gpu in range(workers)]

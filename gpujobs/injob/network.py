@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from .log import log
+from .names import CERTIFICATE, KEY
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -29,18 +30,27 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def own_address(interface: str | None) -> str:
+    """Return this node's address on an interface; without one, that of its default route."""
+    from distributed.utils import get_ip, get_ip_interface
+
+    return str(get_ip_interface(interface) if interface else get_ip())
+
+
 def dask_config(folder: Path, protocol: str) -> dict[str, str]:
     """Return dask's configuration for processes with this protocol, as environment variables."""
     if protocol not in ENCRYPTED:
         return {}
-    certificate = str(folder / "tls-cert.pem")
-    variables = {
-        f"{_COMM}REQUIRE_ENCRYPTION": "True",
-        f"{_COMM}TLS__CA_FILE": certificate,
-    }
+    return {f"{_COMM}REQUIRE_ENCRYPTION": "True", **tls_files(folder)}
+
+
+def tls_files(folder: Path) -> dict[str, str]:
+    """Return dask's configuration of the cluster's certificate, as environment variables."""
+    certificate = str(folder / CERTIFICATE)
+    variables = {f"{_COMM}TLS__CA_FILE": certificate}
     for role in ("SCHEDULER", "WORKER", "CLIENT"):
         variables[f"{_COMM}TLS__{role}__CERT"] = certificate
-        variables[f"{_COMM}TLS__{role}__KEY"] = str(folder / "tls-key.pem")
+        variables[f"{_COMM}TLS__{role}__KEY"] = str(folder / KEY)
     return variables
 
 
@@ -103,13 +113,11 @@ def try_ucxx(interface: str | None) -> int:
 async def _ucxx_round_trip(interface: str | None) -> bool:
     from distributed.comm import connect, listen
     from distributed.protocol.serialize import to_serialize
-    from distributed.utils import get_ip, get_ip_interface
 
     async def echo(comm: Comm) -> None:
         await comm.write(await comm.read())
 
-    host = get_ip_interface(interface) if interface else get_ip()
-    async with listen(f"ucxx://{host}:0", echo, deserialize=True) as listener:
+    async with listen(f"ucxx://{own_address(interface)}:0", echo, deserialize=True) as listener:
         comm = await connect(listener.contact_address, timeout=_UCXX_CONNECT_TIMEOUT)
         data = bytes(range(256)) * 4096
         await comm.write({"data": to_serialize(data)})

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+GPU_MEMORY = ("plain", "pool", "async", "managed")
+"""How RMM allocates GPU memory."""
+
 
 def _option(help_text: str, **argument: Any) -> Any:
     """Return a field that is an option; ``argument`` goes to argparse, with ``default``."""
@@ -36,17 +39,27 @@ class SuperviseOptions:
     warning: int = _option("time before the walltime at which to stop", type=int, default=60)
     gpus: int = _option("GPUs of this job", type=int, default=0)
     visible_devices: str = _option("where they are listed", default="scheduler")
-    each_gpu: bool = _option("start the worker command once per GPU", action="store_true")
+    each_gpu: bool = _option("start one plain worker per GPU", action="store_true")
     ranks: int = _option("MPI ranks with GPUs in the worker command", type=int, default=0)
     nodes: int = _option("nodes of this job", type=int, default=1)
     ranks_per_node: int = _option("ranks that the launcher starts on each", type=int, default=1)
+    rank_env: tuple[str, ...] = _option("variables of the profile", type=_words, default=())
     run_on: str = _option("ranks: run is in them", choices=["head", "ranks"], default="head")
     schemes: tuple[str, ...] = _option("protocols, best first", type=_words, default=("tls",))
+    gpu_memory: str = _option(
+        "how workers allocate it", choices=list(GPU_MEMORY), default=GPU_MEMORY[0]
+    )
     interface: str | None = _option("network interface", default=None)
+    group: str = _option("group of this job's workers", default="")
     start_workers: int = _option("run starts with this many workers", type=int, default=1)
+    start_groups: tuple[str, ...] = _option(
+        "GROUP=N,…: and with so many of groups", type=_words, default=()
+    )
     start_timeout: int = _option("limit for processes to register", type=int, default=300)
     cancel: str = _option("command that cancels waiting jobs; ids are appended", default="")
     lease: int = _option("limit for the owner to renew its lease", type=int, default=0)
+    batch_script: int = _option("its process, if not the parent", type=int, default=0)
+    python_folder: str = _option("folder that is first on PATH", default="")
     client_owns: bool = _option("a client handles jobs that fail", action="store_true")
     scheduler: tuple[str, ...] = ()
     """Command of the dask scheduler; empty if this job cannot be the head."""
@@ -76,11 +89,34 @@ class RankOptions:
 
 
 @dataclass(frozen=True)
+class WorkersOptions:
+    """Options of ``workers``: the process that runs the nannies of a job."""
+
+    each_gpu: bool = _option("each plain worker has another first GPU", action="store_true")
+    command: tuple[str, ...] = ()
+    """A module with dask's command, and its arguments."""
+
+
+@dataclass(frozen=True)
 class RetireOptions:
     """Options of ``retire``."""
 
     timeout: float = _option("limit", type=float)
     workers: tuple[str, ...] = _option("their names, with commas", type=_words)
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """Options of ``trial``: one of the two processes that measure protocols."""
+
+    folder: str = _option("the cluster's folder")
+    protocols: tuple[str, ...] = _option("protocols, best first", type=_words, default=())
+    interface: str | None = _option("network interface", default=None)
+    gpus: int = _option("GPUs of this job; 0: host memory", type=int, default=0)
+    memory: str = _option(
+        "how GPU memory is allocated", choices=list(GPU_MEMORY), default=GPU_MEMORY[0]
+    )
+    result: str = _option("file for the result; without it this is the peer", default="")
 
 
 @dataclass(frozen=True)
@@ -90,13 +126,31 @@ class TryUcxxOptions:
     interface: str | None = _option("network interface", default=None)
 
 
-Options = Union[SuperviseOptions, RankOptions, RetireOptions, TryUcxxOptions]
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of ``launch``."""
+
+    folder: str = _option("the cluster's folder")
+
+
+Options = Union[
+    SuperviseOptions,
+    WorkersOptions,
+    RankOptions,
+    RetireOptions,
+    TrialOptions,
+    TryUcxxOptions,
+    LaunchOptions,
+]
 
 _SUBCOMMANDS: dict[str, type[Options]] = {
     "supervise": SuperviseOptions,
+    "workers": WorkersOptions,
     "rank": RankOptions,
     "retire": RetireOptions,
+    "trial": TrialOptions,
     "try-ucxx": TryUcxxOptions,
+    "launch": LaunchOptions,
 }
 _FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
 """Variables from which options are taken that are not given."""
@@ -106,13 +160,13 @@ def parse(argv: list[str]) -> Options:
     """Return the options of the sub-command in ``argv``; exits with 2 if they are not valid.
 
     ``supervise … --scheduler WORDS --workers WORDS --run WORDS``: these are commands, in this order
-    if there are several. ``rank … -- WORDS``: one command.
+    if there are several. ``rank … -- WORDS``, ``workers … -- WORDS``: one command.
     """
     words = argv
     commands: dict[str, tuple[str, ...]] = {}
     if argv[:1] == ["supervise"]:
         words, commands = _split_commands(argv)
-    elif argv[:1] == ["rank"] and "--" in argv:
+    elif argv[:1] in (["rank"], ["workers"]) and "--" in argv:
         at = argv.index("--")
         words, commands = argv[:at], {"command": tuple(argv[at + 1 :])}
     values = {**vars(_parser().parse_args(words)), **commands}

@@ -11,14 +11,20 @@ from distributed import Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
+from .demand import add_handler
 from .folder import IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
 from .log import log
+from .loopback import confine_if_wanted
 
 _RESTART_EVENT = "worker-restart-memory"
 """Of a nanny that restarts its worker."""
 _WRITE_INTERVAL = 0.25
 """Seconds for which changes are collected before `workers.json` is written."""
+
+
+# Here, because dask calls the functions below when its processes already listen.
+confine_if_wanted()
 
 
 async def dask_setup(server: Scheduler | Worker) -> None:
@@ -60,6 +66,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self, scheduler: Scheduler, folder: str) -> None:
         self._scheduler = scheduler
+        add_handler(scheduler)
         self._folder = Folder(folder)
         self._seen: set[str] = set()
         self._names: dict[str, tuple[str, int]] = {}

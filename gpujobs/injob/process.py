@@ -108,6 +108,15 @@ def run_command(argv: list[str], timeout: float) -> str:
     return ""
 
 
+def is_process(pid: int) -> bool:
+    """Return whether a process of this user has the number ``pid``; False for 0."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return pid > 0
+
+
 def with_archive(environ: Mapping[str, str], archive: Path) -> dict[str, str]:
     """Return ``environ`` for a process of dask, which imports its preload from the archive.
 

@@ -16,9 +16,11 @@ from .folder import EXIT_FAILED, Folder
 from .gpus import job_devices
 from .initialize import initialize, write_plan
 from .log import append_output_to
+from .loopback import confine_if_wanted
 from .names import EXTRA_RANKS, PRELOAD
 from .network import node_name
 from .options import RankOptions
+from .transport import FILE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +43,7 @@ def run_rank(options: RankOptions) -> None:
         if options.script:
             _run_script(options)
         else:
-            _run_workers(options, world)
+            _run_workers(options, folder.cluster_id, world)
     except SystemExit as error:
         if error.code in (None, 0):
             raise
@@ -58,16 +60,15 @@ def run_rank(options: RankOptions) -> None:
 
 
 def _prepare(folder: Folder) -> None:
-    for name, value in folder.read("ranks.json").items():
-        os.environ.setdefault(name, value)
     # The archive comes first on the import path, since this program is in it. It is needed there
     # by the processes of workers, but must not hide a module of the user.
     others = [path for path in sys.path if Path(path) != folder.archive]
     sys.path[:] = [*others, str(folder.archive)]
-    if folder.read("transport.json").get("scheme") == "ucxx":
+    if folder.read(FILE).get("scheme") == "ucxx":
         # Open MPI may bring an older UCX; a process keeps the first one that it loads.
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
+        confine_if_wanted()  # the nannies are in this process
 
 
 def _check_size(world: MPI.Comm, size: int) -> None:
@@ -107,7 +108,7 @@ def _take_gpus(options: RankOptions, place: int) -> None:
 
 
 # -- workers ---------------------------------------------------------------------------------------
-def _run_workers(options: RankOptions, world: MPI.Comm) -> None:
+def _run_workers(options: RankOptions, cluster_id: str, world: MPI.Comm) -> None:
     place, _ = _rank_on_node(world)
     _take_gpus(options, place)
     module, *arguments = options.command
@@ -115,7 +116,7 @@ def _run_workers(options: RankOptions, world: MPI.Comm) -> None:
     worker = json.loads(arguments[at])
     worker["preload"] = [*worker.get("preload", []), PRELOAD]
     arguments[at] = json.dumps(worker)
-    sys.argv = [module, *arguments]
+    sys.argv = [module, *arguments, "--name", cluster_id]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -162,16 +163,8 @@ def _root_cause(error: BaseException) -> BaseException:
 def _abort(folder: Folder, world: MPI.Comm, reason: str, exit_code: int) -> None:
     """Write the reason, and end all ranks."""
     reason = f"rank {world.Get_rank()} on {node_name()}: {reason[:_LONGEST_REASON]}"
-    _write_rank_error(folder, exit_code, reason)
+    # Only the first error counts: the others may follow from it.
+    folder.create("rank-error", json.dumps({"exit_code": exit_code, "reason": reason}))
     sys.stdout.flush()
     sys.stderr.flush()
     world.Abort(1)
-
-
-def _write_rank_error(folder: Folder, exit_code: int, reason: str) -> None:
-    """Only the first error counts: the others may follow from it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder.path / "rank-error", flags, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"exit_code": exit_code, "reason": reason}, file)

@@ -7,6 +7,7 @@ import time
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+from .choice import cluster_ucx_settings, take_part
 from .folder import EXIT_STOPPED, HEARTBEAT
 from .job import Job, JobExit, failure
 from .launch import job_log, worker_names
@@ -66,7 +67,10 @@ class Workers(Job):
     def _find_scheduler(self) -> str:
         """Return the address of the dask scheduler, once it can be reached."""
         address = self._wait_for_address()
-        self.environ.update(dask_config(self.folder.path, urlsplit(address).scheme))
+        scheme = urlsplit(address).scheme
+        self.environ.update(dask_config(self.folder.path, scheme))
+        if scheme == "ucxx":
+            self.environ.update(cluster_ucx_settings(self.folder, self.environ))
         began = time.monotonic()
         while (found := reach(address, self.environ)) is not Reach.ANSWERS:
             self.pause(1.0)
@@ -80,14 +84,24 @@ class Workers(Job):
 
     def _wait_for_address(self) -> str:
         limit = self.options.start_timeout
+        trial: ManagedProcess | None = None
         while (address := self.scheduler_address()) is None:
             self.pause(0.5)
             self.check_end()
+            trial = trial or take_part(self.options, self.environ)
             if self.stop_reason:
                 raise JobExit(0)
-            if time.monotonic() - self.began > limit and not self._head_is_alive():
+            if time.monotonic() - self.began <= limit or self._head_is_pending():
+                continue
+            if not self._head_is_alive():
                 raise failure(f"{self.name} on {node_name()}: no head after {limit} s")
+        if trial is not None:
+            trial.kill()
         return address
+
+    def _head_is_pending(self) -> bool:
+        """Return whether the head may still be in the queue, in a job of another kind."""
+        return not self.options.scheduler and "head" not in self.folder.names()
 
     def _head_is_alive(self) -> bool:
         return self._watch.silence(HEARTBEAT) < _HEARTBEAT_TIMEOUT

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..injob.names import ARCHIVE, HEAD
 from .bash import Bash, command
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
+from .transport import dashboard_address
 
 SHORTEST_WARNING, LONGEST_WARNING = 10, 60
 """Bounds of `warning`, in seconds."""
@@ -28,6 +31,12 @@ class JobRoles:
     """A Python process handles the jobs' failures; else a failure ends the cluster."""
 
 
+def roles_of(plan: Plan, jobs: JobGroup) -> JobRoles:
+    """Return the roles of ``jobs`` in a cluster without an owner."""
+    may_be_head = plan.may_be_head(jobs)
+    return JobRoles(scheduler=may_be_head, workers=jobs.group != HEAD, run=may_be_head)
+
+
 def warning(walltime: int | None) -> int:
     """Return how many seconds before its walltime a job starts to shut down: a tenth of it."""
     if not walltime:
@@ -40,12 +49,17 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
     lines = []
     if jobs.shape.gpus:
         gpus = [f"--gpus={jobs.shape.gpus}", f"--visible-devices={jobs.visible_devices}"]
-        lines.append(" ".join([*gpus, *plan.layout.supervisor_options(jobs.shape)]))
+        if "ucxx" in plan.transport.protocols and jobs.profile.workers.gpu_memory != "plain":
+            gpus.append(f"--gpu-memory={jobs.profile.workers.gpu_memory}")
+        options = plan.layout_of(jobs).supervisor_options(jobs.shape)
+        lines.append(" ".join([*gpus, *options]))
     if jobs.walltime:
         lines.append(f"--walltime={jobs.walltime} --warning={warning(jobs.walltime)}")
-    lines.append(" ".join(_start_options(plan, roles)))
+    lines.append(" ".join(_start_options(plan, jobs, roles)))
+    if jobs.container:
+        lines.append(" ".join(_container_options(jobs)))
     if roles.scheduler:
-        lines += _head_options(plan)
+        lines += _head_options(plan, jobs)
     if roles.client_owns:
         lines.append("--client-owns")
         if roles.scheduler:
@@ -53,19 +67,30 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
     return [Bash(line) for line in lines]
 
 
-def _start_options(plan: Plan, roles: JobRoles) -> list[str]:
+def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
     options = [f"--start-timeout={plan.profile.start_timeout}"]
+    if roles.workers and jobs.group:
+        options.append(f"--group={jobs.group}")
     if roles.run and plan.profile.run:
         options.append(f"--start-workers={plan.start_workers}")
+        if groups := [f"{name}={n}" for name, n in plan.start_groups.items()]:
+            options.append(f"--start-groups={','.join(groups)}")
     return options
 
 
-def _head_options(plan: Plan) -> list[str]:
+def _container_options(jobs: JobGroup) -> list[str]:
+    options = ['--batch-script="$$"']
+    if (python := Path(jobs.python)).is_absolute():
+        options.append(f"--python-folder={shlex.quote(str(python.parent))}")
+    return options
+
+
+def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     protocols = f"--schemes={','.join(plan.transport.protocols)}"
     lines = [" ".join([protocols, *plan.transport.interface_option()])]
     if plan.profile.run_on == "ranks":
         lines.append("--run-on=ranks")
-    if plan.scheduler.cancel_waiting:
+    if plan.scheduler.cancel_waiting and not jobs.container:  # whose image has no such command
         lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
     return lines
 
@@ -77,17 +102,30 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
     if roles.scheduler:
         found["scheduler"] = command(_scheduler_words(plan))
     if roles.workers:
-        found["workers"] = command(plan.layout.worker_words(jobs, plan.transport, plan.workdir))
+        found["workers"] = _workers(plan, jobs)
     if roles.run and profile.run and profile.run_on == "head":
         found["run"] = command(shlex.quote(word) for word in profile.run)
     return found
+
+
+def launcher(plan: Plan, jobs: JobGroup) -> Bash:
+    """Return the command that starts MPI outside of the container; "" if the supervisor does."""
+    if jobs.container and plan.working_ranks and jobs.shape.gpus:
+        return command(plan.layout_of(jobs).worker_words(jobs, plan.transport, plan.workdir))
+    return Bash("")
+
+
+def _workers(plan: Plan, jobs: JobGroup) -> Bash:
+    if launcher(plan, jobs):
+        return Bash(f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" launch')
+    return command(plan.layout_of(jobs).worker_words(jobs, plan.transport, plan.workdir))
 
 
 def _scheduler_words(plan: Plan) -> list[str]:
     return [
         '"$python" -m distributed.cli.dask_scheduler',
         "--port=0",
-        "--dashboard-address=:0",
+        f"--dashboard-address={dashboard_address(plan.scheduler)}",
         *plan.transport.listen_options(plan.scheduler),
         SCHEDULER_FILE,
         PRELOAD_OPTION,

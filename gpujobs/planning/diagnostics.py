@@ -16,12 +16,22 @@ class Diagnostics:
         self.spec = spec
         self.problems: list[Problem] = []
         self.notes: list[str] = []
+        self.prefix = ""
+        """Names the group of workers in messages."""
+
+    def of_group(self, name: str, spec: ClusterSpec) -> Diagnostics:
+        """Return the diagnostics of the group ``name``, which adds to these; "" is no group."""
+        group = Diagnostics(spec)
+        group.problems, group.notes = self.problems, self.notes
+        group.prefix = f"group {name}: " if name else ""
+        return group
 
     def profile_error(
         self, message: str, *loc: str | int, hint: str = "", related: Position | None = None
     ) -> None:
         """Add a problem at the profile's key ``loc``, which conflicts with ``related``."""
-        self.add(Problem(message, self.spec.position(*loc), hint=hint, related=related))
+        position = self.spec.position(*loc)
+        self.add(Problem(f"{self.prefix}{message}", position, hint=hint, related=related))
 
     def site_error(self, message: str, *loc: str | int, hint: str = "") -> None:
         """Add a problem at the site's key ``loc``."""
@@ -34,6 +44,7 @@ class Diagnostics:
 
     def note(self, text: str) -> None:
         """Add a note: information that is not an error."""
+        text = f"{self.prefix}{text}"
         if text not in self.notes:
             self.notes.append(text)
 

@@ -12,7 +12,7 @@ from .shape import JobShape
 def head_queue(diagnostics: Diagnostics) -> str | None:
     """Return the key of the queue of the head's own job; None if it has none or no queue fits."""
     head, site = diagnostics.spec.profile.head, diagnostics.spec.site.site
-    if head is None:
+    if head is None or head.group:
         return None
     key = head.queue or _queue_without_gpus(site)
     if key in site.queues:

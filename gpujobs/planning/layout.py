@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..injob.names import job_worker_names
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
 from .shape import JobGroup, JobShape, QueueMismatch
@@ -66,10 +65,6 @@ class Layout(ABC):
     def working_ranks(self, shape: JobShape) -> int:
         """Return the number of MPI ranks that own GPUs; 0 without MPI."""
         return 0
-
-    def job_worker_names(self, cluster_id: str, number: int, shape: JobShape) -> list[str]:
-        """Return the names of the workers of job ``number``."""
-        return job_worker_names(cluster_id, number, shape.workers, self.working_ranks(shape))
 
 
 def report_run_on(diagnostics: Diagnostics) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from ..config import placeholders
 from ..config.site import Queue
-from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD
+from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD, RANK_SCRIPT
 from ..text import plural
 from . import workeroptions
 from .bash import with_variables
+from .containers import runtime_of
 from .diagnostics import Diagnostics
 from .layout import Layout, check_whole_nodes, report_run_on
 from .shape import JobGroup, JobShape, QueueMismatch
@@ -85,7 +86,7 @@ class WorkersLayout(Layout):
         cuda = gpus and workers.worker_class == "cuda"
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
         return [
-            f'"$python" -m {module}',
+            f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" workers -- {module}',
             f"--nthreads={jobs.shape.worker_threads}",
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
@@ -198,13 +199,17 @@ class MpiLayout(Layout):
             f"--ranks={ranks.working}",
             f"--nodes={shape.nodes}",
             f"--ranks-per-node={ranks.per_node}",
+            *([f"--rank-env={','.join(self.profile.env)}"] if self.profile.env else []),
         ]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
         """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
         ranks = self.ranks(jobs.shape)
+        launcher = [with_variables(word) for word in self.launcher(jobs.shape)]
+        runtime = runtime_of(self.profile.environment.container, self.site)
         words = [
-            *(with_variables(word) for word in self.launcher(jobs.shape)),
+            *(runtime.around(launcher) if runtime else launcher),
+            f'sh "$GPUJOBS_FOLDER/{RANK_SCRIPT}"',
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
@@ -222,6 +227,7 @@ class MpiLayout(Layout):
         workers = self.profile.workers
         cuda = workers.worker_class == "cuda"
         worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
+        keywords = workeroptions.keywords(self.profile, cuda)
         return [
             f"--worker-class={worker_class}",
             f"--nthreads={shape.worker_threads}",
@@ -229,7 +235,7 @@ class MpiLayout(Layout):
             workeroptions.local_directory(workers, self.site.scratch),
             *transport.interface_option(),
             "--worker-options",
-            shlex.quote(json.dumps(workeroptions.keywords(self.profile, cuda))),
+            shlex.quote(json.dumps(keywords)),
         ]
 
     def _script_words(self, workdir: str) -> list[str]:

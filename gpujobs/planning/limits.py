@@ -6,11 +6,14 @@ itself, and the batch scheduler enforces the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..config.site import Site
 from ..text import plural
+
+NO_OTHERS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class JobLimit:
     key: tuple[str, ...]
     """Location in the site file, such as ``("queues", "gpu", "max_jobs")``."""
     other_jobs: int = 0
-    """Jobs that the limit counts in addition to those given to `exceeded`: the head's own."""
+    """Jobs that the limit counts in addition to those given to `exceeded`."""
 
     def message(self, jobs: int) -> str:
         """Return the error for ``jobs`` jobs."""
@@ -35,20 +38,19 @@ class JobLimit:
 
 
 def job_limits(
-    site: Site, queue_key: str, *, head_queue: str | None = None
+    site: Site, queue_key: str, others: Mapping[str, int] = NO_OTHERS
 ) -> tuple[JobLimit, ...]:
     """Return the limits of jobs in the queue ``queue_key`` of the site file.
 
-    Without ``head_queue``, `exceeded` and `most_allowed` take all jobs of the cluster. With it, the
-    queue of the head's own job, they take the jobs with workers; each limit then counts the head's
-    job in addition, if it applies to it.
+    ``others``: the cluster's jobs of other groups and the head's own, by queue. Each limit counts
+    those to which it applies.
     """
     limits = []
     if max_jobs := site.queues[queue_key].max_jobs:
-        other_jobs = int(head_queue == queue_key)
+        other_jobs = others.get(queue_key, 0)
         limits.append(JobLimit(max_jobs, ("queues", queue_key, "max_jobs"), other_jobs))
     if site.max_queued_jobs:
-        other_jobs = int(head_queue is not None)
+        other_jobs = sum(others.values())
         limits.append(JobLimit(site.max_queued_jobs, ("max_queued_jobs",), other_jobs))
     return tuple(limits)
 

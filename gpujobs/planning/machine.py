@@ -18,13 +18,32 @@ class Machine:
     memory: int
     busy: Mapping[str, str]
     """GPUs that are in use, and their processes."""
+    nvlink: int = 0
+    """Number of free GPUs that have NVLink."""
+
+    def unused_nvlink(self, gpus: int, protocol: str) -> str:
+        """Return what ``gpus`` workers do not use over dask's ``protocol``, and the cure; or ""."""
+        linked = min(gpus, self.nvlink)
+        if linked < 2 or protocol == "ucxx":
+            return ""
+        return (
+            f"NVLink between {linked} GPUs is left unused: dask uses {protocol}; "
+            "`protocol: ucxx` uses it, not encrypted"
+        )
+
+    planned: int = 0
+    """GPUs of other groups of the cluster."""
+
+    def without(self, gpus: int) -> Machine:
+        """Return this machine without its first ``gpus`` free GPUs, which a group takes."""
+        return replace(self, gpus=self.gpus[gpus:], planned=self.planned + gpus)
 
     def complete(self, queue: Queue) -> Queue:
         """Return ``queue`` with the numbers of this machine if the site file does not state them.
 
         It never has more GPUs per node than are free.
         """
-        gpus = len(self.gpus)
+        gpus = len(self.gpus) + self.planned  # of which each has its share of CPUs and memory
         if queue.gpus_per_node is not None:
             gpus = min(gpus, queue.gpus_per_node)
         return replace(

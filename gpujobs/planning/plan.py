@@ -6,29 +6,27 @@ exceeds one is an InputError with the positions of both.
 
 from __future__ import annotations
 
-import difflib
-import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
+from ..config.groups import group_specs
 from ..config.profile import Profile
 from ..config.site import Site
 from ..config.spec import ClusterSpec
 from ..errors import InputError
-from ..injob.names import HEAD
+from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
-from ..schedulers.commandnames import all_commands
-from . import workeroptions
-from .demand import find_demand
 from .diagnostics import Diagnostics
-from .directives import DirectiveWriter, request_texts
+from .directives import request_texts
 from .directory import expand_directory
+from .groups import GroupPlanner
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
 from .machine import Machine
-from .queues import QueueChooser
-from .shape import JobGroup, JobShape, QueueMismatch
-from .transport import Transport, choose_transport
+from .profilecheck import check_profile
+from .shape import JobGroup, QueueMismatch
+from .transport import SLOW_MEMORY, Transport, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 
@@ -43,14 +41,13 @@ class Plan:
     profile: Profile
     scheduler: Scheduler
     layout: Layout
-    workers: JobGroup
-    """The jobs with workers."""
+    groups: tuple[JobGroup, ...]
+    """The jobs with workers; one group without a name if the profile has no `groups`."""
     head: JobGroup | None
     """The dask scheduler's own job, if the profile asks for one."""
     transport: Transport
     root: str
     """Folder of the clusters' folders, expanded on this host."""
-    python: str
     workdir: str
     start_workers: int
     devices: tuple[str, ...] = ()
@@ -61,47 +58,87 @@ class Plan:
     @property
     def n_workers(self) -> int:
         """Number of workers of all jobs."""
-        return self.workers.shape.jobs * self.workers.shape.workers
+        return sum(group.n_workers for group in self.groups)
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of all jobs."""
-        return self.workers.shape.jobs * self.workers.shape.gpus
+        return sum(group.gpus for group in self.groups)
 
     @property
     def working_ranks(self) -> int:
         """Number of MPI ranks that own GPUs; 0 without MPI."""
-        return self.layout.working_ranks(self.workers.shape)
+        return sum(self.layout_of(group).working_ranks(group.shape) for group in self.groups)
+
+    @property
+    def jobs_with_workers(self) -> int:
+        """Number of all jobs with workers."""
+        return sum(group.shape.jobs for group in self.groups)
+
+    @property
+    def start_groups(self) -> dict[str, int]:
+        """`start_workers` of the groups that have their own."""
+        named = (group for group in self.groups if group.group)
+        return {g.group: g.profile.start_workers for g in named if g.profile.start_workers}
 
     @property
     def all_jobs(self) -> tuple[JobGroup, ...]:
         """All groups of jobs, the head's own first."""
         if self.head:
-            return (self.head, self.workers)
-        return (self.workers,)
+            return (self.head, *self.groups)
+        return self.groups
 
-    def worker_names(self, cluster_id: str) -> list[str]:
-        """Return the expected names of all workers of the cluster ``cluster_id``."""
+    def group(self, name: str) -> JobGroup:
+        """Return the group of workers ``name``. Raises LookupError."""
+        return next(group for group in self.groups if group.group == name)
+
+    def layout_of(self, jobs: JobGroup) -> Layout:
+        """Return the layout for the profile of ``jobs``."""
+        return replace(self.layout, profile=jobs.profile)
+
+    def may_be_head(self, jobs: JobGroup) -> bool:
+        """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
+        if self.head:
+            return jobs is self.head
+        wanted = self.profile.head.group if self.profile.head else None
+        return wanted in (None, jobs.group)
+
+    def worker_names(self, cluster_id: str, only: JobGroup | None = None) -> list[str]:
+        """Return the expected names of all workers of the cluster ``cluster_id``, or of a group."""
+        groups = [group for group in self.groups for _ in range(group.shape.jobs)]
         return [
             name
-            for number in range(self.workers.shape.jobs)
-            for name in self.job_worker_names(cluster_id, number)
+            for number, group in enumerate(groups)
+            if only in (None, group)
+            for name in self.job_worker_names(cluster_id, number, group)
         ]
 
-    def job_worker_names(self, cluster_id: str, number: int) -> list[str]:
-        """Return the expected names of the workers of job ``number``."""
-        return self.layout.job_worker_names(cluster_id, number, self.workers.shape)
+    def job_worker_names(self, cluster_id: str, number: int, jobs: JobGroup) -> list[str]:
+        """Return the expected names of the workers of job ``number``, one of ``jobs``."""
+        return job_worker_names(
+            cluster_id,
+            number,
+            jobs.shape.workers,
+            self.layout_of(jobs).working_ranks(jobs.shape),
+            jobs.group,
+        )
 
 
 def make_plan(
-    spec: ClusterSpec, *, python: str, machine: Machine | None = None, elastic: bool = False
+    spec: ClusterSpec,
+    *,
+    python: str,
+    machine: Machine | None = None,
+    elastic: bool = False,
+    only: str | None = None,
 ) -> Plan:
     """Return the plan of ``spec``. Raises InputError with all problems.
 
     ``python`` is the interpreter that runs gpujobs, ``machine`` this machine if the site is local.
-    ``elastic``: the number of workers will change, and may not be known yet.
+    ``elastic``: the number of workers will change, and may not be known yet. ``only``: plan only
+    this group of workers.
     """
-    return _Planner(spec, python=python, machine=machine, elastic=elastic).plan()
+    return _Planner(spec, python=python, machine=machine, elastic=elastic).plan(only)
 
 
 class _Planner:
@@ -116,18 +153,18 @@ class _Planner:
         self.elastic = elastic and self.layout.elastic
         self.diagnostics = Diagnostics(spec)
 
-    def plan(self) -> Plan:
+    def plan(self, only: str | None) -> Plan:
         """Return the plan, or raise InputError."""
-        self._check_profile()
-        root, python = self._root(), self._python()
-        demand = find_demand(self.diagnostics, self.machine)
+        check_profile(self.diagnostics, self.scheduler)
+        self.layout.check(self.diagnostics)
+        root = self._root()
         head_key = head_queue(self.diagnostics)
-        key, shape = self._chooser(head_key).choose(demand.gpus, demand.cpu_workers)
-        workeroptions.check(self.diagnostics, bool(shape.gpus))
-        workers = self._job_group("", key, shape, self.profile.walltime)
-        head = self._head(head_key)
-        start_workers = self._start_workers(shape.jobs * shape.workers)
-        transport = choose_transport(self.diagnostics)
+        groups = self._groups(head_key, only, root)
+        head = self._head(head_key, root)
+        start_workers = self._start_workers(groups)
+        transport = choose_transport(self.diagnostics, [group.profile for group in groups])
+        self._note_differences(groups)
+        self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
         return Plan(
             name=self.spec.name,
@@ -136,72 +173,37 @@ class _Planner:
             profile=self.profile,
             scheduler=self.scheduler,
             layout=self.layout,
-            workers=workers,
+            groups=groups,
             head=head,
             transport=transport,
             root=root,
-            python=python,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
-            devices=self._devices(demand.gpus),
+            devices=self._devices(sum(group.gpus for group in groups)),
             notes=tuple(self.diagnostics.notes),
         )
 
-    def _check_profile(self) -> None:
-        pattern, rule = self.scheduler.name_rule
-        name = f"{self.spec.name}-0000"
-        if not re.fullmatch(pattern, name):
-            message = f"{self.scheduler.name} does not allow a job name like {name!r}: {rule}"
-            self.diagnostics.profile_error(message, "name", hint="name: …")
-        if self.profile.groups:
-            self.diagnostics.profile_error("`groups` is not supported yet", "groups")
-        if self.profile.environment.container:
-            message = "`environment.container` is not supported yet"
-            self.diagnostics.profile_error(message, "environment", "container")
-        if not self.profile.walltime and not self.scheduler.on_this_machine:
-            message = "`walltime` is needed: the site has no default"
-            self.diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
-        self._check_commands()
-        self.layout.check(self.diagnostics)
-
-    def _check_commands(self) -> None:
-        if self.scheduler.on_this_machine:
-            return
-        known = all_commands(self.scheduler)
-        for name in self.site.commands:
-            if name not in known:
-                listed = ", ".join(sorted(known))
-                message = f"{self.scheduler.name} has no command {name}; it has {listed}"
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else ""
-                self.diagnostics.site_error(message, "commands", name, hint=hint)
-
-    def _chooser(self, head_key: str | None) -> QueueChooser:
-        asked = {"gpus", "gpus_per_job"} & self.profile.given
-        return QueueChooser(
-            self.diagnostics,
-            self.layout,
-            machine=self.machine,
-            head_queue=head_key,
-            smallest=self.elastic and not asked,
+    def _planner(self, name: str, spec: ClusterSpec, root: str) -> GroupPlanner:
+        diagnostics = self.diagnostics.of_group(name, spec)
+        return GroupPlanner(
+            diagnostics, replace(self.layout, profile=spec.profile), self.this_python, root
         )
 
-    def _job_group(self, group: str, key: str, shape: JobShape, walltime: int | None) -> JobGroup:
-        writer = DirectiveWriter(self.diagnostics, self.scheduler, key, shape)
-        lines, visible_devices = writer.lines(), ""
-        if shape.gpus:
-            visible_devices = writer.visible_devices()
-        return JobGroup(
-            group=group,
-            shape=shape,
-            queue=self.site.queue_name(key),
-            queue_key=key,
-            walltime=walltime,
-            lines=lines,
-            visible_devices=visible_devices,
-        )
+    def _groups(self, head_key: str | None, only: str | None, root: str) -> tuple[JobGroup, ...]:
+        """Plan one group after the other: limits and free GPUs are common to all."""
+        others = Counter([head_key] if head_key else [])
+        machine, groups = self.machine, []
+        for name, spec in group_specs(self.spec).items():
+            if only not in (None, name):
+                continue
+            planner = self._planner(name, spec, root)
+            group = planner.plan(name, machine, others, elastic=self.elastic)
+            others[group.queue_key] += group.shape.jobs
+            machine = machine and machine.without(group.gpus)
+            groups.append(group)
+        return tuple(groups)
 
-    def _head(self, key: str | None) -> JobGroup | None:
+    def _head(self, key: str | None, root: str) -> JobGroup | None:
         head = self.profile.head
         if head is None or key is None:
             return None
@@ -213,14 +215,41 @@ class _Planner:
             loc = mismatch.key.split(".")
             self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
             return None
-        return self._job_group(HEAD, key, shape, head.walltime or self.profile.walltime)
+        return self._planner("", self.spec, root).plan_head(key, shape)
 
-    def _start_workers(self, n_workers: int) -> int:
+    def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
+        n_workers = sum(group.n_workers for group in groups)
         start = self.profile.start_workers or self.layout.default_start_workers(n_workers)
-        if start > n_workers:
-            message = f"start_workers is {start}, but there will be {n_workers} workers"
-            self.diagnostics.profile_error(message, "start_workers")
+        self._check_start(start, n_workers, "start_workers")
+        for group in groups:
+            if group.group and group.profile.start_workers:
+                loc = ("groups", group.group, "start_workers")
+                self._check_start(group.profile.start_workers, group.n_workers, *loc)
         return start
+
+    def _check_start(self, start: int, n_workers: int, *loc: str) -> None:
+        if start > n_workers:
+            message = f"{'.'.join(loc)} is {start}, but there will be {n_workers} workers"
+            self.diagnostics.profile_error(message, *loc)
+
+    def _note_differences(self, groups: tuple[JobGroup, ...]) -> None:
+        """Note that the groups of which one will have the head are not alike."""
+        if self.profile.head or len(groups) < 2:
+            return
+        differ = [
+            name
+            for name, values in (
+                ("walltime", {group.walltime for group in groups}),
+                ("environment", {_environment(group) for group in groups}),
+            )
+            if len(values) > 1
+        ]
+        if differ:
+            names = " or ".join(group.group for group in groups)
+            self.diagnostics.note(
+                f"the job that starts first, of group {names}, runs the dask scheduler and `run`; "
+                f"their {' and '.join(differ)} differ: `head: {{group: …}}` chooses the group"
+            )
 
     def _root(self) -> str:
         try:
@@ -229,16 +258,16 @@ class _Planner:
             self.diagnostics.site_error(error.problems[0].message, "directory")
             return ""
 
-    def _python(self) -> str:
-        """Return the jobs' interpreter: after a setup, the one that it puts on PATH."""
-        environment = self.profile.environment
-        if environment.setup and not environment.python:
-            self.diagnostics.note(
-                "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
-                f"{self.this_python}; `environment.python` names another one"
-            )
-            return "python"
-        return environment.python or self.this_python
+    def _note_unused(self, transport: Transport, groups: tuple[JobGroup, ...]) -> None:
+        """Say what `auto` does not use on this machine, unless the profile excludes ucxx."""
+        network = self.profile.network
+        slow = any(group.profile.workers.gpu_memory in SLOW_MEMORY for group in groups)
+        if self.machine is None or network.protocol != "auto" or slow:
+            return
+        asked = sum(group.gpus for group in groups)
+        gpus = len(self.machine.gpus) if self.elastic and asked else asked
+        if asked and (note := self.machine.unused_nvlink(gpus, transport.protocols[0])):
+            self.diagnostics.note(note)
 
     def _devices(self, gpus: int) -> tuple[str, ...]:
         if self.machine is None:
@@ -246,3 +275,9 @@ class _Planner:
         if self.elastic:
             return self.machine.gpus
         return self.machine.gpus[:gpus]
+
+
+def _environment(group: JobGroup) -> tuple[object, ...]:
+    """Return what determines how `run` starts in a job of the group."""
+    environment, env = group.profile.environment, group.profile.env
+    return group.python, environment.setup, environment.container, tuple(env.items())

@@ -19,8 +19,8 @@ from .shape import JobShape, QueueMismatch
 class QueueChooser:
     """Chooses the queue for the jobs with workers.
 
-    ``head_queue`` is the queue of a head with a job of its own. ``smallest``: no number of GPUs was
-    asked for, so jobs are as small as the queue allows.
+    ``others``: jobs of the cluster that exist already, by queue. ``smallest``: no number of GPUs
+    was asked for, so jobs are as small as the queue allows.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class QueueChooser:
         layout: Layout,
         *,
         machine: Machine | None,
-        head_queue: str | None,
+        others: Mapping[str, int],
         smallest: bool,
     ) -> None:
         self.diagnostics, self.layout, self.machine = diagnostics, layout, machine
-        self.head_queue, self.smallest = head_queue, smallest
+        self.others, self.smallest = others, smallest
         self.within_max_gpus = False
         self.spec = diagnostics.spec
         self.site, self.wanted = self.spec.site.site, self.spec.profile.queue
@@ -71,7 +71,7 @@ class QueueChooser:
         if self.machine:
             queue = self.machine.complete(queue)
         shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(key, queue, count)
-        limits = job_limits(self.site, key, head_queue=self.head_queue)
+        limits = job_limits(self.site, key, self.others)
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
@@ -132,14 +132,15 @@ class QueueChooser:
 
     def _no_fit(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
         (key, first), *others = mismatches.items()
-        position = self.spec.position(*first.key.split("."))
+        position, prefix = self.spec.position(*first.key.split(".")), self.diagnostics.prefix
         if others:
             reasons = [self._reason(key, mismatch) for key, mismatch in mismatches.items()]
-            return Problem("\n".join(["no queue fits:", *reasons]), position, hint=first.hint)
+            message = "\n".join([f"{prefix}no queue fits:", *reasons])
+            return Problem(message, position, hint=first.hint)
         related = None
         if first.limit or first.place:
             related = self.spec.site_position(*first.site_place(key))
-        return Problem(f"queue {key}: {first}", position, hint=first.hint, related=related)
+        return Problem(f"{prefix}queue {key}: {first}", position, hint=first.hint, related=related)
 
     def _reason(self, key: str, mismatch: QueueMismatch) -> str:
         return f"  {key}: {mismatch} ({self.spec.site_position(*mismatch.site_place(key))})"

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..injob.names import HEAD
-from .bash import Bash
-from .commandlines import JobRoles, commands, supervise, warning
+from ..injob.names import ENVIRONMENT
+from .bash import Bash, command
+from .commandlines import JobRoles, commands, launcher, roles_of, supervise, warning
 from .plan import Plan
 from .shape import JobGroup, JobShape
 from .templates import fill, load_template
@@ -36,25 +36,22 @@ def render(
 ) -> list[Script]:
     """Return the scripts of the whole cluster, at most ``limit`` jobs each, the head's first."""
     scripts = []
+    first, devices = 0, plan.devices
     for jobs in plan.all_jobs:
-        if jobs.group == HEAD:
-            roles = JobRoles(workers=False)
-            first = plan.workers.shape.jobs  # workers are numbered from 0, its number follows
-        else:
-            has_head = plan.head is None
-            roles = JobRoles(scheduler=has_head, run=has_head)
-            first = 0
         scripts += render_jobs(
             plan,
             cluster_id,
             jobs,
-            roles,
-            first=first,
+            roles_of(plan, jobs),
+            # Jobs with workers are numbered from 0, the number of the head's own job follows.
+            first=plan.jobs_with_workers if jobs is plan.head else first,
             count=jobs.shape.jobs,
             limit=limit,
             site_folder=site_folder,
-            devices=plan.devices,
+            devices=devices,
         )
+        if jobs is not plan.head:
+            first, devices = first + jobs.shape.jobs, devices[jobs.gpus :]
     return scripts
 
 
@@ -101,6 +98,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         **_directive_variables(plan, cluster_id, script),
         **_environment_variables(plan, script),
         "jobs": _TemplateJobs(script.jobs, roles),
+        "group": "" if script.jobs is plan.head else script.jobs.group,
         "root": plan.root,
         "first": number_of_index_0,
         "first_number": script.first,
@@ -108,6 +106,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "cancel": Bash(plan.scheduler.cancel_waiting),
         "supervise": supervise(plan, script.jobs, roles),
         "commands": commands(plan, script.jobs, roles),
+        **_container_variables(plan, script),
     }
 
 
@@ -124,16 +123,42 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
 
 
 def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
-    python = Path(plan.python)
+    jobs = script.jobs
+    python, profile = Path(jobs.python), jobs.profile
+    on_path = python.is_absolute() and not jobs.container
     return {
         "workdir": plan.workdir,
         "site_setup": Bash(plan.site.setup),
-        "setup": Bash(plan.profile.environment.setup),
+        "setup": Bash(profile.environment.setup),
         "mpi_setup": Bash(plan.layout.setup),
-        "python": plan.python,
-        "python_folder": str(python.parent) if python.is_absolute() else "",
-        "env": plan.profile.env,
+        "environment_file": ENVIRONMENT if plan.working_ranks else "",
+        "staging": jobs.software.staging,
+        "python": jobs.python,
+        "python_folder": str(python.parent) if on_path else "",
+        "env": profile.env,
+        "loopback": plan.transport.loopback,
         "devices": Bash(shlex.join(script.devices)),
+    }
+
+
+def _container_variables(plan: Plan, script: Script) -> dict[str, object]:
+    container, gpus = script.jobs.container, bool(script.jobs.shape.gpus)
+    if container is None:
+        return {"container": None, "launcher": "", "run_log": False}
+    runtime = container.runtime
+    return {
+        "container": {
+            "program": runtime.program,
+            "image": Bash(container.image_word),
+            "is_path": container.is_path,
+            "scratch": Bash(container.scratch_word),
+            "prepare": [Bash(line) for line in container.prepare(gpus)],
+            "environment": container.environment(gpus),
+            "command": command(container.words(gpus)),
+            "supervisor": command(runtime.supervisor()),
+        },
+        "launcher": launcher(plan, script.jobs),
+        "run_log": plan.profile.run_on == "ranks",
     }
 
 

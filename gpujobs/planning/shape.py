@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..config.profile import Profile
+from .containers import Container
+from .staging import Staging
+
 FRACTION = 10**6
 """Parts of one GPU that ``{gpus_per_cpu}`` distinguishes."""
 
@@ -52,11 +56,23 @@ class JobShape:
 
 
 @dataclass(frozen=True)
+class Software:
+    """The Python of jobs. ``python`` is the interpreter, with a container that of the image."""
+
+    python: str
+    container: Container | None = None
+    staging: Staging | None = None
+    """The copy of the site's environment that has the interpreter."""
+
+
+@dataclass(frozen=True)
 class JobGroup:
     """Equal jobs that are submitted as one array."""
 
     group: str
-    """"" for jobs with workers, `HEAD` for the dask scheduler's own job."""
+    """Name of the group of workers, "" if there is only one; `HEAD` for the head's own job."""
+    profile: Profile
+    """The profile of these jobs."""
     shape: JobShape
     queue: str
     """The batch scheduler's name of the queue."""
@@ -68,6 +84,27 @@ class JobGroup:
     """Directives without their prefix: resources, account, extra directives."""
     visible_devices: str
     """scheduler, exclusive, variable:NAME or file:NAME; "" without GPUs."""
+    software: Software
+
+    @property
+    def python(self) -> str:
+        """The interpreter."""
+        return self.software.python
+
+    @property
+    def container(self) -> Container | None:
+        """The container in which everything with `python` runs."""
+        return self.software.container
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers of all jobs."""
+        return self.shape.jobs * self.shape.workers
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all jobs."""
+        return self.shape.jobs * self.shape.gpus
 
 
 class QueueMismatch(Exception):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..schedulers import Scheduler
+from ..config.profile import Profile
+from ..injob.names import LOOPBACK_INTERFACE
+from ..schedulers import Scheduler, get_scheduler
 from .diagnostics import Diagnostics
 
+LOOPBACK = "127.0.0.1"
+"""Address that only processes of the same host reach."""
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
-MANAGED_MEMORY = (
-    "with `rmm_managed_memory` it is slower than tcp "
+SLOW_MEMORY = {
+    "managed": "with `rmm_managed_memory` it is slower than tcp "
     "(four H200, transpose of 12.8 GB: ucxx 8 to 16 s, tcp 1.5 to 3.3 s, "
-    "ucxx without managed memory 0.07 s)"
+    "ucxx without managed memory 0.07 s)",
+    "async": "with `rmm_async` it is slower than tcp "
+    "(blocks of 256 MiB between two H200: ucxx 0.44 GB/s, tcp 1.3 GB/s, "
+    "ucxx without `rmm_async` more than 100 GB/s)",
+}
+"""Why ucxx is a bad choice for GPU memory that RMM allocates in these ways, as measured."""
+WITHOUT_GPUS = (
+    "nodes without GPUs may not have it; if all nodes do, `network: {protocol: ucxx}` takes it"
 )
-"""Why ucxx is a bad choice for managed memory, as measured."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,12 @@ class Transport:
         """Whether the cluster needs a certificate: one candidate is encrypted."""
         return any(is_encrypted(protocol) for protocol in self.protocols)
 
+    @property
+    def loopback(self) -> str:
+        """The interface that ucxx is confined to; "" if it is not."""
+        confined = "ucxx" in self.protocols and self.interface == LOOPBACK_INTERFACE
+        return LOOPBACK_INTERFACE if confined else ""
+
     def interface_option(self) -> list[str]:
         """Return the option of dask's commands that names the interface, as bash, or nothing."""
         if not self.interface:
@@ -49,8 +66,16 @@ class Transport:
     def listen_options(self, scheduler: Scheduler) -> list[str]:
         """Return the options that choose the address a process listens at, as bash."""
         if not self.interface and scheduler.on_this_machine:
-            return ["--host=127.0.0.1"]
+            return [f"--host={LOOPBACK}"]
         return self.interface_option()
+
+
+def dashboard_address(scheduler: Scheduler) -> str:
+    """Return where the dashboard of a job listens: it has neither a password nor encryption.
+
+    A tunnel through a login node must reach that of a compute node.
+    """
+    return f"{LOOPBACK}:0" if scheduler.on_this_machine else ":0"
 
 
 def is_encrypted(protocol: str) -> bool:
@@ -58,20 +83,32 @@ def is_encrypted(protocol: str) -> bool:
     return protocol in ENCRYPTED.values()
 
 
-def choose_transport(diagnostics: Diagnostics) -> Transport:
-    """Return the transport for the profile's `network` at the site."""
+def choose_transport(diagnostics: Diagnostics, groups: Sequence[Profile]) -> Transport:
+    """Return the transport for the profile's `network` at the site.
+
+    ``groups``: the profiles of all groups of workers.
+    """
     network = diagnostics.spec.profile.network
     site_network = diagnostics.spec.site.site.network
-    protocols = _candidates(diagnostics)
+    protocols = _candidates(diagnostics, groups)
     if network.encryption is not False:
         protocols = [ENCRYPTED.get(name, name) for name in protocols]
     if unencrypted := [name for name in protocols if not is_encrypted(name)]:
         names = " or ".join(unencrypted)
         diagnostics.note(f"not encrypted: traffic between dask's processes over {names}")
-    return Transport(tuple(protocols), network.interface or site_network.interface)
+    if "ws" in protocols:  # with wss, a client must present the cluster's certificate
+        diagnostics.note("ws accepts connections on all interfaces: dask ignores the address")
+    interface = network.interface or site_network.interface
+    if interface is None and "ucxx" in protocols and _on_this_machine(diagnostics):
+        interface = LOOPBACK_INTERFACE  # UCX takes interfaces, not addresses
+    return Transport(tuple(protocols), interface)
 
 
-def _candidates(diagnostics: Diagnostics) -> list[str]:
+def _on_this_machine(diagnostics: Diagnostics) -> bool:
+    return get_scheduler(diagnostics.spec.site.site.scheduler).on_this_machine
+
+
+def _candidates(diagnostics: Diagnostics, groups: Sequence[Profile]) -> list[str]:
     """Return the protocols by the names of profiles.
 
     A site that lists ucxx consents to unencrypted traffic within jobs.
@@ -79,32 +116,48 @@ def _candidates(diagnostics: Diagnostics) -> list[str]:
     profile = diagnostics.spec.profile
     allowed = diagnostics.spec.site.site.network.protocols
     if profile.network.protocol != "auto":
-        _check_ucxx(diagnostics)
+        _check_ucxx(diagnostics, groups)
         return [profile.network.protocol]
     # ucxx is there to move data between GPUs, and it cannot be encrypted.
-    useful = profile.gpus and not profile.network.encryption
-    if useful and "ucxx" in allowed and profile.workers.rmm_managed_memory:
-        diagnostics.note(f"ucxx is not used: {MANAGED_MEMORY}")
+    useful = any(group.gpus for group in groups) and not profile.network.encryption
+    if useful and "ucxx" in allowed and (reason := _reason_against_ucxx(groups)):
+        diagnostics.note(f"ucxx is not used: {reason}")
         useful = False
     if useful:
         return list(allowed)
     return [name for name in allowed if name != "ucxx"] or ["tcp"]
 
 
-def _check_ucxx(diagnostics: Diagnostics) -> None:
+def _reason_against_ucxx(groups: Sequence[Profile]) -> str:
+    if slow := _slow_memory(groups):
+        return slow
+    if not all(group.gpus for group in groups):
+        return WITHOUT_GPUS
+    return ""
+
+
+def _slow_memory(groups: Sequence[Profile]) -> str:
+    found = (SLOW_MEMORY.get(group.workers.gpu_memory, "") for group in groups)
+    return next(filter(None, found), "")
+
+
+def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile]) -> None:
     spec = diagnostics.spec
     network = spec.profile.network
     if network.protocol != "ucxx":
         return
-    if "ucxx" not in spec.site.site.network.protocols:
+    site_network = spec.site.site.network
+    # Traffic that stays on this machine needs no consent of the site, unless it lists protocols.
+    listed = "protocols" in site_network.given or not _on_this_machine(diagnostics)
+    if listed and "ucxx" not in site_network.protocols:
         diagnostics.profile_error(
             "ucxx is not encrypted, and the site does not list it in `network.protocols`",
             "network",
             "protocol",
             related=spec.site_position("network"),
         )
-    if spec.profile.workers.rmm_managed_memory:
-        diagnostics.note(f"warning: network.protocol is ucxx: {MANAGED_MEMORY}")
+    if slow := _slow_memory(groups):
+        diagnostics.note(f"warning: network.protocol is ucxx: {slow}")
     if network.encryption:
         message, hint = "ucxx cannot be encrypted", "protocol: tcp"
         diagnostics.profile_error(message, "network", "encryption", hint=hint)

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..config.profile import Profile, Workers
+from ..config.profile import Profile
+from ..config.workers import Workers
 from ..text import number_text, size_text
 from .bash import with_variables
 from .diagnostics import Diagnostics
 from .shape import JobShape
+from .transport import LOOPBACK
 
 Switches = tuple[str, str]
 """The options for true and for false."""
+
+HTTP_ADDRESS = f"{LOOPBACK}:0"
+"""Where the HTTP server of a worker listens; dask starts it even without a dashboard."""
 
 # The options of dask-cuda 26.x by name; the boolean ones have a pair of switches.
 CUDA: dict[str, Switches | None] = {
@@ -40,6 +45,11 @@ CUDA: dict[str, Switches | None] = {
 }
 _ALSO_PLAIN = ("worker_port",)
 """Options that `dask worker` has, too."""
+_ONLY_PLAIN = (
+    "lifetime", "lifetime_restart", "lifetime_stagger", "nanny", "nanny_port", "nworkers",
+    "preload_nanny", "scheduler_sni",
+)  # fmt: skip
+"""Options of `dask worker` that `dask cuda worker` does not have."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
 """Keywords of CUDAWorker that are not named like the option."""
 
@@ -52,16 +62,20 @@ def words(workers: Workers, gpus: bool) -> list[str]:
     others = [
         word for name, value in workers.options.items() for word in _other_option(name, value)
     ]
-    preload = [f"--preload={name}" for name in workers.preload]
+    own = [f"--dashboard-address={HTTP_ADDRESS}"]
     if text := resources(workers, gpus):
-        return [f"--resources={text}", *cuda, *others, *preload]
-    return [*cuda, *others, *preload]
+        own.append(f"--resources={text}")
+    return [*own, *cuda, *others, *(f"--preload={name}" for name in workers.preload)]
 
 
 def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
     """Return the same options as keywords of the worker's class; ``cuda``: it is CUDAWorker."""
     workers = profile.workers
-    found: dict[str, object] = {"dashboard": False, "death_timeout": death_timeout(profile)}
+    found: dict[str, object] = {
+        "dashboard": False,
+        "dashboard_address": HTTP_ADDRESS,
+        "death_timeout": death_timeout(profile),
+    }
     if text := resources(workers, True):
         # CUDAWorker takes the text of the command line, Worker a mapping.
         found["resources"] = text if cuda else _mapping(text)
@@ -75,12 +89,16 @@ def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
 
 
 def resources(workers: Workers, gpus: bool) -> str:
-    """Return the text of dask's option for resources; ``GPU=1`` if the profile has none."""
-    wanted = workers.resources
-    if wanted is None and gpus:
-        return "GPU=1"
-    wanted = wanted or {}
-    return " ".join(f"{name}={number_text(value)}" for name, value in wanted.items())
+    """Return the text of dask's option for resources."""
+    found = amounts(workers, gpus)
+    return " ".join(f"{name}={number_text(value)}" for name, value in found.items())
+
+
+def amounts(workers: Workers, gpus: bool) -> dict[str, float]:
+    """Return the resources of a worker; a GPU worker has one GPU if the profile says nothing."""
+    if workers.resources is None and gpus:
+        return {"GPU": 1.0}
+    return workers.resources or {}
 
 
 def death_timeout(profile: Profile) -> int:
@@ -109,6 +127,8 @@ def check(diagnostics: Diagnostics, gpus: bool) -> None:
         _check_plain(diagnostics, "CPU workers")
     elif workers.worker_class != "cuda":
         _check_plain(diagnostics, "`worker_class: nanny`")
+    elif diagnostics.spec.profile.layout == "workers":
+        _check_cuda(diagnostics)
     for conflict in _CONFLICTS:
         if conflict.found(workers):
             message = f"`workers.{conflict.option}`: {conflict.message}"
@@ -158,6 +178,19 @@ def _check_plain(diagnostics: Diagnostics, kind: str) -> None:
         if name not in _ALSO_PLAIN and getattr(workers, name) is not None:
             message = f"`workers.{name}` is an option of CUDA workers, not of {kind}"
             diagnostics.profile_error(message, "workers", name)
+
+
+def _check_cuda(diagnostics: Diagnostics) -> None:
+    for name in diagnostics.spec.profile.workers.options:
+        plain = name.replace("-", "_").removeprefix("no_")
+        if plain not in _ONLY_PLAIN:
+            continue
+        hint = "use `worker_class: nanny`, or leave it out"
+        if plain.startswith("lifetime"):
+            part = plain.removeprefix("lifetime").strip("_").upper() or "DURATION"
+            hint = f"set DASK_DISTRIBUTED__WORKER__LIFETIME__{part} in `env`"
+        message = f"{_option(name)} is an option of `dask worker`, not of `dask cuda worker`"
+        diagnostics.profile_error(message, "workers", "options", name, hint=hint)
 
 
 def _cuda_option(name: str, value: object) -> str:

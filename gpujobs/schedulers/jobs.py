@@ -65,6 +65,8 @@ class JobStatus:
     """Expected start of a pending job, if the batch scheduler reports one."""
     stuck: bool = False
     """The job failed and stays in the queue until it is cancelled."""
+    requeued: bool = False
+    """The job waits again: it had started before this was asked."""
 
 
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")

@@ -36,8 +36,21 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "slurm-nanny": ("example-slurm", {**SVD, "gpus": 4, "account": "p12345", "network": {"protocol": "tcp"}, "workers": {"worker_class": "nanny"}}),
     "slurm-cpu-workers": ("example-slurm", {
         **SVD, "gpus": 0, "account": "p12345", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
+    "slurm-groups": ("example-slurm", {
+        **SVD, "account": "p12345", "network": {"protocol": "tcp"}, "env": {"OMP_NUM_THREADS": "4"}, "groups": {
+            "gpu": {"gpus": 4, "gpus_per_job": 2, "start_workers": 2},
+            "prep": {"gpus": 0, "account": "p67890", "walltime": "30m", "workers": {"count": 2, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}},
+                     "environment": {"setup": "module load arrow\n"}, "env": {"ARROW": "1"}, "start_workers": 1}}}),
+    "slurm-head-in-a-group": ("example-slurm", {
+        **SVD, "account": "p12345", "network": {"protocol": "tcp"}, "head": {"group": "prep"}, "groups": {
+            "gpu": {"gpus": 4}, "prep": {"gpus": 0, "workers": {"count": 2, "threads": 8, "memory": "64GiB"}}}}),
+    "sge-groups": ("example-sge", {
+        **SVD, "account": "astro1", "network": {"protocol": "tcp"}, "groups": {
+            "gpu": {"gpus": 4}, "prep": {"gpus": 0, "workers": {"count": 2, "threads": 8, "memory": "32GiB"}}}}),
+    "local-groups": ("local", {**SVD, "groups": {"one": {"gpus": 1}, "more": {"gpus": 1, "workers": {"threads": 2}}}}),
     "slurm-without-run-not-encrypted": ("example-slurm", {
         "workdir": "/home/ada", "gpus": 2, "account": "p12345", "network": {"protocol": "tcp", "encryption": False}}),
+    "slurm-staged-environment": ("staged", {**SVD, "gpus": 4}),
     "sge-two-jobs-of-four": ("example-sge", {
         **SVD, "gpus": 8, "account": "astro1", "network": {"encryption": True}, "env": {"GREETING": "it's me"},
         "directives": ["-l exclusive"]}),
@@ -64,16 +77,29 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
         **SVD, "gpus": 4, "account": "acc_svd", "head": {"queue": "normal", "cpus": 2, "memory": "8GiB"}, "network": {"protocol": "tcp"}}),
     "lsf-cpu-workers": ("example-lsf", {
         **SVD, "gpus": 0, "account": "acc_svd", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
+    "slurm-apptainer": ("containers", {
+        **SVD, "gpus": 4, "env": {"GREETING": "it's me"}, "network": {"protocol": "tcp"},
+        "environment": {"setup": "module load apptainer", "container": {"image": "rapids", "args": ["--bind=$WORK/my data"]}}}),
+    "slurm-apptainer-owned-by-python": ("containers", {
+        "workdir": "/home/ada", "gpus": 2, "gpus_per_job": 1, "environment": {"container": {"image": "docker://rapidsai/base:26.10"}}}),
+    "slurm-pyxis-mpi": ("containers", {
+        **SVD, "layout": "mpi", "gpus": 8, "env": {"OMP_NUM_THREADS": "4"}, "network": {"protocol": "tcp"},
+        "environment": {"container": {"runtime": "pyxis", "image": "nvcr.io#nvidia/rapidsai/base:26.10"}}}),
+    "sge-charliecloud": ("example-sge", {
+        **SVD, "gpus": 8, "account": "astro1", "env": {"GREETING": "it's me"}, "network": {"protocol": "tcp"},
+        "environment": {"python": "/opt/conda/bin/python", "container": {"runtime": "charliecloud", "image": "~/rapids"}}}),
+    "pbs-charliecloud-mpi-script-in-ranks": ("polaris", {
+        "workdir": "/home/ada/svd", "run": ["svd.py"], "run_on": "ranks", "layout": "mpi", "gpus": 8, "account": "p1", "walltime": "1h",
+        "network": {"protocol": "tcp"}, "environment": {"container": {"runtime": "charliecloud", "image": "/sw/rapids"}}}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip
-OWNED = ("slurm-owned-by-python",)
+OWNED = ("slurm-owned-by-python", "slurm-apptainer-owned-by-python")
 """Scripts of worker jobs whose dask scheduler is in a Python process."""
-MACHINES = {
-    "local-two-gpus": Machine(
-        gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"}
-    )
-}
+TWO_GPUS = Machine(
+    gpus=("0", "3"), cpus=16, memory=64 * 2**30, busy={"1": "process 1", "2": "process 1"}
+)
+MACHINES = {"local-two-gpus": TWO_GPUS, "local-groups": TWO_GPUS}
 
 
 def text_of(case: str, folder: Path) -> str:
@@ -82,7 +108,7 @@ def text_of(case: str, folder: Path) -> str:
     scripts = render(made, "svd-0000")
     if case in OWNED:
         roles = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
-        scripts = render_jobs(made, "svd-0000", made.workers, roles, 0, made.workers.shape.jobs)
+        scripts = render_jobs(made, "svd-0000", made.groups[0], roles, 0, made.groups[0].shape.jobs)
     return "".join(script.text for script in scripts)
 
 

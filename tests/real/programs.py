@@ -9,7 +9,7 @@ def who(dask_worker):
 
 if __name__ == "__main__":
     with Client() as client:
-        client.wait_for_workers(int(os.environ.get("WANTED", "1")), timeout=100)
+        client.wait_for_workers(int(os.environ.get("WANTED", "1")))
         names = {address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
         found = {names[address]: value for address, value in client.run(who).items()}
         print(json.dumps({"workers": found, "address": client.scheduler.address}))

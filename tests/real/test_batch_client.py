@@ -17,7 +17,7 @@ from gpujobs.schedulers import JobId, JobState, get_scheduler
 
 from ..support.backend import Backend
 from ..support.cli import text_of
-from ..support.processes import until
+from ..support.processes import patience, until
 from ..unit.support import plan
 
 pytestmark = pytest.mark.conformance
@@ -32,7 +32,7 @@ def batch(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
         monkeypatch.setenv(name, value)
     site = backend.site()
     scheduler = get_scheduler(site["scheduler"])(site.get("cluster"))
-    return SchedulerClient(scheduler, site.get("commands", {}), timeout=20.0)
+    return SchedulerClient(scheduler, site.get("commands", {}), timeout=patience(20.0))
 
 
 @pytest.fixture

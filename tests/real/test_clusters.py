@@ -13,7 +13,7 @@ import pytest
 
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
-from ..support.processes import processes_with, until
+from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
 
 KINDS = [
@@ -229,7 +229,7 @@ def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cluster = waiting.stdout.readline().strip()
     connected(cli, cluster, 1)
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=20)
+    _, said = waiting.communicate(timeout=patience(20))
     assert waiting.returncode == 130
     assert f"gpujobs cancel {cluster}" in said
     assert state(cli, cluster) == "RUNNING"
@@ -278,7 +278,7 @@ def test_workers_that_cannot_start(
     assert done.returncode == 5, done.stderr
     assert re.search(said, done.stderr), done.stderr
     backend.wait_empty(15, done.stdout.strip())
-    assert time.monotonic() - started < 60  # not at the walltime
+    assert time.monotonic() - started < patience(60)  # not at the walltime
 
 
 @pytest.mark.conformance
@@ -295,7 +295,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    assert backend.wait_empty(15, cluster) < 15
+    backend.wait_empty(15, cluster)
     found = cli.status(cluster)
     assert found["state"] == "FAILED"
     assert "the dask scheduler ended (exit code 137)" in found["reason"]
@@ -350,7 +350,7 @@ def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role:
     else:
         assert state(cli, cluster) == "RUNNING"  # one worker less is no reason to end the others
         cli("cancel", cluster)
-    backend.wait_empty(20, cluster)
+    backend.wait_empty(60, cluster)
 
 
 def _parent(pid: int) -> int:

@@ -1,107 +1,241 @@
-"""The examples of dask-jobqueue's documentation, and its attributes, on a real Slurm with large nodes."""
+"""The examples of dask-jobqueue's documentation, and its attributes, on batch schedulers with one large node.
+
+Slurm and Grid Engine are real, PBS and LSF are fakes, which execute the jobs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import dask.config
 import pytest
+import yaml
 
-import gpujobs
+from gpujobs.deploy import GPUJobQueueCluster
+from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import InputError
 
-from ..conftest import unavailable
-from ..support import slurm
-from ..support.backend import SlurmBackend
+from ..conftest import nothing_left, unavailable
+from ..support import sge, slurm
+from ..support.backend import FAKE_GPUS, Backend, SlurmBackend
 from ..support.cli import ROOT, text_of
 from ..support.dask_jobqueue import EXAMPLES, Example
+from ..support.fake_lsf import LsfBackend
+from ..support.fakes import FakeBackend, PbsBackend
+from ..support.processes import patience
 
-pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
-SLURM_EXAMPLES = [
-    example for example in EXAMPLES if example.kind == "Slurm" and not example.refused
-]
-CONFIGURATION = """\
-Licenses=project:10
-PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
-"""
-"""The jobs of the partition wait forever."""
-NODE = {"gpus_per_node": 6, "cpus_per_node": 64, "memory_per_node": "600GiB"}
+CPUS, GPUS, MEMORY = 64, 28, 600
+"""Of the node; the memory is in GiB."""
+NODE = {"gpus_per_node": GPUS, "cpus_per_node": CPUS, "memory_per_node": f"{MEMORY}GiB"}
+RUN = ("Slurm-deployment", "PBS-class", "LSF-class", "SGE-class")
+"""Examples whose jobs run in `make test`; those of the others run in `make slow`."""
+MANY = 12
+"""Workers of one job that are too many to run on a small test machine."""
 
 
-@pytest.fixture(scope="module")
-def large(shared_folder: Path) -> Iterator[SlurmBackend]:
-    """A Slurm with one node of the size and the features that the examples need."""
+# -- the batch schedulers ----------------------------------------------------------------------------
+@contextlib.contextmanager
+def slurm_backend(folder: Path) -> Iterator[Backend]:
+    """Boot a Slurm with the features and licenses that the examples need."""
     if why := slurm.missing():
         unavailable("slurm", why)
     private = slurm.PrivateSlurm(
-        shared_folder / "large", nodes=1, gpus=6, cpus=64, memory=600 * 1024,
-        extra=CONFIGURATION, features="haswell,geyser",
+        folder, nodes=1, gpus=GPUS, cpus=CPUS, memory=MEMORY * 1024,
+        extra="Licenses=project:10\n", features="haswell,geyser",
     )  # fmt: skip
     with private.running() as running:
         yield SlurmBackend(running)
 
 
-@pytest.fixture
-def site(large: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A site file of it; nothing is left in the queue at the end."""
-    for name, value in {**large.env(), "HOME": str(home)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(home)
-    path = home / "large.yaml"
-    path.write_text(text_of(large.site() | {"queues": {"main": NODE, "closed": NODE}}))
-    yield str(path)
-    try:
-        large.wait_empty(20)
-    finally:
-        large.clean()
+@contextlib.contextmanager
+def sge_backend(folder: Path) -> Iterator[Backend]:
+    """Boot a Grid Engine with the project that the examples need."""
+    if why := sge.missing():
+        unavailable("sge", why)
+    with sge.PrivateSge(folder, nodes=1, gpus=GPUS, cpus=CPUS).running() as running:
+        project = folder / "project"
+        project.write_text("name myproj\noticket 0\nfshare 0\nacl NONE\nxacl NONE\n")
+        running.command("qconf", "-Aprj", str(project))
+        yield sge.SgeBackend(running)
 
 
-def cluster(site: str, example: Example, queue: str) -> Any:
-    """Return the cluster of an example, with the names of this machine."""
-    keywords, configuration = example.on(queue=queue, interface="lo")
-    with dask.config.set({f"jobqueue.slurm.{key}": configuration[key] for key in configuration}):
-        return gpujobs.GPUSLURMCluster(
-            site=site,
-            scheduler_options={"dashboard_address": ":0"},
-            quiet=True,
-            **{"queue": queue, **keywords},
+def fake_backend(kind: type[FakeBackend], folder: Path) -> AbstractContextManager[Backend]:
+    return kind(folder, nodes=["node1"], slots=CPUS, gpus=GPUS).running()
+
+
+BOOT: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
+    "slurm": slurm_backend,
+    "sge": sge_backend,
+    "pbs": functools.partial(fake_backend, PbsBackend),
+    "lsf": functools.partial(fake_backend, LsfBackend),
+}
+
+
+@pytest.fixture(scope="module")
+def boot(shared_folder: Path) -> Iterator[Callable[[str], Backend]]:
+    """Return a function that boots a batch scheduler with one large node, once."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(
+            lambda kind: stack.enter_context(BOOT[kind](shared_folder / f"{kind}-large"))
         )
 
 
+@pytest.fixture
+def large(boot: Callable[[str], Backend], example: Example) -> Backend:
+    """The batch scheduler of an example, with one large node."""
+    return boot(example.kind.lower())
+
+
+@pytest.fixture
+def site(large: Backend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A site file of it, whose queue `held` never starts a job; nothing is left at the end."""
+    for name, value in {**large.env(), "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(dask.config, "paths", [str(home)])
+    monkeypatch.setattr(dask.config.collect, "__defaults__", ([str(home)], None))
+    held = {**NODE, "name": "main", "directives": [large.hold]}
+    path = home / "large.yaml"
+    setup = f"{FAKE_GPUS} FAKE_NVML_GPUS={GPUS}"
+    queues = {"main": NODE, "held": held}
+    path.write_text(text_of(large.site() | {"setup": setup, "queues": queues}))
+    yield str(path)
+    nothing_left(large)
+
+
+def requested(large: Backend, job: str) -> tuple[int, int, int]:
+    """Return CPUs, GPUs and seconds of walltime of the only job, as the batch scheduler has them."""
+    if isinstance(large, FakeBackend):
+        (found,) = (item for item in large.jobs() if item["state"] != "done")
+        return found["needs"]["slots"], found["needs"]["gpus"], found["walltime"]
+    if isinstance(large, sge.SgeBackend):
+        text = large.sge.command("qstat", "-j", job)
+        numbers = (r"smp range:\s+(\d+)", r"gpu=(\d+)", r"h_rt=(\d+)")
+        cpus, gpus, seconds = (int(re.findall(number, text)[0]) for number in numbers)
+        return cpus, gpus, seconds
+    assert isinstance(large, SlurmBackend)
+    text = large.slurm.command("scontrol", "show", "job", job)
+    cpus, gpus = (int(re.findall(p, text)[0]) for p in (r"NumCPUs=(\d+)", r"gres.gpu:(\d+)"))
+    return cpus, gpus, seconds_of(re.findall(r"TimeLimit=(\S+)", text)[0])
+
+
+def seconds_of(text: str) -> int:
+    """Return the seconds of HH:MM:SS, or D-HH:MM:SS."""
+    days, _, rest = text.rpartition("-")
+    hours, minutes, seconds = rest.split(":")
+    return ((int(days or 0) * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
+
+
+# -- the examples -----------------------------------------------------------------------------------
+@contextlib.contextmanager
+def cluster(example: Example, site: str, large: Backend, queue: str) -> Iterator[Any]:
+    """Make the cluster of an example, with the names of this machine."""
+    keywords, configuration = example.on(queue=queue, interface="lo")
+    section = {"jobqueue": {large.name: configuration}}
+    Path("jobqueue.yaml").write_text(yaml.safe_dump(section))
+    options = {"dashboard_address": ":0", **large.scheduler_options}
+    if "job_script_prologue" in keywords:  # which selects the Python, see docs/python.md
+        keywords["python"] = sys.executable
+    keywords = {"queue": queue, "scheduler_options": options, "quiet": True, **keywords}
+    with (
+        dask.config.set(section),
+        class_for(large.name, GPUJobQueueCluster)(site=site, **keywords) as made,
+    ):
+        yield made
+
+
+def accepted(example: Example) -> Example:
+    """Return an example without the lines that are refused."""
+    return example.without(*example.refused)
+
+
+def workers_of(example: Example) -> int:
+    """Return the number of workers of a job."""
+    return int({**example.configuration, **example.keywords}.get("processes", 1))
+
+
+def on_its_own(
+    *examples: Example, quick: Callable[[Example], bool] = lambda _: True
+) -> pytest.MarkDecorator:
+    """Run a test for each of the examples, on its batch scheduler."""
+    rows = []
+    for example in examples:
+        kind = example.kind.lower()
+        marks = [getattr(pytest.mark, kind)] if kind in ("slurm", "sge") else []
+        marks += [] if quick(example) else [pytest.mark.slow]
+        rows.append(pytest.param(example, marks=marks, id=str(example)))
+    return pytest.mark.parametrize("example", rows)
+
+
+@on_its_own(*(example for example in EXAMPLES if example.refused))
+def test_every_refused_line_is_named(large: Backend, site: str, example: Example) -> None:
+    named: set[str] = set()
+    line = rf"^(?:keyword |dask configuration jobqueue\.{large.name}\.)([\w-]+): "
+    while named < set(example.refused):  # those that are left are named by the next message
+        with (
+            pytest.raises(InputError) as caught,
+            cluster(example.without(*named), site, large, "held"),
+        ):
+            pass
+        found = set(re.findall(line, str(caught.value), re.M))
+        assert found and found <= set(example.refused), str(caught.value)
+        named |= found
+    assert large.queue() == []
+
+
+@on_its_own(*(example for example in EXAMPLES if example.name == "cori"))
 def test_slurm_refuses_the_directive_that_is_refused_before(
-    site: str, large: SlurmBackend, home: Path
+    large: Backend, home: Path, example: Example
 ) -> None:
-    (cori,) = (example for example in EXAMPLES if example.name == "cori")
-    with pytest.raises(InputError, match=r"jobqueue.slurm.job-extra.*SCRATCH, is not an option"):
-        cluster(site, cori, "closed")
-    lines = [f"#SBATCH {line}" for line in cori.configuration["job-extra"]]
+    assert isinstance(large, SlurmBackend)
+    lines = [f"#SBATCH {line}" for line in example.configuration["job-extra"]]
     script = home / "job.sh"
-    script.write_text("\n".join(["#!/bin/sh", "#SBATCH -p closed", *lines, ""]))
+    script.write_text("\n".join(["#!/bin/sh", "#SBATCH --hold", *lines, ""]))
     assert "SCRATCH," in large.slurm.attempt("sbatch", str(script)).stderr
 
 
-@pytest.mark.parametrize("example", SLURM_EXAMPLES, ids=str)
-def test_an_example_is_submitted(site: str, large: SlurmBackend, example: Example) -> None:
-    with cluster(site, example, "closed") as made:
+@on_its_own(*EXAMPLES)
+def test_the_batch_scheduler_gets_what_an_example_requests(
+    large: Backend, site: str, example: Example
+) -> None:
+    given = {**accepted(example).configuration, **accepted(example).keywords}
+    with cluster(accepted(example), site, large, "held") as made:
         made.scale(jobs=1)
-        jobs = large.queue()
-        assert len(jobs) == 1 and "PENDING" in jobs[0] and made.id in jobs[0]
-        given = {**example.configuration, **example.keywords}
-        job = large.slurm.command("scontrol", "show", "job", jobs[0].split()[0])
-        assert re.search(rf"NumCPUs={given['cores']}\b", job)
-        assert re.search(rf"gres.gpu:{given.get('processes', 1)}\b", job)
+        (job,) = large.queue()
+        assert made.id in job
+        cpus, gpus, seconds = requested(large, made.jobs[0]["id"])
+    assert gpus == given.get("processes", 1)
+    assert cpus == given.get("cores", cpus)
+    assert seconds == seconds_of(given.get("walltime", "00:10:00"))
 
 
-def test_an_example_runs_with_every_attribute(site: str) -> None:
-    example = next(example for example in SLURM_EXAMPLES if example.name == "resources")
-    with cluster(site, example, "main") as made:
+@on_its_own(
+    *(example for example in EXAMPLES if workers_of(example) <= MANY),
+    quick=lambda example: str(example) in RUN,
+)
+def test_an_example_runs(large: Backend, site: str, example: Example) -> None:
+    with cluster(accepted(example), site, large, "main") as made:
+        made.scale(jobs=1)
+        made.wait_for_workers(workers_of(example), timeout=patience(120))
+        with made.get_client() as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+
+
+@on_its_own(*(example for example in EXAMPLES if example.name == "resources"))
+def test_an_example_runs_with_every_attribute(large: Backend, site: str, example: Example) -> None:
+    with cluster(example, site, large, "main") as made:
         made.scale(jobs=1)
         client = made.get_client()
-        made.wait_for_workers(1, timeout=120)
+        made.wait_for_workers(1, timeout=patience(120))
         assert client.submit(sum, [1, 2], resources={"ssdGB": 100, "GPU": 2}).result() == 3
         (worker,) = made.scheduler_info["workers"].values()
         assert (worker["nthreads"], worker["memory_limit"]) == (2, 8 * 2**30)

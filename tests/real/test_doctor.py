@@ -106,6 +106,29 @@ def test_from_a_job(
     backend.wait_empty(15)
 
 
+def test_whole_nodes_of_four_gpus(cli: Cli, backend: SlurmBackend) -> None:
+    site = backend.site()
+    site["queues"] = {"main": {**site["queues"]["main"], "exclusive": True}}
+    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)))
+    assert found["job"]["state"] == found["GPUs"]["state"] == "ok"
+    assert found["GPUs"]["result"].count("Fake GPU GPU-node") == 4
+    backend.wait_empty(15)
+
+
+def test_a_job_that_no_queue_takes_is_not_blamed_on_the_user(
+    cli: Cli, backend: SlurmBackend
+) -> None:
+    site = backend.site()
+    site["queues"] = {"main": {**site["queues"]["main"], "max_walltime": "5m"}}
+    done = cli("doctor", "--run", "--site", str(cli.write("s.yaml", site)))
+    assert (
+        done.returncode == 2
+        and "the job of doctor --run: queue main: walltime 10m is more" in done.stderr
+    )
+    assert "--set" not in done.stderr
+    assert backend.queue() == []
+
+
 def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": site["queues"]["main"]}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ..support.cli import NVML, ROOT, Cli
-from ..support.processes import processes_with, until
+from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
 
 
@@ -135,7 +138,7 @@ def test_walltime(local: Cli) -> None:
     )
     assert done.returncode == 5
     assert "walltime is nearly over" in done.stderr
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < patience(90)
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "ws"])
@@ -200,7 +203,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
         "from gpujobs.clusters.connect import security_of\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
-        "try: Client(read_state(one.path).address, security=security_of(two), timeout=5)\n"
+        f"try: Client(read_state(one.path).address, security=security_of(two), timeout={patience(5)})\n"
         "except Exception as error: print('refused:', type(error).__name__)"
     )
     assert "refused" in local.python_run(code, *clusters).stdout
@@ -283,3 +286,62 @@ def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     assert "KilledWorker" in output
     assert f"gpujobs: {said.split('{')[0]}" in output  # how often depends on the head's interval
     assert said.format("4 times") in local("status", cluster).stdout  # dask's own limit
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+def listening(pids: Iterable[int]) -> dict[int, str]:
+    """Return the addresses at which processes listen, by port, as the kernel has them."""
+    found = {}
+    for pid in pids:
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found[connection.laddr.port] = connection.laddr.ip
+    return found
+
+
+def test_all_processes_listen_on_loopback(local: Cli) -> None:
+    profile = {"gpus": 0, "workers": {"count": 2}, "run": ["sleep", "600"], "start_workers": 2}
+    cluster = local.submit(profile)
+    until(lambda: local.status(cluster)["state"] == "RUNNING", 60)
+    until(lambda: len(local.status(cluster)["workers"]["connected"]) == 2, 60)
+    tree = [psutil.Process(pid) for pid in processes_with(cluster)]
+    pids = {child.pid for process in tree for child in (process, *process.children(recursive=True))}
+    sockets = listening(pids)
+    # the dask scheduler and its dashboard; of each worker its server, its HTTP server, its nanny
+    assert len(sockets) >= 8 and set(sockets.values()) == {"127.0.0.1"}
+    dashboard = re.findall(r"http://127\.0\.0\.1:(\d+)/status", local("connect", cluster).stdout)
+    assert dashboard and int(dashboard[0]) in sockets
+    assert local("cancel", cluster).returncode == 0
+
+
+OWNER = """
+import gpujobs, json, os, psutil, urllib.request
+if __name__ == "__main__":
+    with gpujobs.GPUJobQueueCluster("local", quiet=True) as cluster:
+        link = cluster.dashboard_link
+        with urllib.request.urlopen(link) as answer:
+            status = answer.status
+        other = gpujobs.GPUJobQueueCluster.from_name(cluster.id)
+        sockets = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+        lines = os.popen(f"{sys.executable} -m gpujobs connect {cluster.id}").read()
+        print(json.dumps([link, status, other.dashboard_link, sockets, lines]))
+        other.close()
+"""
+
+
+def test_the_dashboard_of_an_owner_listens_on_loopback(local: Cli) -> None:
+    with_gpus(local, 1)
+    done = local.python_run(OWNER.replace("import gpujobs", "import sys, gpujobs", 1))
+    assert done.returncode == 0, done.stderr
+    link, status, other, sockets, lines = json.loads(done.stdout.splitlines()[-1])
+    assert link == other and link.startswith("http://127.0.0.1:") and status == 200
+    assert link in lines
+    assert sockets and set(sockets) == {"127.0.0.1"}
+
+
+def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
+    """UCX prints a warning in every process about a variable that ucxx sets."""
+    run = {"gpus": 0, "run": ["printenv", "UCX_WARN_UNUSED_ENV_VARS"]}
+    assert local("logs", local.submit(run, "--wait")).stdout == "n\n"
+    own = {**run, "env": {"UCX_WARN_UNUSED_ENV_VARS": "y"}}
+    assert local("logs", local.submit(own, "--wait")).stdout == "y\n"

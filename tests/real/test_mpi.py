@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgpack import _cmsgpack
 
 from gpujobs.schedulers.registry import get_scheduler
 
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
-from ..support.backend import SlurmBackend
+from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
-from ..support.processes import processes_with, run, until
+from ..support.processes import patience, processes_with, run, until
 from .programs import SLEEP, WHO
 from .test_clusters import connected
 
@@ -89,12 +90,76 @@ def who(dask_worker):
 if __name__ == "__main__":
     initialize({keywords})
     with Client() as client:
-        client.wait_for_workers(8, timeout=100)
+        client.wait_for_workers(8)
         names = {{address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}}
         found = {{names[address]: value for address, value in client.run(who).items()}}
         print(json.dumps({{"workers": found, "address": client.scheduler.address, "argv": sys.argv}}), flush=True)
     {end}
 """
+
+
+AGENT = """#!/bin/sh
+# In place of ssh: the other node knows nothing of the job's environment.
+host=$1; shift
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin SLURMD_NODENAME="$host" OWN=remote sh -c "$*"
+"""
+NANNIES = """
+import ctypes, json, os
+from distributed import Client
+
+def look():
+    ctypes.CDLL("libwanted.so")  # only exec reads LD_LIBRARY_PATH
+    import wanted
+    return {name: os.environ.get(name) for name in %r}
+
+def http(dask_worker):
+    return dask_worker.http_server.address
+
+with Client() as client:
+    client.wait_for_workers(8)
+    assert set(client.run(http).values()) == {"127.0.0.1"}
+    print(json.dumps(list(client.run(look, nanny=True).values())))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+def test_environment_of_ranks_on_other_nodes(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+    """Open MPI starts its ranks through an agent like ssh, which passes no variables."""
+    agent = cli.write("agent", AGENT)
+    agent.chmod(0o755)
+    extra = cli.work / "extra folder"
+    extra.mkdir()
+    (extra / "wanted.py").touch()
+    (extra / "libwanted.so").symlink_to(_cmsgpack.__file__)
+    names = ["OWN", "SET", "UNSET", "ODD", "SLURM_JOB_ID", "SLURMD_NODENAME"]
+    cli.write("look.py", NANNIES % names)
+    launchers = mpi.LAUNCHERS["mpirun"]
+    setup = [
+        launchers["setup"],
+        f"export PRTE_MCA_plm=ssh PRTE_MCA_plm_ssh_agent={agent}",
+        # Both daemons have the name of this host: the ranks disagree on whether nodes are shared.
+        "export OMPI_MCA_coll=^han",
+        f'export PYTHONPATH="{extra}:$PYTHONPATH" LD_LIBRARY_PATH="{extra}:$LD_LIBRARY_PATH"',
+        "export SET=by-setup; unset UNSET",
+    ]
+    site = backend.site() | {"mpi": {**launchers, "setup": "\n".join(setup)}}
+    (home / "sites" / "here.yaml").write_text(text_of(site))
+    odd = "it's $HOME `ls`"
+    profile = {**PROFILE, "run": ["python", "look.py"], "env": {"OWN": "profile", "ODD": odd}}
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert len(found) == 8
+    for variables in found:
+        node = variables.pop("SLURMD_NODENAME")
+        assert node in ("node1", "node2", "node3", "node4")
+        assert variables == {
+            "OWN": "profile",
+            "SET": "by-setup",
+            "UNSET": None,
+            "ODD": odd,
+            "SLURM_JOB_ID": None,
+        }
+    backend.wait_empty(20, cluster)
 
 
 AFFINITY = "import os; print(sorted(os.sched_getaffinity(0)))"
@@ -211,10 +276,6 @@ def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: st
     assert code == (9 if case == "command-fails" else 70)
 
 
-def nvml_path(backend: SlurmBackend) -> str:
-    return str(backend.site()["setup"]).split("PYTHONPATH=")[1].split()[0]
-
-
 def test_dead_rank_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(PROFILE)
     connected(cli, cluster, 8)
@@ -318,7 +379,7 @@ def test_cluster_class(
         worker_memory="1GiB",
         **options,
     ) as cluster:
-        cluster.wait_for_workers(8, timeout=120)
+        cluster.wait_for_workers(8, timeout=patience(120))
         assert (
             cluster.observed
             == cluster.plan

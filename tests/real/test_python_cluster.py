@@ -24,7 +24,7 @@ from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedErro
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
-from ..support.processes import pause, processes_with, until
+from ..support.processes import patience, pause, processes_with, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -35,7 +35,7 @@ def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
     assert isinstance(cluster, __import__("dask_jobqueue").JobQueueCluster)
     cluster.scale(8)
     assert calls(home, "sbatch") == 1
-    cluster.wait_for_workers(8, timeout=60)
+    cluster.wait_for_workers(8, timeout=patience(60))
     names = {f"{cluster.id}-{job}-{gpu}" for job in range(4) for gpu in range(2)}
     assert cluster.plan == cluster.requested == cluster.observed == names
     client = cluster.get_client()
@@ -55,6 +55,10 @@ def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
     cluster.close()
     cluster.close()
     assert calls(home, "scancel") == 2
+
+
+SHORT = 6
+"""Seconds of a wait that must end without workers."""
 
 
 def test_scale_by_anything_and_rounding_up_is_said(
@@ -91,7 +95,7 @@ def test_scale_while_pending_and_during_scale(
         thread.start()
     for thread in threads:
         thread.join()
-    wanted = cluster._scaler.target
+    wanted = cluster._pool.groups[""].target
     until(lambda: len(backend.queue()) == len(cluster.plan) == wanted, 10)
     cluster.scale(0)
     backend.wait_empty(10)
@@ -139,7 +143,7 @@ def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None
                  "--nthreads=2", "--memory-limit=1536MiB", "--worker-port=9000:9010", "--death-timeout=30"):  # fmt: skip
         assert text in script, text
     assert cluster.job_header in script
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=patience(60))
     assert "prologue" in (home / "logs" / cluster.id / "job-0.log").read_text()
 
 
@@ -167,7 +171,7 @@ def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, ho
             and "--cpus-per-task=2" in script
             and "--mem=1024M" in script
         )
-        cluster.wait_for_workers(2, timeout=60)
+        cluster.wait_for_workers(2, timeout=patience(60))
         assert cluster.get_client().submit(lambda: 9).result() == 9
     with pytest.raises(InputError, match="no site given, and no site file matches this host"):
         gpujobs.GPUSLURMCluster(cores=2)
@@ -199,16 +203,15 @@ def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
         ) as cluster:
             from distributed import Client
 
-            await cluster.wait_for_workers(1, timeout=60)
+            await cluster.wait_for_workers(1, timeout=patience(60))
             async with Client(cluster, asynchronous=True) as client:
                 assert await client.submit(lambda: 42) == 42
             await cluster.scale(2)
-            await cluster.wait_for_workers(2, timeout=60)
+            await cluster.wait_for_workers(2, timeout=patience(60))
             with pytest.raises(InputError):
                 await cluster.scale(-1)
-            submitter = cluster._pool._submitter
-            bad = replace(submitter.plan.workers, lines=("--partition=nosuch",))
-            submitter.plan = replace(submitter.plan, workers=bad)
+            group = cluster._pool.groups[""]
+            group.jobs = replace(group.jobs, lines=("--partition=nosuch",))
             with pytest.raises(RefusedError, match="nosuch"):
                 await cluster.scale(3)
 
@@ -240,7 +243,7 @@ def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     import dask
 
     cluster = make(scale=1)
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     until(lambda: [job["phase"] for job in cluster.jobs] == ["RUNNING"], 10)
     until(lambda: cluster.jobs[0]["gpus"], 10)
     gpu = cluster.jobs[0]["gpus"][0]
@@ -266,7 +269,7 @@ def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     time.sleep(4)
     assert calls(home, "squeue") == 0  # no jobs, no questions
     cluster.scale(1)
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     time.sleep(20)
     before = calls(home, "squeue")
     time.sleep(10)
@@ -277,7 +280,7 @@ def test_a_slow_batch_scheduler_does_not_stop_dask(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
     cluster = make(scale=1)
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     asked, answer = home / "asked", home / "answer"
     real = backend.slurm.command("which", "squeue").strip()
     (home / "squeue").write_text(
@@ -287,10 +290,10 @@ def test_a_slow_batch_scheduler_does_not_stop_dask(
         cluster.scale(2)
         until(asked.exists, 20)
         with cluster.get_client() as client:  # while squeue does not answer
-            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+            assert client.submit(sum, [1, 2]).result(timeout=patience(30)) == 3
     finally:
         answer.touch()
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=patience(60))
     until(lambda: [job["state"] for job in cluster.jobs] == ["RUNNING"] * 2, 20)
 
 
@@ -302,8 +305,8 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
         JobFailedError,
         match=r"jobs in a row ended before their workers connected[\s\S]*nosuch/python",
     ) as caught:
-        cluster.wait_for_workers(4, timeout=60)
-    assert time.monotonic() - started < 30
+        cluster.wait_for_workers(4, timeout=patience(60))
+    assert time.monotonic() - started < patience(30)
     assert "  | " in str(caught.value)  # the log's tail
     assert {job["phase"] for job in cluster.jobs} == {"FAILED"}
     assert any(
@@ -322,10 +325,10 @@ def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> Non
         scale=3, environment={"setup": f"[ -e {flag} ] || exit 4", "python": sys.executable}
     )
     with pytest.raises(JobFailedError, match="exit code 4"):
-        cluster.wait_for_workers(3, timeout=60)
+        cluster.wait_for_workers(3, timeout=patience(60))
     flag.touch()
     cluster.scale(2)
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=patience(60))
 
 
 def test_f2_refused_submission_raises_and_close_is_fine(make: Callable[..., Any]) -> None:
@@ -337,6 +340,20 @@ def test_f2_refused_submission_raises_and_close_is_fine(make: Callable[..., Any]
     assert cluster.plan == cluster.requested == set()
     cluster.close()
     cluster.close()
+
+
+def test_refusals_name_the_contact_of_the_site(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
+    """The command line and the class have the same words."""
+    path = site(contact="gpu@example.org")
+    refused = ["--reservation=nosuch"]
+    with pytest.raises(RefusedError) as caught:
+        gpujobs.GPUSLURMCluster(path, n_workers=2, directives=refused, quiet=True)
+    assert str(caught.value).endswith("\n  hint: contact for questions: gpu@example.org")
+    cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": path}, None)
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 2, "directives": refused})))
+    assert done.returncode == 1 and done.stderr.strip().endswith(str(caught.value))
 
 
 def test_f2_refused_in_the_constructor_leaves_nothing(
@@ -353,7 +370,7 @@ def test_f3_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
     cluster = make(scale=2)
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=patience(60))
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
     backend.kill_job(cluster.jobs[0]["id"])
     until(
@@ -366,7 +383,7 @@ def test_f3_job_cancelled_from_outside_is_replaced(
 
 def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, walltime="1m")  # leaves 10 s before, its successor comes 15 s earlier
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     client = cluster.get_client()
     future = client.submit(lambda: os.urandom(1000), pure=False)
     first = future.result()
@@ -380,7 +397,7 @@ def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> Non
 
 def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
     cluster = make(scale=8, gpus_per_job=4, directives=["--no-requeue"])
-    cluster.wait_for_workers(8, timeout=60)
+    cluster.wait_for_workers(8, timeout=patience(60))
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
     node = cluster.jobs[0]["node"]
     backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
@@ -400,7 +417,7 @@ def test_f6_controller_away_during_scale_and_close(
     time.sleep(0.5)
     cluster.scale(2)
     away.join()
-    cluster.wait_for_workers(2, timeout=60)
+    cluster.wait_for_workers(2, timeout=patience(60))
     assert (
         len([line for line in backend.queue() if cluster.id in line]) == 2
     )  # once, although a reply was lost
@@ -456,7 +473,7 @@ def test_f7_ctrl_c_in_the_client(
 ) -> None:
     with client_process(home, site(), n=2, wait=2) as (process, _cluster):
         os.kill(process.pid, signal.SIGINT)
-        process.wait(30)
+        process.wait(patience(30))
         backend.wait_empty(15)
 
 
@@ -481,14 +498,16 @@ def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> No
         if status == "down"
     ]
     assert downs and all(count % 4 == 0 for count in downs)  # whole jobs
-    assert client.submit(lambda: 1, pure=False).result(timeout=60) == 1  # and it wakes up again
+    assert (
+        client.submit(lambda: 1, pure=False).result(timeout=patience(60)) == 1
+    )  # and it wakes up again
     client.close()
 
 
 def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
     cluster = make(scale=2, directives=["--begin=now+1hour"])
     with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 PENDING \(BeginTime\)"):
-        cluster.wait_for_workers(2, timeout=6)
+        cluster.wait_for_workers(2, timeout=SHORT)
     assert [(job["phase"], job["reason"]) for job in cluster.jobs] == [("PENDING", "BeginTime")] * 2
     assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()
 
@@ -535,7 +554,7 @@ def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -
     with pytest.raises(
         JobFailedError, match=rf"3 jobs in a row[\s\S]*{said}"
     ):  # not submitted again for ever
-        cluster.wait_for_workers(1, timeout=100)
+        cluster.wait_for_workers(1, timeout=patience(100))
     assert re.search(said, (cluster.folder / "logs" / "job-0.log").read_text())
 
 
@@ -558,7 +577,7 @@ def test_dead_job_is_known_within_five_seconds(make: Callable[..., Any]) -> None
     cluster = make(scale=1, environment={"setup": "exit 9"})
     record = cluster.folder / "jobs" / "0.json"
     until(record.exists, 30, every=0.02)
-    assert until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 10, every=0.05) < 5
+    until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 5, every=0.05)
 
 
 # -- the dask scheduler in a job -----------------------------------------------------------------------------------
@@ -566,7 +585,7 @@ def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=2, scheduler="job", scheduler_options=None)
     assert cluster.jobs[0]["head"]
     cluster.scale(4)
-    cluster.wait_for_workers(4, timeout=60)
+    cluster.wait_for_workers(4, timeout=patience(60))
     assert cluster.get_client().submit(lambda: 5).result() == 5
     cluster.scale(0)
     staying = [job for job in cluster.jobs if job["phase"] not in ("LEAVING", "ENDED")]
@@ -577,7 +596,7 @@ def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
     cluster = make(
         scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"}
     )
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     assert [len(job["workers"]) for job in cluster.jobs] == [0, 1]
     assert cluster.get_client().submit(lambda: 6).result() == 6
 
@@ -618,8 +637,10 @@ def test_from_name_detaches_and_shuts_down(
         gpu["model"] == "Fake GPU" and gpu["memory"] and gpu["node"] in gpu["uuid"] for gpu in gpus
     )
     assert len({gpu["uuid"] for gpu in gpus}) == 2 and "1 Fake GPU" in repr(one.jobs)
-    one.scale(3)
-    two.wait_for_workers(3, timeout=60)
+    assert "#SBATCH --job-name" in one.job_header.replace("=", " ").replace("-J", "--job-name")
+    assert one.job_script().startswith(one.job_header)
+    one.scale_up(3)
+    two.wait_for_workers(3, timeout=patience(60))
     assert len(two.plan) == 3 and len(two.jobs) == 3
     one.get_client().close()
     one.close()
@@ -632,7 +653,7 @@ def test_from_name_detaches_and_shuts_down(
 
 def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[..., Any]) -> None:
     cluster = make(scale=1)
-    cluster.wait_for_workers(1, timeout=60)
+    cluster.wait_for_workers(1, timeout=patience(60))
     other = gpujobs.GPUJobQueueCluster.from_name(cluster.id)
     with pytest.raises(InputError, match="is owned by a Python process, which scales it"):
         other.scale(2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gpujobs.deploy import GPUJobQueueCluster
@@ -16,9 +19,12 @@ from gpujobs.errors import JobFailedError, RefusedError
 
 from ..support.backend import Backend
 from ..support.cli import text_of
-from ..support.processes import until
+from ..support.processes import patience, processes_with, until
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.conformance]
+
+QUIET = 8
+"""Seconds in which a cluster that submits without end would have submitted again."""
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def make(
 def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=2)
     cluster.scale(4)
-    cluster.wait_for_workers(4, timeout=120)
+    cluster.wait_for_workers(4, timeout=patience(120))
     assert (
         cluster.plan
         == cluster.observed
@@ -72,7 +78,7 @@ def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
     cluster = make(site={"setup": "echo broken on purpose; exit 3"})
     cluster.scale(2)
     with pytest.raises(JobFailedError, match="broken on purpose"):
-        cluster.wait_for_workers(2, timeout=120)
+        cluster.wait_for_workers(2, timeout=patience(120))
 
 
 def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
@@ -86,7 +92,7 @@ def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend
 def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=1)
     cluster.scale(2)
-    cluster.wait_for_workers(2, timeout=120)
+    cluster.wait_for_workers(2, timeout=patience(120))
     backend.kill_job(cluster.jobs[0]["id"])
     until(lambda: f"{cluster.id}-2" in cluster.observed, 120)
 
@@ -95,8 +101,42 @@ def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> Non
     cluster = make(gpus_per_job=1)
     with away(backend, 12):
         cluster.scale(2)
-    cluster.wait_for_workers(2, timeout=120)
+    cluster.wait_for_workers(2, timeout=patience(120))
     assert len([line for line in backend.queue() if cluster.id in line]) == 2
+
+
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+def test_a_head_that_goes_while_its_owner_lives(
+    make: Callable[..., Any], backend: Backend, how: str, capfd: Any, caplog: Any
+) -> None:
+    if how == "killed" and not backend.same_host:
+        pytest.skip("its jobs run on other hosts")
+    cluster = make(gpus_per_job=1, scheduler="job", scheduler_options=None, quiet=False)
+    cluster.scale(2)
+    cluster.wait_for_workers(2, timeout=patience(120))
+    head = next(job for job in cluster.jobs if job["head"])
+    if how == "cancelled":
+        backend.kill_job(head["id"])
+    else:  # its script and its supervisor, which have no time to write why
+        started = cluster.folder / "jobs" / f"{head['number']}.started"
+        supervisor = psutil.Process(json.loads(started.read_text())["pid"])
+        for process in (supervisor.parent(), supervisor):
+            process.kill()
+    until(lambda: cluster._pool.error, 120, "the end of the cluster")
+    with pytest.raises(JobFailedError, match=f"{cluster.id} has ended: "):
+        cluster.wait_for_workers(2)
+    submitted = len(list((cluster.folder / "scripts").iterdir()))
+    time.sleep(QUIET)
+    with pytest.raises(JobFailedError, match="has ended"):
+        cluster.scale(3)
+    assert len(list((cluster.folder / "scripts").iterdir())) == submitted
+    assert json.loads((cluster.folder / "ended").read_text())["kind"] in ("cancelled", "failed")
+    backend.wait_empty(60)
+    if backend.same_host:
+        until(lambda: not processes_with(f"GPUJOBS_JOB_NAME={cluster.id}\0"), 30)
+    out, err = capfd.readouterr()
+    counts = [text.count("has ended") for text in (out, err, caplog.text)]
+    assert max(counts) == 1, counts  # reported once, on stderr or to a handler or to both
 
 
 @contextlib.contextmanager

@@ -11,13 +11,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
-from ..support.processes import as_user, processes_with, until
+from ..support.processes import as_user, patience, processes_with, until
 from .programs import SLEEP
 from .test_clusters import connected
 
@@ -133,7 +134,7 @@ def test_worker_job_that_is_preempted_softly_hands_its_data_over(
     )  # fmt: skip
     assert client.stdout and client.stdout.readline() == "ready\n"
     backend.slurm.command("scancel", "-b", "-s", "TERM", other["id"])
-    out, err = client.communicate("go on\n", timeout=60)
+    out, err = client.communicate("go on\n", timeout=patience(60))
     assert out == "the same, 40 calls\n", err
     until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
     found = cli.status(cluster)
@@ -237,7 +238,7 @@ def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -
     assert waiting.stdout
     cluster = waiting.stdout.readline().strip()
     waiting.send_signal(signal.SIGHUP)
-    waiting.communicate(timeout=20)
+    waiting.communicate(timeout=patience(20))
     until(lambda: cli.status(cluster)["state"] == "DONE", 60)
     backend.wait_empty(15)
 
@@ -259,7 +260,7 @@ def test_owner_dies_and_a_worker_searches_for_it(
     cli: Cli, backend: SlurmBackend, workers: str
 ) -> None:
     slow = cli.work / "python"
-    sleep = "case $2 in dask_cuda*) exec sleep 600;; esac\n" if workers == "starting" else ""
+    sleep = "case $2 in workers) exec sleep 600;; esac\n" if workers == "starting" else ""
     slow.write_text(f'#!/bin/bash\n{sleep}exec {cli.python} "$@"\n')
     slow.chmod(0o755)
     owner = subprocess.Popen(
@@ -273,15 +274,26 @@ def test_owner_dies_and_a_worker_searches_for_it(
         until(lambda: any("sleep\x00600" in command(pid) for pid in processes_with(mark)), 60)
     else:
         until(lambda: (cli.home / ".gpujobs" / cluster / "workers.json").exists(), 60)
-        for pid in processes_with(mark):
-            if "spawn_main" in command(pid):  # the nanny starts another one
-                os.kill(pid, signal.SIGKILL)
+        for pid in forked_workers(mark):  # the nanny starts another one
+            os.kill(pid, signal.SIGKILL)
     owner.kill()
     owner.communicate()
     backend.wait_empty(160)
     until(lambda: not processes_with(mark), 10)
     log = (cli.home / ".gpujobs" / cluster / "logs" / "job-0.log").read_text()
     assert re.search(r"gpujobs: .* the dask scheduler at \S+ is gone", log)
+
+
+def forked_workers(mark: str) -> list[int]:
+    """Return the workers of a job: children of the server that the process of its nannies forked."""
+    parents = {
+        pid: psutil.Process(pid).ppid()
+        for pid in processes_with(mark)
+        if "injob.pyz\0workers" in command(pid)
+    }
+    found = [pid for pid, parent in parents.items() if parents.get(parent) in parents]
+    assert found
+    return found
 
 
 def command(pid: int) -> str:
@@ -467,7 +479,7 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     )
     until(lambda: [line for line in backend.queue() if "slow-" in line], 20)
     submitting.send_signal(signal.SIGINT)
-    out, _ = submitting.communicate(timeout=60)
+    out, _ = submitting.communicate(timeout=patience(60))
     assert submitting.returncode == 130
     assert out == ""
     backend.wait_empty(20)

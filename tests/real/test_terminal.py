@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from ..support.cli import Cli
-from ..support.processes import processes_with, stop, until
+from ..support.processes import patience, processes_with, stop, until
 from .programs import SLEEP
 
 
@@ -138,7 +138,7 @@ def test_a_closed_window_changes_nothing(local: Cli) -> None:
         cluster = window.until(r"p-[0-9a-f]{4}")
         window.until("0/1 workers")
         window.close()  # SIGHUP for all its processes
-        window.process.wait(20)
+        window.process.wait(patience(20))
     until(lambda: local.status(cluster)["state"] == "DONE", 60)
     assert local("logs", cluster).stdout == "here\n"
 
@@ -162,7 +162,7 @@ def test_status_watch(local: Cli) -> None:
         assert window.end(40) == 0  # its state is final
         assert "CANCELLED" in window.screen.split("\x1b[2J")[-1]
     listed = local.start("status", cluster, "--watch", "--json")
-    out, _ = listed.communicate(timeout=30)
+    out, _ = listed.communicate(timeout=patience(30))
     assert json.loads(out)["version"] == 2
 
 
@@ -184,7 +184,7 @@ def test_logs_follow(local: Cli) -> None:
     for pid in processes_with(f"GPUJOBS_JOB_NAME={cluster}\0"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    out, err = everything.communicate(timeout=90)
+    out, err = everything.communicate(timeout=patience(90))
     assert everything.returncode == 0, err
     assert (
         "==> run.log <==" in out and "==> scheduler.log <==" in out and "==> job-0.log <==" in out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import gpujobs
 
 from ..conftest import nothing_left
-from ..support.backend import SlurmBackend
-from ..support.cli import Cli, text_of
+from ..support.backend import SlurmBackend, nvml_path
+from ..support.cli import ROOT, Cli, text_of
+from ..support.processes import patience
 from .programs import WHO
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
@@ -68,10 +70,10 @@ def test_ucxx_only_is_an_end_with_a_reason(cli: Cli, backend: SlurmBackend) -> N
 
 def test_fast_network_left_unused_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, backend.site(), {"env": {"WANTED": "2", "FAKE_NVML_NVLINK": "1"}})
-    assert "NVLink seen and left unused: dask uses tls, not ucxx" in " ".join(
+    assert "NVLink between 2 GPUs seen and left unused: dask uses tls, not ucxx" in " ".join(
         cli.status(cluster)["notes"]
     )
-    assert "NVLink seen and left unused" in cli("status", cluster).stdout
+    assert "NVLink between 2 GPUs seen and left unused" in cli("status", cluster).stdout
 
 
 def test_wrong_interface_names_those_that_exist(cli: Cli, backend: SlurmBackend) -> None:
@@ -100,7 +102,91 @@ def test_cluster_class_falls_back(
     with gpujobs.GPUSLURMCluster(
         str(site), n_workers=1, scheduler=scheduler, quiet=True, worker_memory="1GiB", **options
     ) as cluster:
-        cluster.wait_for_workers(1, timeout=90)
+        cluster.wait_for_workers(1, timeout=patience(90))
         assert cluster.scheduler_address.startswith("tls://")
         with cluster.get_client() as client:
             assert client.submit(sum, [1, 2]).result() == 3
+
+
+# -- measured --------------------------------------------------------------------------------------
+FAKES = ROOT / "tests" / "fakes"
+MEASURED = {"network": {"protocols": ["ucxx", "tcp"]}}
+
+
+def faked(backend: SlurmBackend, **variables: str) -> dict[str, Any]:
+    """Return the keys of a profile whose jobs have stand-ins for ucxx and RMM."""
+    path = ":".join([nvml_path(backend), str(FAKES / "ucxx"), str(FAKES / "rmm")])
+    return {"env": {"WANTED": "2", "PYTHONPATH": path, **variables}}
+
+
+def tried(cli: Cli, cluster: str) -> bool:
+    """Return whether the protocols were measured for this cluster."""
+    return (Path(cli.status(cluster)["folder"]) / "logs" / "trial-peer.log").exists()
+
+
+def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: SlurmBackend) -> None:
+    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend))
+    address = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"]
+    assert address.startswith("ucxx://")
+    found = cli.status(cluster)["transport"]
+    assert (found["protocol"], found["reason"]) == ("ucxx", "")
+    for protocol in ("ucxx", "tls"):
+        assert found["measured"][protocol]["within"] > 0
+        assert found["measured"][protocol]["between"] > 0
+    shown = cli("status", cluster).stdout
+    assert "network  ucxx: " in shown and "GB/s between jobs; tls: " in shown
+
+
+def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:
+    site = backend.site() | MEASURED
+    first, _ = submit(cli, site, faked(backend))
+    second, _ = submit(cli, site, faked(backend))
+    kept = cli.status(second)["transport"]
+    assert kept == cli.status(first)["transport"]
+    assert tried(cli, first)
+    assert not tried(cli, second)
+    other, _ = submit(cli, site, faked(backend, UCX_TLS="all"))  # these may differ
+    assert tried(cli, other)
+
+
+def test_ucxx_as_the_only_protocol(cli: Cli, backend: SlurmBackend) -> None:
+    """The cluster has no certificate."""
+    profile = {**faked(backend), "network": {"protocol": "ucxx"}}
+    cluster, _ = submit(cli, backend.site() | MEASURED, profile)
+    assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("ucxx://")
+    assert not (Path(cli.status(cluster)["folder"]) / "tls-cert.pem").exists()
+    assert cli.status(cluster)["transport"]["measured"]["ucxx"]["within"] > 0
+
+
+def test_tcp_wins_where_it_is_faster(cli: Cli, backend: SlurmBackend) -> None:
+    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend, FAKE_UCXX="slow"))
+    assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("tls://")
+    assert cli.status(cluster)["transport"]["reason"] == "tls is faster here than ucxx"
+    assert "tls is faster here than ucxx" in cli("status", cluster).stdout
+
+
+@pytest.mark.slow
+def test_a_transfer_that_hangs_ends(cli: Cli, backend: SlurmBackend) -> None:
+    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend, FAKE_UCXX="hangs"))
+    found = cli.status(cluster)["transport"]
+    assert found["protocol"] == "tls"
+    assert "ucxx does not work on node" in found["reason"] and "no answer" in found["reason"]
+    assert found["measured"]["tls"]["within"] > 0
+
+
+def test_the_users_settings_of_ucx_reach_all_processes(cli: Cli, backend: SlurmBackend) -> None:
+    profile = faked(backend, UCX_TLS="all")
+    cli.write("tls.py", TLS_SETTING)
+    cluster, _ = submit(cli, backend.site() | MEASURED, {**profile, "run": ["python", "tls.py"]})
+    assert cli("logs", cluster).stdout.splitlines()[-1] == "['all', 'all', 'all']"
+
+
+TLS_SETTING = """
+import os
+from distributed import Client
+
+with Client() as client:
+    client.wait_for_workers(2)
+    found = [*client.run(os.environ.get, "UCX_TLS").values(), os.environ.get("UCX_TLS")]
+    print(found, flush=True)
+"""

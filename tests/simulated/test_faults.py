@@ -21,10 +21,10 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def submit(submit_body: Callable[[str, dict[str, int]], str]) -> Submit:
-    """Return a function that submits jobs which sleep for a minute, with the directives of real ones."""
+    """Return a function that submits jobs which sleep for long, with the directives of real ones."""
 
     def go(jobs: int = 2, gpus_per_job: int = 1) -> str:
-        return submit_body("sleep 60", {"gpus": jobs * gpus_per_job, "gpus_per_job": gpus_per_job})
+        return submit_body("sleep 600", {"gpus": jobs * gpus_per_job, "gpus_per_job": gpus_per_job})
 
     return go
 

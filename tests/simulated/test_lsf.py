@@ -15,7 +15,7 @@ from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.lsf import LSF
 
 from ..support.fake_lsf import LsfBackend
-from ..support.processes import until
+from ..support.processes import patience, until
 from ..support.transcripts import recorded
 
 SCRIPT = "#!/bin/bash\n#BSUB -J {name}\n#BSUB -o {folder}/%J.%I.out\n{more}\n{work}\n"
@@ -49,7 +49,7 @@ def script(lsf: LsfBackend, tmp_path: Path) -> Callable[..., str]:
 def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
     for name, value in lsf.env().items():
         monkeypatch.setenv(name, value)
-    return SchedulerClient(LSF(), timeout=5.0)
+    return SchedulerClient(LSF(), timeout=patience(5.0))
 
 
 def shape(text: str) -> list[str]:

@@ -21,15 +21,15 @@ from ..real.programs import WHO
 from ..support.backend import FAKE_GPUS
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend, PbsBackend, TorqueBackend
-from ..support.processes import until
+from ..support.processes import patience, until
 from ..support.transcripts import recorded
 
-SLEEP = "#!/bin/bash\n#PBS -j oe\nsleep 60\n"
+SLEEP = "#!/bin/bash\n#PBS -j oe\nsleep 600\n"
 SCRIPTS = {
     "ok": "#!/bin/bash\n#PBS -N hello\n#PBS -l walltime=00:10:00\ntrue\n",
     "sleep": SLEEP,
     "fail": "#!/bin/bash\n#PBS -j oe\nexit 3\n",
-    "arr": "#!/bin/bash\n#PBS -N arr\n#PBS -J 0-7\n#PBS -j oe\nsleep 60\n",
+    "arr": "#!/bin/bash\n#PBS -N arr\n#PBS -J 0-7\n#PBS -j oe\nsleep 600\n",
     "mixed": "#!/bin/bash\n#PBS -l select=1:ncpus=1\n#PBS -l nodes=1\ntrue\n",
     "crlf": "#!/bin/bash\r\n#PBS -N x\r\ntrue\r\n",
     "bad": "#!/bin/bash\n#PBS --foo bar\ntrue\n",
@@ -319,7 +319,7 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
     ).running() as running:
         _write(running.folder, "pbs")
         monkeypatch.setenv("PATH", running.env()["PATH"])
-        batch = SchedulerClient(PBS(), timeout=6.0)
+        batch = SchedulerClient(PBS(), timeout=patience(6.0))
         number = PBS().parse_submit(running.command("qsub", "arr.pbs").stdout)
         assert number
         jobs = [JobId(number, n) for n in range(8)]

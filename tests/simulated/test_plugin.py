@@ -13,7 +13,7 @@ import pytest
 
 from ..support.backend import FAKE_GPUS
 from ..support.cli import ROOT, Cli, text_of
-from ..support.processes import until
+from ..support.processes import patience, until
 
 DEMO = ROOT / "tests" / "fakes" / "demo"
 SITE = {
@@ -101,7 +101,7 @@ import gpujobs
 
 with gpujobs.GPUJobQueueCluster(**json.loads(input())) as cluster:
     cluster.scale(2)
-    cluster.wait_for_workers(2, timeout=90)
+    cluster.wait_for_workers(2)
     with cluster.get_client() as client:
         print(client.submit(sum, [1, 2]).result(), [job["state"] for job in cluster.jobs])
 with gpujobs.GPUJobQueueCluster.from_profile("p.yaml") as cluster:
@@ -123,7 +123,7 @@ def test_cluster_class(demo: Demo) -> None:
         input=json.dumps(keywords),
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
         check=False,
     )
     assert done.returncode == 0, done.stderr

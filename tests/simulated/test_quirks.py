@@ -43,7 +43,7 @@ def test_cancelled_job_stays_listed_until_it_is_killed(
     backend: FakeBackend, batch: SchedulerClient, submit: Callable[[str], JobId], name: str
 ) -> None:
     backend.quirk(kill_delay=3)
-    job = submit("sleep 60")
+    job = submit("sleep 600")
     until(lambda: state(batch, job, name) is JobState.RUNNING, 20)
     batch.cancel([job], [name])  # no error: it runs, and its processes are gone
     assert state(batch, job, name) is JobState.RUNNING

@@ -12,6 +12,7 @@ import pytest
 from ..conftest import unavailable
 from ..support import mpi, slurm
 from ..support.cli import ROOT
+from ..support.processes import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -20,7 +21,7 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
     if why := slurm.missing():
         unavailable("slurm", why)
     argv = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--fake", "--output", tmp_path]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=patience(500), check=False)
     assert done.returncode == 0, done.stderr
     steps = {
         step["name"]: step for step in json.loads((tmp_path / "results.json").read_text())["steps"]

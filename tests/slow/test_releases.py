@@ -22,17 +22,15 @@ import gpujobs
 if __name__ == "__main__":
     options = {"dashboard_address": ":0"}
     with gpujobs.GPULocalCluster(gpus_per_job=0, n_workers=1, worker_memory="512MiB", quiet=True, scheduler_options=options) as cluster:
-        cluster.wait_for_workers(1, timeout=60)
+        cluster.wait_for_workers(1)
         client = cluster.get_client()
         assert client.submit(sum, [1, 2, 3]).result() == 6
         cluster.scale(2)
-        cluster.wait_for_workers(2, timeout=60)
+        cluster.wait_for_workers(2)
         cluster.adapt(minimum=0, maximum=2, interval="500ms", hold="2s")
         client.gather(client.map(lambda n: time.sleep(0.1), range(20), pure=False))
-        deadline = time.monotonic() + 60
-        while cluster.observed and time.monotonic() < deadline:
+        while cluster.observed:
             time.sleep(0.5)
-        assert not cluster.observed
         try:
             cluster.scale(-1)
         except ValueError:

@@ -63,6 +63,11 @@ class Backend(ABC):
         )
 
 
+def nvml_path(backend: Backend) -> str:
+    """Return the folder of the stand-in for NVML."""
+    return str(backend.site()["setup"]).split("PYTHONPATH=")[1].split()[0]
+
+
 class SlurmBackend(Backend):
     """A real Slurm."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -117,6 +118,7 @@ def python_for(user: str | None) -> str:
             continue
         folder = Path(f"/tmp/gpujobs-tests-{os.getpid()}-python")
         shutil.rmtree(folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
         packages = next(folder.glob("lib/*/site-packages"))
         (packages / "borrowed.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")

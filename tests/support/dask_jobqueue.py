@@ -6,7 +6,7 @@ Names of queues and network interfaces are those of the machines; a test replace
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -25,6 +25,14 @@ class Example:
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.name}"
+
+    def without(self, *keys: str) -> Example:
+        """Return the example without some keywords and keys."""
+        return replace(
+            self,
+            keywords={key: value for key, value in self.keywords.items() if key not in keys},
+            configuration={k: value for k, value in self.configuration.items() if k not in keys},
+        )
 
     def on(self, **names: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return keywords and configuration with ``queue`` and ``interface`` of this machine.
@@ -73,7 +81,7 @@ EXAMPLES = [
         "local-directory": "$TMPDIR", "queue": "mpi_1", "account": "myAccount",
         "walltime": "48:00:00", "resource-spec": "select=1:ncpus=28:mem=120GB",
         "job-extra": ["-m n"],
-    }, refused=("resource-spec",)),
+    }, refused=("resource-spec", "job-extra")),
     Example("page", "PBS", keywords=_PBS_PAGE, refused=("shebang", "resource_spec")),
     Example("page-yaml", "PBS", configuration={
         **{key.replace("_", "-"): value for key, value in _PBS_PAGE.items()}, "interface": "ib0",
@@ -93,7 +101,7 @@ EXAMPLES = [
     Example("deployment", "SGE", keywords={
         "queue": "default.q", "walltime": "1500000", "processes": 10, "memory": "20GB",
         "resource_spec": "m_mem_free=20G",
-    }, refused=("resource_spec",)),
+    }, refused=("resource_spec", "walltime")),
     Example("class", "SGE", keywords={
         "queue": "regular", "project": "myproj", "cores": 24, "memory": "500 GB",
     }),
@@ -122,7 +130,7 @@ EXAMPLES = [
     Example("lifetime", "Slurm", keywords={
         "walltime": "01:00:00", "cores": 4, "memory": "16gb",
         "worker_extra_args": ["--lifetime", "55m", "--lifetime-stagger", "4m"],
-    }),
+    }, refused=("worker_extra_args",)),
     Example("class", "Slurm", keywords={
         "queue": "regular", "account": "myaccount", "cores": 24, "memory": "500 GB",
     }),

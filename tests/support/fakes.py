@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from ..fakes.batch import engine
 from .backend import FAKE_GPUS, Backend
 from .cli import ORDINARY_USER, ROOT, python_for
-from .processes import reaper, stop, until
+from .processes import patience, reaper, stop, until
 
 FAKES = ROOT / "tests" / "fakes" / "batch"
 
@@ -123,7 +123,7 @@ class FakeBackend(Backend):
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(60),
             check=False,
             cwd=cwd or self.folder,
         )

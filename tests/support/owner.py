@@ -18,6 +18,7 @@ import gpujobs
 
 from .backend import SlurmBackend
 from .cli import text_of
+from .processes import patience
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ if __name__ == "__main__":
     cluster = gpujobs.GPUSLURMCluster({site!r}, quiet=True, scheduler_options={options!r}, worker_memory="1GiB", **{keywords!r})
     cluster.scale({n})
     if {wait}:
-        cluster.wait_for_workers({wait}, timeout=60)
+        cluster.wait_for_workers({wait}, timeout={patience})
     print(cluster.id, flush=True)
     time.sleep(600)
 """
@@ -97,7 +98,11 @@ def client_process(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     options = {} if keywords.get("scheduler") == "job" else {"dashboard_address": ":0"}
     script = home / "client.py"
-    script.write_text(SCRIPT.format(site=site, n=n, wait=wait, keywords=keywords, options=options))
+    script.write_text(
+        SCRIPT.format(
+            site=site, n=n, wait=wait, keywords=keywords, options=options, patience=patience(60)
+        )
+    )
     process = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )

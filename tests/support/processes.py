@@ -72,7 +72,7 @@ def reaper(*marks: str) -> Iterator[None]:
     finally:
         assert process.stdin
         process.stdin.close()
-        process.wait(20)
+        process.wait(patience(20))
 
 
 def free_ports(count: int) -> list[int]:
@@ -110,7 +110,7 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 10) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(seconds)
+            process.wait(patience(seconds))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .backend import FAKE_GPUS, Backend
-from .processes import free_ports, pause, reaper, stop, until
+from .processes import free_ports, patience, pause, reaper, stop, until
 
 PROGRAMS = Path("/usr/lib/gridengine")
 RESOURCES = Path("/usr/share/gridengine")
@@ -376,7 +376,7 @@ class PrivateSge:
         """Run a Grid Engine command as root."""
         env = {**os.environ, **self.env}
         return subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=timeout, check=False
+            argv, env=env, capture_output=True, text=True, timeout=patience(timeout), check=False
         )
 
     def command(self, *argv: str) -> str:

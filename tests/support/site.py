@@ -20,7 +20,7 @@ from gpujobs.schedulers import JobId, get_scheduler
 
 from .backend import Backend
 from .cli import NVML
-from .processes import until
+from .processes import patience, until
 
 HOLDS = {"slurm": "--hold", "lsf": "-H"}
 """The directive of a held job, if it is not -h."""
@@ -41,7 +41,7 @@ class SiteBackend(Backend):
         self.name = file.site.scheduler
         self.folder, self._nodes = folder, nodes
         self.scheduler = get_scheduler(self.name)(file.site.cluster)
-        self.client = SchedulerClient(self.scheduler, file.site.commands, timeout=60.0)
+        self.client = SchedulerClient(self.scheduler, file.site.commands, timeout=patience(60.0))
         self.hold = HOLDS.get(self.name, "-h")
         queue, shape = next(item for item in file.site.queues.items() if item[1].gpus_per_node)
         self.gpus_per_node = shape.gpus_per_node or 0

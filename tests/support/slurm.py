@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .processes import free_ports, reaper, stop, until
+from .processes import free_ports, patience, reaper, stop, until
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -246,7 +246,7 @@ class PrivateSlurm:
         """Run a Slurm command."""
         env = {**os.environ, **self.env}
         return subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=timeout, check=False
+            argv, env=env, capture_output=True, text=True, timeout=patience(timeout), check=False
         )
 
     def command(self, *argv: str) -> str:

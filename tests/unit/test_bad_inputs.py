@@ -130,7 +130,7 @@ def test_23_directives_that_override_managed_ones(home: Path, directive: str, op
     ],
 )
 def test_23_other_directives_are_allowed(home: Path, directive: str) -> None:
-    assert made_plan(home, {"gpus": 1, "directives": [directive]}).workers.lines[-1] == directive
+    assert made_plan(home, {"gpus": 1, "directives": [directive]}).groups[0].lines[-1] == directive
 
 
 def test_23_unbalanced_quote_in_a_directive(home: Path) -> None:
@@ -193,17 +193,17 @@ def test_25_the_heads_own_job_counts_against_limits(
 def test_25_another_queue_is_tried_if_there_are_too_many_jobs(home: Path) -> None:
     larger = "max_jobs: 2}\n  large: {gpus_per_node: 8}"
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", larger))
-    assert made_plan(home, "gpus: 12\n").workers.queue == "large"
+    assert made_plan(home, "gpus: 12\n").groups[0].queue == "large"
 
 
 def test_most_jobs_within_all_limits(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 5"))
     site = made_plan(home, "gpus: 1\n").site
     assert most_allowed(job_limits(site, "gpu")) == 5
-    assert most_allowed(job_limits(site, "gpu", head_queue="gpu")) == 4
+    assert most_allowed(job_limits(site, "gpu", {"gpu": 1})) == 4
     (home / "s.yaml").write_text(SLURM + "max_queued_jobs: 3\n")
     site = made_plan(home, "gpus: 1\n").site
-    assert most_allowed(job_limits(site, "gpu", head_queue="other")) == 2
+    assert most_allowed(job_limits(site, "gpu", {"other": 1})) == 2
     (home / "s.yaml").write_text(SLURM)
     assert most_allowed(job_limits(made_plan(home, "gpus: 1\n").site, "gpu")) is None
 
@@ -225,7 +225,7 @@ def test_26_keys_that_contradict_the_layout(home: Path, keys: str, error: str) -
 def test_27_the_default_gpus_per_job_is_within_max_gpus(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_gpus: 3"))
     for gpus, per_job in ((8, 2), (9, 3), (7, 1), (3, 3)):
-        assert made_plan(home, f"gpus: {gpus}\n").workers.shape.gpus == per_job
+        assert made_plan(home, f"gpus: {gpus}\n").groups[0].shape.gpus == per_job
     message = error_of(home, "gpus: 8\ngpus_per_job: 4\n")
     assert "jobs of 4 GPUs; it allows 3 a job" in message and "gpus_per_job: 3" in message
 
@@ -234,7 +234,7 @@ def test_27_mig_slices_are_jobs_of_one(home: Path) -> None:
     (home / "s.yaml").write_text(
         SLURM.replace("gpus_per_node: 4", "gpus_per_node: 28, max_gpus: 1")
     )
-    shape = made_plan(home, "gpus: 8\n").workers.shape
+    shape = made_plan(home, "gpus: 8\n").groups[0].shape
     assert (shape.jobs, shape.gpus) == (8, 1)
 
 
@@ -261,7 +261,7 @@ def test_28_a_request_for_one_node_and_a_job_of_two(
     (home / "s.yaml").write_text(site)
     message = error_of(home, "gpus: 8\nlayout: mpi\n")
     assert "jobs of 2 nodes; its `request` is for one node" in message and hint in message
-    assert made_plan(home, "gpus: 4\nlayout: mpi\n").workers.shape.nodes == 1
+    assert made_plan(home, "gpus: 4\nlayout: mpi\n").groups[0].shape.nodes == 1
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "torque", "lsf"])
@@ -272,7 +272,7 @@ def test_28_built_in_requests_span_nodes(home: Path, scheduler: str) -> None:
         .replace("max_nodes: 1", "max_nodes: 2")
     )
     (home / "s.yaml").write_text(site + "visible_devices: scheduler\n")
-    assert made_plan(home, "gpus: 8\nlayout: mpi\n").workers.shape.nodes == 2
+    assert made_plan(home, "gpus: 8\nlayout: mpi\n").groups[0].shape.nodes == 2
 
 
 def test_28_a_parallel_environment_of_several_nodes(home: Path) -> None:
@@ -283,12 +283,12 @@ def test_28_a_parallel_environment_of_several_nodes(home: Path) -> None:
     )
     request = "request: ['-pe mpi-{nodes} {cpus_per_job}', '-l gpu={gpus_per_node}']\n"
     (home / "s.yaml").write_text(site + "visible_devices: scheduler\n" + request)
-    assert made_plan(home, "gpus: 8\nlayout: mpi\n").workers.shape.nodes == 2
+    assert made_plan(home, "gpus: 8\nlayout: mpi\n").groups[0].shape.nodes == 2
 
 
 def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None:
     large = "max_gpus: 2}\n  large: {gpus_per_node: 4}"
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", large))
     for gpus, queue, per_job in ((8, "large", 4), (2, "gpu", 2)):
-        workers = made_plan(home, f"gpus: {gpus}\n").workers
+        (workers,) = made_plan(home, f"gpus: {gpus}\n").groups
         assert (workers.queue, workers.shape.gpus) == (queue, per_job)

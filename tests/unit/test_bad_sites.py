@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 from pathlib import Path
 
 import pytest
 
-from gpujobs.config.sitefiles import load_site, site_of_this_host
+from gpujobs.config.sitefiles import data_folder, load_site, site_of_this_host
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
@@ -60,7 +61,7 @@ def test_request_without_gpus_needs_exclusive_nodes(home: Path) -> None:
     (home / "s.yaml").write_text(
         SLURM.replace("max_nodes: 1", "exclusive: true") + "request: ['--nodes={nodes}']\n"
     )
-    assert made_plan(home, "gpus: 4\n").workers.lines == ("--nodes=1",)
+    assert made_plan(home, "gpus: 4\n").groups[0].lines == ("--nodes=1",)
 
 
 def test_required_account(home: Path) -> None:
@@ -74,7 +75,7 @@ def test_required_account(home: Path) -> None:
 def test_account_is_ignored_if_the_site_has_none(home: Path) -> None:
     (home / "s.yaml").write_text(re.sub("account: .*", "account:", SLURM))
     found = made_plan(home, "gpus: 1\naccount: abc\n")
-    assert not any("abc" in line for line in found.workers.lines)
+    assert not any("abc" in line for line in found.groups[0].lines)
     assert any("account abc is ignored" in note for note in found.notes)
 
 
@@ -87,10 +88,6 @@ def test_local_machine_has_too_few_gpus(home: Path) -> None:
     message = error_of(home, "gpus: 2\n", "local", machine)
     assert "2 GPUs wanted, 1 free on this machine; GPU 0 is used by process 4242" in message
     assert "no directives" in error_of(home, "gpus: 0\ndirectives: [--x]\n", "local", machine)
-
-
-def test_groups_are_not_supported_yet(home: Path) -> None:
-    assert "`groups` is not supported yet" in error_of(home, {"groups": {"a": {"gpus": 1}}})
 
 
 def test_no_such_site(home: Path) -> None:
@@ -137,7 +134,7 @@ def test_account_without_a_directive_is_written_as_usual(
     for account in ("account: {required: true}", "account: {pattern: '[a-z]+'}", ""):
         (home / "s.yaml").write_text(re.sub("account: .*", account, text))
         found = made_plan(home, "gpus: 1\naccount: abc\n")
-        assert line in found.workers.lines
+        assert line in found.groups[0].lines
 
 
 @pytest.mark.parametrize("scheduler", ["lsf", "sge"])
@@ -211,15 +208,10 @@ def test_correct_sites_have_no_errors(home: Path, change: tuple[str, str]) -> No
 
 
 def test_sites_of_the_package_have_no_errors(home: Path) -> None:
-    for name in (
-        "local",
-        "example-slurm",
-        "example-pbs",
-        "example-lsf",
-        "example-sge",
-        "example-torque",
-    ):
-        assert site_problems(load_site(name)) == []
+    paths = sorted(data_folder("site_configs").glob("*.yaml"))
+    assert {"local", "example-slurm", "example-pbs", "mahti"} <= {path.stem for path in paths}
+    for path in paths:
+        assert site_problems(load_site(str(path))) == [], path
 
 
 # -- site files ------------------------------------------------------------------------------------
@@ -241,12 +233,26 @@ def test_files_that_cannot_be_read_do_not_stop_others(
     (folder / "directory.yaml").mkdir()
     (folder / "link.yaml").symlink_to("nosuch")
     (folder / "cycle.yaml").write_text("extends: cycle\n")
+    (folder / "loop.yaml").symlink_to("loop.yaml")
+    os.mkfifo(folder / "pipe.yaml")
     (folder / ".#mine.yaml").symlink_to("ada@login1.4242")  # of Emacs
     with caplog.at_level(logging.WARNING, "gpujobs"):
         assert site_of_this_host() == "mine"
     found = sorted(record.getMessage() for record in caplog.records)
-    assert len(found) == 4 and all("a site file is ignored: " in line for line in found)
+    assert len(found) == 6 and all("a site file is ignored: " in line for line in found)
     assert not any("Emacs" in line or ".#" in line for line in found)
+
+
+def test_a_folder_of_sites_that_is_a_loop_of_links(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = folder.parent / "loop"
+    loop.symlink_to("loop")
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", f"{loop}:{folder}")
+    with caplog.at_level(logging.WARNING, "gpujobs"):
+        assert site_of_this_host() == "mine"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"a folder of sites is ignored: {loop}: Too many levels of symbolic links"
 
 
 def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,11 +266,15 @@ def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.Monkey
 def test_paths_that_are_no_files(folder: Path) -> None:
     (folder / "directory.yaml").mkdir()
     (folder / "link.yaml").symlink_to("/nosuch/x.yaml")
+    (folder / "loop.yaml").symlink_to("loop.yaml")
+    os.mkfifo(folder / "pipe.yaml")
     for name, message in (
         ("directory", "directory.yaml is a directory, not a site file"),
         (f"{folder}/directory.yaml", "directory.yaml is a directory, not a site file"),
         (f"{folder}/", "sites is a directory, not a site file"),
-        ("link", "link.yaml is a link to /nosuch/x.yaml, which does not exist"),
+        ("link", "link.yaml is a link to /nosuch/x.yaml, which does not lead to a file"),
+        ("loop", "loop.yaml is a link to loop.yaml, which does not lead to a file"),
+        ("pipe", "pipe.yaml is not a regular file"),
         ("./nosuch.yaml", "there is no site file"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):

@@ -50,7 +50,9 @@ def test_04_numbers_are_plain(home: Path, number: str) -> None:
 @pytest.mark.parametrize("account", ["0123", "12e03", "0x10", "1_000"])
 def test_05_accounts_stay_text(home: Path, account: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("[a-z0-9]+", "[a-z0-9_]+"))
-    assert f"--account={account}" in made_plan(home, f"gpus: 1\naccount: {account}\n").workers.lines
+    assert (
+        f"--account={account}" in made_plan(home, f"gpus: 1\naccount: {account}\n").groups[0].lines
+    )
 
 
 def test_06_a_duplicate_key_names_both_lines(home: Path) -> None:
@@ -208,8 +210,9 @@ def test_11_hints_for_words_in_a_queue(home: Path, text: str) -> None:
 def test_hints_name_keys_that_exist() -> None:
     from gpujobs.config.hints import HINTS
     from gpujobs.config.model import key_names, keys_of
-    from gpujobs.config.profile import Profile, Workers
+    from gpujobs.config.profile import Profile
     from gpujobs.config.site import Queue, Site
+    from gpujobs.config.workers import Workers
 
     models = {model.__name__: model for model in (Profile, Workers, Queue, Site)}
     assert set(HINTS) == set(models)

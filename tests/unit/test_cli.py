@@ -17,7 +17,7 @@ import pytest
 
 from gpujobs.cli import messages
 from gpujobs.cli.plan_text import submitted_json
-from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 
@@ -57,8 +57,8 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
     folder = home / ".gpujobs" / cluster
     folder.mkdir(parents=True)
     values = {
-        "id": cluster, "site": "here", "scheduler": "slurm", "folder": str(folder), "created": 1.0, "workers": 4, "workers_per_job": 4,
-        "gpus": 4, "gpus_per_job": 4, "walltime": 600, "run": (), "encrypted": True, "submissions": (Submission("7", 0, 1),),
+        "id": cluster, "site": "here", "scheduler": "slurm", "folder": str(folder), "created": 1.0,
+        "groups": (GroupRecord("", workers=4, workers_per_job=4, gpus_per_job=4),), "run": (), "encrypted": True, "submissions": (Submission("7", 0, 1),),
     }  # fmt: skip
     ledger.add(ClusterRecord(**(values | changes)))  # type: ignore[arg-type]
     return ledger
@@ -67,7 +67,7 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
 # -- sites, schema -------------------------------------------------------------------------------------------------
 def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     listed = run("sites", "list").stdout
-    assert re.search(r"^SITE +SCHEDULER +FILE +DESCRIPTION$", listed, re.M)
+    assert re.search(r"^SITE +SCHEDULER +NOT VERIFIED +FILE +DESCRIPTION$", listed, re.M)
     assert re.search(r"^example-slurm +slurm +/", listed, re.M) and re.search(
         r"^local +local +/", listed, re.M
     )
@@ -305,8 +305,12 @@ def test_a_folder_that_was_removed(run, tmp_path: Path) -> None:  # type: ignore
 
 
 def test_examples_are_valid(run) -> None:  # type: ignore[no-untyped-def]
+    places = {
+        "groups.yaml": ["--site", "example-slurm", "--set", "account=p12345"],  # it needs GPUs
+        "quickstart.yaml": ["--site", "local"],
+    }
     for path in (ROOT / "examples").glob("*.yaml"):
-        assert run("render", str(path), "--site", "local").returncode == 0
+        assert run("render", str(path), *places[path.name]).returncode == 0
 
 
 # -- messages -----------------------------------------------------------------------------------------------------
@@ -378,6 +382,12 @@ def test_keys_of_plan_and_submit_are_documented(run, tmp_path: Path) -> None:  #
     plan = json.loads(run("plan", str(profile), "--site", "example-slurm", "--json").stdout)
     assert sorted(plan) == documented("plan", 0)
     assert sorted(plan["jobs"][0]) == documented("plan", 1)
+    groups = {"gpu": {"gpus": 4}, "prep": {"gpus": 0}}
+    grouped = tmp_path / "groups.yaml"
+    grouped.write_text(text_of({"groups": groups, "account": "p12345"}))
+    found = json.loads(run("plan", str(grouped), "--site", "example-slurm", "--json").stdout)
+    assert sorted(found) == sorted([*documented("plan", 0), "groups"])
+    assert sorted(found["groups"][0]) == documented("plan", 2)
     record = submitted(tmp_path, "svd-0001").get("svd-0001")
     spec = load_spec(profile, site="example-slurm")
     value = submitted_json(make_cluster_plan(spec), record)

@@ -81,6 +81,28 @@ def test_failure_of_an_unknown_kind_is_no_answer(
     assert command in check.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("slurm", "sbatch, scancel, squeue"),
+        ("pbs", "qdel, qselect, qstat, qsub"),
+        ("torque", "qdel, qstat, qsub"),
+        ("sge", "qdel, qstat, qsub"),
+        ("lsf", "bjobs, bkill, bsub"),
+    ],
+)
+def test_doctor_looks_for_every_command_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, missing: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    site = {"description": "x", "scheduler": name, "queues": {"main": {}}}
+    (tmp_path / "here.yaml").write_text(text_of(site))
+    checks = check_host(load_site(str(tmp_path / "here.yaml")))
+    assert next(check.result for check in checks if check.name == "commands") == (
+        f"not found: {missing}"
+    )
+
+
 def test_no_jobs_are_an_answer(client: Make, tmp_path: Path) -> None:
     lsf = client("lsf", bjobs="echo 'No job found' >&2; exit 255")
     assert lsf.find("svd-0001") == set()

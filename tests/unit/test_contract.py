@@ -19,10 +19,11 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster  # noqa: E402
 
 from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
 from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
+from gpujobs.injob.demand import add_handler  # noqa: E402
 
 OURS = {
-    "_abort", "_address", "_dask", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
-    "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
+    "_abort", "_address", "_dask", "_devices", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
+    "_group_sizes", "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
 
@@ -117,7 +118,8 @@ def test_signatures_fit_those_of_the_base() -> None:
     import dask_jobqueue
 
     base = inspect.signature(dask_jobqueue.JobQueueCluster.scale).parameters
-    assert list(inspect.signature(GPUJobQueueCluster.scale).parameters) == list(base)
+    own = list(inspect.signature(GPUJobQueueCluster.scale).parameters)
+    assert own == [*base, "groups"]
     known = set(inspect.signature(SpecCluster.__init__).parameters)
     assert {
         "scheduler",
@@ -160,7 +162,7 @@ def test_every_private_name_is_ours_or_really_overrides_one() -> None:
 
 
 def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive() -> None:
-    from distributed import Scheduler
+    from distributed import Client, Scheduler
 
     async def ask() -> None:
         spec = {"cls": Scheduler, "options": {"dashboard_address": ":0"}}
@@ -169,6 +171,22 @@ def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive() -> None:
             assert (await comm.identity())["workers"] == {}
             assert await comm.processing() == {}
             assert not await comm.retire_workers(names=["nobody"], close_workers=True, remove=True)
+            add_handler(cluster.scheduler)
+            group = {
+                "prefix": "x-gpu-",
+                "resources": {"GPU": 1},
+                "threads": 1,
+                "plain_tasks": False,
+            }
+            async with Client(cluster, asynchronous=True) as client:
+                futures = client.map(abs, range(3), resources={"GPU": 1})
+                others = client.map(abs, range(9, 19))
+                while len(cluster.scheduler.tasks) < 13:
+                    await asyncio.sleep(0.01)
+                assert await comm.gpujobs_demand(**group, target_duration=0.1) == 3
+                plain = {**group, "plain_tasks": True, "resources": {}}
+                assert await comm.gpujobs_demand(**plain, target_duration=0.1) == len(others)
+                await client.cancel([*futures, *others])
             assert cluster._adaptive is None
             adaptive = cluster.adapt(minimum=0, maximum=1)
             assert cluster._adaptive is adaptive and adaptive.state in ("starting", "running")
@@ -185,3 +203,20 @@ def test_a_cluster_without_a_spec_can_be_attached() -> None:
     assert "self.scheduler_comm" in text
     assert "self._watch_worker_status" in text
     assert "self.status = Status.running" in text
+
+
+def test_a_server_of_workers_can_be_forked() -> None:
+    """`injob/forkserver.py` and `injob/workerhost.py` depend on these."""
+    from multiprocessing import forkserver, resource_tracker
+
+    for module in (forkserver, resource_tracker):
+        assert "util.spawnv_passfds(exe, args, fds_to_pass)" in source(module)
+    assert "args += ['-c', cmd]" in source(forkserver)
+    assert 'if method == "forkserver" and not _forkserver_preload_set' in source(
+        distributed.utils.get_mp_context
+    )
+    start = source(distributed.Nanny.start_unsafe)
+    assert start.index("self.preloads.start()") < start.index("self.instantiate()")
+    instantiate = source(distributed.Nanny.instantiate)
+    assert "env=self.env" in instantiate
+    assert "pre_spawn_env=self.pre_spawn_env" in instantiate

@@ -17,6 +17,7 @@ import yaml
 import gpujobs
 from gpujobs.deploy.amount import Amount
 from gpujobs.deploy.conversions import extra_args_settings
+from gpujobs.deploy.group import WorkerGroup
 from gpujobs.deploy.jobqueue import configured
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import ClusterOptions
@@ -92,7 +93,7 @@ def planned(
 def script(plan: Plan) -> str:
     """Return the script of the plan's first worker job."""
     scripts = render_jobs(
-        plan, f"{plan.name}-0000", plan.workers, WORKERS, 0, 1, site_folder=Path.cwd(), devices=()
+        plan, f"{plan.name}-0000", plan.groups[0], WORKERS, 0, 1, site_folder=Path.cwd(), devices=()
     )
     return scripts[0].text
 
@@ -132,8 +133,8 @@ VALUES: dict[str, tuple[Any, str]] = {
     "python": ("/my/python", "/my/python"),
     "local_directory": ("/fast", "--local-directory=/fast"),
     "death_timeout": (77, "--death-timeout=77"),
-    "worker_extra_args": (["--lifetime", "1h"], "--lifetime=1h"),
-    "extra": (["--lifetime", "1h"], "--lifetime=1h"),
+    "worker_extra_args": (["--pid-file", "w.pid"], "--pid-file=w.pid"),
+    "extra": (["--pid-file", "w.pid"], "--pid-file=w.pid"),
     "job_script_prologue": (["module load a", "module load b"], "module load a\nmodule load b\n"),
     "env_extra": (["module load a", "module load b"], "module load a\nmodule load b\n"),
 }
@@ -292,7 +293,7 @@ def test_a_keyword_has_priority_over_the_configuration(home: Path) -> None:
 def test_a_section_of_ones_own(home: Path) -> None:
     here = site(home, "slurm")
     with dask.config.set({"jobqueue.mine": {"queue": "other", "shebang": "#!/usr/bin/env bash"}}):
-        assert planned("slurm", here, {"config_name": "mine"}).workers.queue == "other"
+        assert planned("slurm", here, {"config_name": "mine"}).groups[0].queue == "other"
     with pytest.raises(InputError, match=r"no section jobqueue.yours"):
         planned("slurm", here, {"config_name": "yours"})
 
@@ -332,7 +333,7 @@ def test_the_users_mappings_are_not_changed(home: Path) -> None:
 # -- one job --------------------------------------------------------------------------------------------------------------
 def test_cores_and_memory_are_requested(home: Path) -> None:
     plan = planned("slurm", site(home, "slurm"), {"cores": 8, "memory": "28GB", "gpus_per_job": 2})
-    assert "--cpus-per-task=8" in plan.workers.lines and "--mem=28672M" in plan.workers.lines
+    assert "--cpus-per-task=8" in plan.groups[0].lines and "--mem=28672M" in plan.groups[0].lines
     assert "--nthreads=4" in script(plan) and "--memory-limit=14GiB" in script(plan)
 
 
@@ -417,8 +418,9 @@ def test_the_examples_make_a_plan_or_name_the_line(
         with pytest.raises(InputError) as caught:
             planned(section, here, keywords)
     place = f"dask configuration jobqueue.{section}." if example.configuration else "keyword "
-    for key in refused:
-        assert f"{place}{key}: " in str(caught.value) or f"`{key}` is needed" in str(caught.value)
+    # Those that are left are named once these are gone, see tests/real/test_dask_jobqueue.py.
+    text = str(caught.value)
+    assert any(f"{place}{key}: " in text or f"`{key}` is needed" in text for key in refused)
 
 
 def _threads(example: Example) -> int:
@@ -439,10 +441,11 @@ def test_scale_counts_as_dask_jobqueue_does(
 ) -> None:
     keywords = {"gpus_per_job": 2, "cores": 8, "memory": "14GiB"}
     plan = planned("slurm", site(home, "slurm"), keywords)
-    assert Amount(**arguments).in_jobs(plan, lambda message: None) == jobs
+    group = WorkerGroup(plan.groups[0])
+    assert Amount(**arguments).in_jobs(group, lambda message: None) == jobs
 
 
 def test_scale_by_memory_that_is_not_known(home: Path) -> None:
     plan = planned("slurm", None, {"queue": "gpu"})
     with pytest.raises(InputError, match="the memory of a worker is not known"):
-        Amount(memory="1GiB").in_jobs(plan, lambda message: None)
+        Amount(memory="1GiB").in_jobs(WorkerGroup(plan.groups[0]), lambda message: None)

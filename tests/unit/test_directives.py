@@ -141,7 +141,7 @@ def test_lines_of_a_user_that_are_refused(
 
 def test_a_repeated_option_of_grid_engine_adds_up(home: Path) -> None:
     write(home, "sge", "-ac a=1")
-    assert made_plan(home, {"gpus": 4, "directives": ["-ac b=1"]}).workers.lines[-1] == "-ac b=1"
+    assert made_plan(home, {"gpus": 4, "directives": ["-ac b=1"]}).groups[0].lines[-1] == "-ac b=1"
 
 
 @pytest.mark.parametrize(

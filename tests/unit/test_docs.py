@@ -162,19 +162,21 @@ def test_every_key_is_in_a_table(name: str) -> None:
 
 @pytest.mark.parametrize(("mark", "text"), blocks("python"))
 def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
-    from gpujobs.deploy.cluster import GPUJobQueueCluster
+    import gpujobs
     from gpujobs.deploy.keywords import document_of
 
     compile(text, "document", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    own = inspect.signature(GPUJobQueueCluster.__init__).parameters
     for call in ast.walk(ast.parse(text)):
         if isinstance(call, ast.Call) and re.fullmatch(r".*GPU\w+Cluster", ast.unparse(call.func)):
+            kind = getattr(gpujobs, ast.unparse(call.func).rpartition(".")[2])
+            methods = (kind.__init__, gpujobs.GPUJobQueueCluster.__init__)
+            own = {name for method in methods for name in inspect.signature(method).parameters}
             values = {
-                item.arg: ast.literal_eval(item.value)
+                str(item.arg): ast.literal_eval(item.value)
                 for item in call.keywords
                 if item.arg not in own
             }
-            document_of({str(name): value for name, value in values.items()})
+            document_of(values, vocabulary=kind.vocabulary)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -348,7 +348,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
         return SimpleNamespace(name=name, address=address, nthreads=2, extra={}, memory_limit=limit)
 
     async def main() -> None:
-        scheduler = SimpleNamespace(workers={})
+        scheduler = SimpleNamespace(workers={}, handlers={})
         registry = WorkerRegistry(scheduler, str(tmp_path))
         for name in ("b-1", "b-0"):
             scheduler.workers[f"tls://{name}"] = state(name)

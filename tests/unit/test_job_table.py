@@ -73,7 +73,7 @@ def test_a_job_as_dask_shows_workers() -> None:
 
 
 def jobs(*phases: JobPhase, walltime: int | None = None) -> PoolJobs:
-    found = PoolJobs(walltime)
+    found = PoolJobs({"": walltime})
     for number, phase in enumerate(phases):
         report = replace(JOB, number=number, phase=phase, workers=(f"svd-{number}",))
         found.add(PoolJob(report, submitted=0.0))

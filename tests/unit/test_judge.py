@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpujobs.clusters.folderstate import ExitRecord, FolderState, Transport
+from gpujobs.clusters.folderstate import ExitRecord, FolderState
 from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
-from gpujobs.clusters.ledger import ClusterRecord, Intent, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Submission
 from gpujobs.clusters.report import (
     ClusterReport,
     ClusterState,
@@ -17,6 +17,7 @@ from gpujobs.clusters.report import (
     job_json,
 )
 from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
+from gpujobs.injob.transport import Choice
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
@@ -34,11 +35,7 @@ RECORD = ClusterRecord(
     scheduler="sge",
     folder="/nosuch",
     created=NOW,
-    workers=2,
-    workers_per_job=2,
-    gpus=2,
-    gpus_per_job=2,
-    walltime=3600,
+    groups=(GroupRecord("", workers=2, workers_per_job=2, gpus_per_job=2),),
     run=(),
     encrypted=True,
     submissions=(Submission("7", 0, 1),),
@@ -98,7 +95,7 @@ def test_a_requeued_job_waits_again() -> None:
     stopped = replace(seen, exits={0: ExitRecord(143, "node1")})
     assert states(report(RUNNING, stopped)) == ("STARTING", "RUNNING", "LOST")
     for folder in (seen, stopped):
-        found = report(JobStatus(JobState.PENDING, reason="BeginTime"), folder)
+        found = report(JobStatus(JobState.PENDING, reason="BeginTime", requeued=True), folder)
         assert states(found) == ("PENDING", "PENDING", "PENDING")
         assert found.jobs[0].reason == "requeued: BeginTime" and found.jobs[0].active
     assert report(PENDING).jobs[0].reason == "Priority"
@@ -129,7 +126,11 @@ def test_suspended() -> None:
     suspended = JobStatus(JobState.SUSPENDED)
     both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
     assert states(report(suspended, both)) == ("SUSPENDED", "SUSPENDED", "SUSPENDED")
-    two = replace(RECORD, workers=4, submissions=(Submission("7", 0, 1), Submission("8", 1, 1)))
+    two = replace(
+        RECORD,
+        groups=RECORD.with_target("", 4),
+        submissions=(Submission("7", 0, 1), Submission("8", 1, 1)),
+    )
     found = judge(two, both, {JOB: suspended, JobId("8"): PENDING}, now=NOW)
     assert found.reason == "1 pending (Priority), 1 suspended"
 
@@ -266,9 +267,7 @@ def test_one_json_of_a_job() -> None:
     gpu = Gpu(node="node1", uuid="GPU-1", model="A100", memory=2**34)
     with_gpu = RegisteredWorker(address="tls://h:2", threads=1, gpu=gpu)
     workers = {"svd-0000-0-0": with_gpu, "svd-0000-0-1": WORKER}
-    folder = FolderState(
-        workers=workers, seen=frozenset(workers), head=0, transport=Transport("tcp")
-    )
+    folder = FolderState(workers=workers, seen=frozenset(workers), head=0, transport=Choice("tcp"))
     found = report(RUNNING, folder)
     job = job_json(found.jobs[0])
     assert job == {

@@ -13,16 +13,17 @@ import pytest
 from gpujobs.clusters import folder, tls
 from gpujobs.clusters.files import private_folder, write_atomically
 from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
-from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import EndKind
+from gpujobs.injob.names import CERTIFICATE, KEY
 from gpujobs.schedulers import JobId
 
 
 def record(cluster: str = "svd-0001", **changes: object) -> ClusterRecord:
     values = {
-        "id": cluster, "site": "here", "scheduler": "slurm", "folder": f"/nosuch/{cluster}", "created": 1.0, "workers": 4,
-        "workers_per_job": 2, "gpus": 4, "gpus_per_job": 2, "walltime": 600, "run": ("a", "b c"), "encrypted": True,
+        "id": cluster, "site": "here", "scheduler": "slurm", "folder": f"/nosuch/{cluster}", "created": 1.0,
+        "groups": (GroupRecord("", workers=4, workers_per_job=2, gpus_per_job=2),), "run": ("a", "b c"), "encrypted": True,
     }  # fmt: skip
     return ClusterRecord(**(values | changes))  # type: ignore[arg-type]
 
@@ -217,8 +218,8 @@ def test_certificate(tmp_path: Path) -> None:
     import ssl
 
     tls.make(tmp_path)
-    context = ssl.create_default_context(cafile=str(tmp_path / tls.CERTIFICATE))
-    context.load_cert_chain(tmp_path / tls.CERTIFICATE, tmp_path / tls.KEY)
+    context = ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE))
+    context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
     with pytest.raises(FileExistsError):
         tls.make(tmp_path)
 

@@ -61,7 +61,7 @@ def lines(folder: Path, profile: dict[str, Any], **site: Any) -> list[str]:
 
     path = folder / "own.yaml"
     path.write_text(json.dumps({**SITE, **site}))
-    return list(plan(folder, {"walltime": "1h", **profile}, str(path)).workers.lines)
+    return list(plan(folder, {"walltime": "1h", **profile}, str(path)).groups[0].lines)
 
 
 def test_built_in_request_has_one_r(tmp_path: Path) -> None:

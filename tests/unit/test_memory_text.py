@@ -12,6 +12,11 @@ from gpujobs.planning.workeroptions import words
 from .support import SLURM, made_plan
 
 
+def text_of(home: Path, profile: str) -> str:
+    plan = made_plan(home, profile)
+    return memory_text(plan, plan.groups[0])
+
+
 @pytest.mark.parametrize(
     ("workers", "text"),
     [
@@ -28,14 +33,14 @@ from .support import SLURM, made_plan
     ],
 )  # fmt: skip
 def test_plan_describes_dask_cuda(home: Path, workers: str, text: str) -> None:
-    assert memory_text(made_plan(home, f"gpus: 1\nworkers: {workers}\n")) == text
+    assert text_of(home, f"gpus: 1\nworkers: {workers}\n") == text
 
 
 def test_sizes_of_a_known_gpu(home: Path) -> None:
     (home / "s.yaml").write_text(
         SLURM.replace("gpus_per_node: 4", "gpus_per_node: 4, gpu_memory: 80GiB")
     )
-    found = memory_text(made_plan(home, "gpus: 1\nworkers: {rmm_pool_size: 0.5}\n"))
+    found = text_of(home, "gpus: 1\nworkers: {rmm_pool_size: 0.5}\n")
     assert found == "GPU 80GiB, spills to host above 64GiB (80% of the GPU), RMM pool of 40GiB (50% of the GPU)"  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters.cancel import cancel
-from gpujobs.clusters.ledger import ClusterRecord, Intent, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 
 SQUEUE = """#!/bin/sh
@@ -69,11 +69,7 @@ def add(ledger: Ledger, number: str, **changes: object) -> ClusterRecord:
         "scheduler": "slurm",
         "folder": str(folder),
         "created": time.time(),
-        "workers": 1,
-        "workers_per_job": 1,
-        "gpus": 1,
-        "gpus_per_job": 1,
-        "walltime": 600,
+        "groups": (GroupRecord("", workers=1, workers_per_job=1, gpus_per_job=1),),
         "run": (),
         "encrypted": True,
         "poll": 5,
@@ -270,3 +266,14 @@ def test_a_cancel_finds_the_job_of_an_interrupted_submission(
     (slurm.folder / "scancel").chmod(0o755)
     cancel(record, ledger)
     assert (slurm.folder / "cancelled").read_text() == "7\n"
+
+
+def test_an_answer_from_before_the_start_is_no_requeue(slurm: FakeSlurm, ledger: Ledger) -> None:
+    record = add(ledger, "7")
+    slurm.lists("7|N/A|PENDING")
+    monitor = ClusterMonitor([record], ledger)
+    assert monitor.report().jobs[0].reason == ""
+    (record.path / "jobs" / "0.started").write_text(json.dumps({"node": "node1"}))
+    assert monitor.latest().jobs[0].reason == ""  # the answer is older
+    monitor.query_soon()
+    assert monitor.report().jobs[0].reason == "requeued"

@@ -409,7 +409,7 @@ def test_what_a_user_may_write(tmp_path: Path) -> None:
         "walltime": "1h",
         "directives": ["-l job_priority=economy", "-M a@b.org"],
     }
-    lines = plan(tmp_path, profile, "derecho").workers.lines
+    lines = plan(tmp_path, profile, "derecho").groups[0].lines
     assert lines[-2:] == ("-l job_priority=economy", "-M a@b.org")
 
 
@@ -419,16 +419,20 @@ GADI = {"account": "ab12", "walltime": "6h"}
 
 @pytest.mark.parametrize(("gpus", "ncpus"), [(1, 12), (2, 24), (3, 36), (4, 48)])
 def test_gadi_wants_twelve_cpus_a_gpu(tmp_path: Path, gpus: int, ncpus: int) -> None:
-    lines = plan(tmp_path, {"gpus": gpus, **GADI}, "gadi").workers.lines
+    lines = plan(tmp_path, {"gpus": gpus, **GADI}, "gadi").groups[0].lines
     assert lines[1:4] == (f"-l ncpus={ncpus}", f"-l ngpus={gpus}", f"-l mem={90 * gpus}GB")
 
 
 def test_polaris_asks_for_whole_nodes_and_no_gpu(tmp_path: Path) -> None:
     made = plan(tmp_path, {"gpus": 8, "account": "p1", "walltime": "1h"}, "polaris")
-    assert made.workers.lines == (
+    assert made.groups[0].lines == (
         "-q debug", "-l select=1:system=polaris", "-l place=scatter", "-A p1", "-l filesystems=home:eagle",
     )  # fmt: skip
-    assert (made.workers.shape.jobs, made.workers.shape.gpus, made.workers.visible_devices) == (
+    assert (
+        made.groups[0].shape.jobs,
+        made.groups[0].shape.gpus,
+        made.groups[0].visible_devices,
+    ) == (
         2,
         4,
         "exclusive",
@@ -441,9 +445,11 @@ def test_mpi_on_derecho_is_one_job_of_several_nodes(tmp_path: Path) -> None:
     made = plan(
         tmp_path, {"gpus": 8, "account": "A1", "walltime": "1h", "layout": "mpi"}, "derecho"
     )
-    assert made.workers.lines[1] == "-l select=2:ncpus=64:mpiprocs=1:ompthreads=1:mem=480GB:ngpus=4"
+    assert (
+        made.groups[0].lines[1] == "-l select=2:ncpus=64:mpiprocs=1:ompthreads=1:mem=480GB:ngpus=4"
+    )
     assert isinstance(made.layout, MpiLayout)
-    command = made.layout.launcher(made.workers.shape)
+    command = made.layout.launcher(made.groups[0].shape)
     assert command == ["mpiexec", "-n", "2", "-ppn", "1"]
 
 
@@ -467,7 +473,7 @@ def test_built_in_request_leaves_out_what_the_site_does_not_say(
 ) -> None:
     site = tmp_path / "x.yaml"
     site.write_text(site_text(queue, "visible_devices: scheduler"))
-    assert plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(site)).workers.lines == lines
+    assert plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(site)).groups[0].lines == lines
 
 
 def test_site_must_say_which_gpus_are_the_jobs(tmp_path: Path) -> None:
@@ -485,7 +491,7 @@ def test_site_may_have_several_resource_lines(tmp_path: Path) -> None:
             "visible_devices: scheduler\ndirectives: [-l place=scatter, -l wd, '-l a=1']",
         )
     )
-    assert len(plan(tmp_path, {"gpus": 1, "walltime": "1h"}, str(site)).workers.lines) == 5
+    assert len(plan(tmp_path, {"gpus": 1, "walltime": "1h"}, str(site)).groups[0].lines) == 5
     site.write_text(
         site_text(
             "{gpus_per_node: 4}", "visible_devices: scheduler\ndirectives: [-l walltime=1:00:00]"

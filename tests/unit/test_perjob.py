@@ -12,20 +12,26 @@ from .support import error_of, made_plan
 
 def test_a_job_has_the_cpus_and_the_memory_that_it_asks_for(home: Path) -> None:
     plan = made_plan(home, "gpus: 4\ngpus_per_job: 2\ncpus_per_job: 8\nmemory_per_job: 28GB\n")
-    assert "--cpus-per-task=8" in plan.workers.lines and "--mem=28672M" in plan.workers.lines
-    assert (plan.workers.shape.worker_threads, plan.workers.shape.worker_memory) == (4, 14 * 2**30)
+    assert "--cpus-per-task=8" in plan.groups[0].lines and "--mem=28672M" in plan.groups[0].lines
+    assert (plan.groups[0].shape.worker_threads, plan.groups[0].shape.worker_memory) == (
+        4,
+        14 * 2**30,
+    )
 
 
 def test_the_workers_keys_have_priority(home: Path) -> None:
     keys = {"gpus": 2, "cpus_per_job": 8, "memory_per_job": "28GiB"}
     plan = made_plan(home, json.dumps({**keys, "workers": {"threads": 1, "memory": "4GiB"}}))
-    assert (plan.workers.shape.worker_threads, plan.workers.shape.worker_memory) == (1, 4 * 2**30)
-    assert plan.workers.shape.cpus == 8
+    assert (plan.groups[0].shape.worker_threads, plan.groups[0].shape.worker_memory) == (
+        1,
+        4 * 2**30,
+    )
+    assert plan.groups[0].shape.cpus == 8
 
 
 def test_cpu_workers_have_all_of_their_job(home: Path) -> None:
     plan = made_plan(home, "gpus: 0\nqueue: gpu\ncpus_per_job: 8\nmemory_per_job: 28GiB\n")
-    shape = plan.workers.shape
+    shape = plan.groups[0].shape
     assert (shape.cpus, shape.worker_threads, shape.worker_memory) == (8, 8, 28 * 2**30)
 
 

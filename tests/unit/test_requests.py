@@ -91,10 +91,10 @@ def test_the_memory_of_a_job_is_the_memory_that_is_written(
 def test_memory_of_each_slot_is_rounded_once(home: Path) -> None:
     site(home, PER_SLOT)
     made = made_plan(home, "gpus: 4\n")
-    assert "-l h_vmem=1G" in made.workers.lines  # 124 GiB of 64 slots
-    assert made.workers.shape.memory == 64 * GIB
-    assert made.workers.shape.worker_memory == 16 * GIB
-    workers = commands(made, made.workers, JobRoles())["workers"]
+    assert "-l h_vmem=1G" in made.groups[0].lines  # 124 GiB of 64 slots
+    assert made.groups[0].shape.memory == 64 * GIB
+    assert made.groups[0].shape.worker_memory == 16 * GIB
+    workers = commands(made, made.groups[0], JobRoles())["workers"]
     assert "--memory-limit=16GiB" in workers
     text = plan_text(made, "x-0000")
     assert "64GiB" in text and "memory limit 16GiB" in text and "124GiB" not in text
@@ -103,18 +103,18 @@ def test_memory_of_each_slot_is_rounded_once(home: Path) -> None:
 def test_several_units_agree_on_one_number(home: Path) -> None:
     site(home, "h_vmem={memory_per_cpu:M}M,tmp={memory_per_job:G}G")
     made = made_plan(home, "gpus: 3\n")  # 93 GiB and 48 slots
-    assert "-l h_vmem=1984M,tmp=93G" in made.workers.lines
+    assert "-l h_vmem=1984M,tmp=93G" in made.groups[0].lines
     site(home, "h_vmem={memory_per_cpu:M}M,tmp={memory_per_job:G}G", "124GiB -> 125GiB")
     made = made_plan(home, "gpus: 3\n")  # 93.75 GiB
-    assert "-l h_vmem=1984M,tmp=93G" in made.workers.lines
-    assert made.workers.shape.memory == 93 * GIB
+    assert "-l h_vmem=1984M,tmp=93G" in made.groups[0].lines
+    assert made.groups[0].shape.memory == 93 * GIB
 
 
 def test_wanted_memory_of_cpu_workers_is_rounded_up(home: Path) -> None:
     site(home, PER_SLOT)
     made = made_plan(home, "gpus: 0\nworkers: {threads: 8, memory: 30GiB}\n")
-    assert "-l h_vmem=4G" in made.workers.lines
-    assert (made.workers.shape.memory, made.workers.shape.worker_memory) == (32 * GIB, 30 * GIB)
+    assert "-l h_vmem=4G" in made.groups[0].lines
+    assert (made.groups[0].shape.memory, made.groups[0].shape.worker_memory) == (32 * GIB, 30 * GIB)
     message = error_of(home, "gpus: 0\nworkers: {threads: 60, memory: 122GiB}\n")
     assert "jobs of 180GiB; its nodes have 124GiB for jobs" in message
 
@@ -128,9 +128,9 @@ def test_memory_of_a_head_of_its_own(home: Path) -> None:
 def test_stated_memory_of_a_job_is_rounded_up(home: Path) -> None:
     site(home, PER_SLOT)
     made = made_plan(home, "gpus: 4\nmemory_per_job: 33GiB\n")
-    assert "-l h_vmem=1G" in made.workers.lines
-    assert made.workers.shape.memory == 64 * GIB
-    assert made.workers.shape.worker_memory == 16 * GIB
+    assert "-l h_vmem=1G" in made.groups[0].lines
+    assert made.groups[0].shape.memory == 64 * GIB
+    assert made.groups[0].shape.worker_memory == 16 * GIB
 
 
 def test_wanted_memory_must_fit_the_memory_that_is_written(home: Path) -> None:
@@ -147,10 +147,11 @@ def test_less_than_one_unit_is_refused(home: Path) -> None:
 def test_a_worker_limit_is_in_whole_mib(home: Path) -> None:
     site(home, "h_vmem={memory_per_job:K}K", "124GiB -> 1000001KiB")
     made = made_plan(home, "gpus: 3\n")
-    limit = made.workers.shape.worker_memory
+    limit = made.groups[0].shape.worker_memory
     assert limit == 244 * MIB
     assert (
-        f"--memory-limit={size_text(limit)}" in commands(made, made.workers, JobRoles())["workers"]
+        f"--memory-limit={size_text(limit)}"
+        in commands(made, made.groups[0], JobRoles())["workers"]
     )
 
 
@@ -165,5 +166,5 @@ def test_numbers_keep_their_digits(number: float, text: str) -> None:
 def test_resources_keep_their_digits(home: Path) -> None:
     site(home, PER_SLOT)
     made = made_plan(home, "gpus: 1\nworkers: {resources: {MEMORY: 1234567, X: 0.25}}\n")
-    workers = commands(made, made.workers, JobRoles())["workers"]
+    workers = commands(made, made.groups[0], JobRoles())["workers"]
     assert "'--resources=MEMORY=1234567 X=0.25'" in workers

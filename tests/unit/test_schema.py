@@ -10,8 +10,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpujobs.config.model import Key, Model, build, json_schema, key_names, keys_of
-from gpujobs.config.profile import Profile, Workers
+from gpujobs.config.profile import Profile
 from gpujobs.config.site import Site
+from gpujobs.config.workers import Workers
 from gpujobs.config.yamlfile import parse
 from gpujobs.errors import InputError
 
@@ -61,7 +62,8 @@ def test_both_accept_a_profile(text: str) -> None:
         (Profile, "name: a b\n"),
         (Profile, "env: {A-B: x}\n"),
         (Profile, "workers: {memory: 16}\n"),
-        (Profile, "environment: {container: {image: x}}\n"),
+        (Profile, "environment: {container: {runtime: apptainer}}\n"),
+        (Profile, "environment: {container: {runtime: docker, image: x.sif}}\n"),
         (Site, SITE.replace("description: x\n", "")),
         (Site, SITE.replace("slurm", "slurn")),
         (Site, SITE.replace("gpus_per_node", "gpus_pernode")),

@@ -282,7 +282,7 @@ def test_gpus_of_each_slot_may_be_a_fraction(tmp_path: Path) -> None:
 
     (tmp_path / "own.yaml").write_text(text_of(site))
     made = plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(tmp_path / "own.yaml"))
-    assert list(made.workers.lines) == ["-pe smp 8", "-l gpu=0.25"]
+    assert list(made.groups[0].lines) == ["-pe smp 8", "-l gpu=0.25"]
 
 
 def test_site_must_say_which_gpus(tmp_path: Path) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from gpujobs.config.spec import read_spec, settings_document, with_settings, write_spec
+from gpujobs.config.document import Document
+from gpujobs.config.spec import (
+    ClusterSpec,
+    read_spec,
+    settings_document,
+    with_settings,
+    write_spec,
+)
+from gpujobs.errors import Position
+from gpujobs.planning.plan import make_plan
+from gpujobs.planning.render import render
 
-from .support import make_spec
+from .support import MACHINE, make_spec
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +47,27 @@ def test_a_specification_is_read_as_it_was_written(folder: Path, profile: str) -
     more = with_settings(found, settings_document(("gpus=4", "workers.threads=2")))
     assert (more.profile.gpus, more.profile.workers.threads) == (4, 2)
     assert more.profile.run == spec.profile.run
+
+
+def script_of(spec: ClusterSpec) -> str:
+    return render(make_plan(spec, python="/opt/python", machine=MACHINE), "svd-0000")[0].text
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("~", ""), ("~/svd run", "svd run"), ("~nosuchuser/a", None), ("/a/~", None)],
+)
+def test_tilde_in_workdir_is_the_home_folder(
+    folder: Path, written: str, expected: str | None
+) -> None:
+    spec = make_spec(folder, {"gpus": 0, "workdir": written}, "local")
+    assert spec.workdir == (Path(written) if expected is None else folder / expected)
+    assert f"cd {shlex.quote(str(spec.workdir))} || exit 77" in script_of(spec)
+
+
+def test_a_value_without_a_position_is_not_blamed_on_a_lower_layer() -> None:
+    there = Position("s.yaml", 3, 1)
+    lower = Document({"walltime": "1h", "gpus": "1"}, {(): there, ("gpus",): there})
+    found = Document({"walltime": "10m", "name": "x"}, source="doctor").over(lower)
+    assert found.position(("walltime",)) == found.position(("name",)) == Position("doctor")
+    assert found.position(("gpus",)) == found.position(()) == there

@@ -170,12 +170,12 @@ def site(tmp_path: Path) -> str:
 
 def test_nodes_ppn_gpus(tmp_path: Path, site: str) -> None:
     made = plan(tmp_path, {"gpus": 2, "walltime": "1h"}, site)
-    assert made.workers.lines == ("-q batch", "-l nodes=1:ppn=32:gpus=2", "-l mem=65536mb")
-    assert made.workers.visible_devices == "scheduler"
+    assert made.groups[0].lines == ("-q batch", "-l nodes=1:ppn=32:gpus=2", "-l mem=65536mb")
+    assert made.groups[0].visible_devices == "scheduler"
     two = plan(tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, site)
-    assert two.workers.lines[1] == "-l nodes=2:ppn=32:gpus=2"
+    assert two.groups[0].lines[1] == "-l nodes=2:ppn=32:gpus=2"
     half = plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "1h"}, site)
-    assert half.workers.lines[1] == "-l nodes=1:ppn=16:gpus=1"
+    assert half.groups[0].lines[1] == "-l nodes=1:ppn=16:gpus=1"
 
 
 def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
     made = plan(
         tmp_path, {"gpus": 4, "layout": "mpi", "walltime": "1h"}, str(tmp_path / "own.yaml")
     )
-    assert made.workers.lines == ("-q batch", "-l nodes=2:ppn=2:gpus=2:exclusive_process")
-    assert made.workers.visible_devices == "file:PBS_GPUFILE"
+    assert made.groups[0].lines == ("-q batch", "-l nodes=2:ppn=2:gpus=2:exclusive_process")
+    assert made.groups[0].visible_devices == "file:PBS_GPUFILE"
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def test_resource_lines(
     tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
 ) -> None:
     made = plan(tmp_path, profile, site)
-    assert list(made.workers.lines) == lines
-    assert made.workers.shape.jobs == jobs
+    assert list(made.groups[0].lines) == lines
+    assert made.groups[0].shape.jobs == jobs
     assert made.gpus == profile["gpus"]
 
 
@@ -56,7 +56,7 @@ def test_gpus_per_job_is_the_largest_divisor(
     tmp_path: Path, gpus: int, per_job: int, jobs: int
 ) -> None:
     made = plan(tmp_path, {"gpus": gpus, "account": "project_1"}, "mahti")
-    assert (made.workers.shape.gpus, made.workers.shape.jobs) == (per_job, jobs)
+    assert (made.groups[0].shape.gpus, made.groups[0].shape.jobs) == (per_job, jobs)
     assert made.n_workers == gpus == len(set(made.worker_names("svd-0000")))
 
 

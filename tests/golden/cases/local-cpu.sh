@@ -53,11 +53,12 @@ python=/opt/env/bin/python
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --host=127.0.0.1 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
-    --workers "$python" -m distributed.cli.dask_worker --nthreads=1 --memory-limit=4GiB \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --host=127.0.0.1 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=1 \
+        --memory-limit=4GiB --dashboard-address=127.0.0.1:0 --local-directory="${TMPDIR:-/tmp}" \
+        --death-timeout=300 --no-dashboard --host=127.0.0.1 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

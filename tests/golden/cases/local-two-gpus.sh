@@ -57,10 +57,11 @@ python=/opt/env/bin/python
     --gpus=1 --visible-devices=scheduler \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --host=127.0.0.1 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
-    --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=32GiB --resources=GPU=1 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=32GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --host=127.0.0.1 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &

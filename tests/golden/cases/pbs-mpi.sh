@@ -60,6 +60,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
+(umask 077; env -0 > environment)   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
@@ -75,13 +76,13 @@ python=/opt/env/bin/python
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
-    --workers mpiexec -n 2 -ppn 1 --cpu-bind none "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
-        --folder="$GPUJOBS_FOLDER" --size=2 --gpus=4 --on-node=1 --nodes=2 \
-        --visible-devices=exclusive \
+    --workers mpiexec -n 2 -ppn 1 --cpu-bind none sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=2 \
+        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive \
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
         --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
-        '{"dashboard": false, "death_timeout": 300, "resources": "GPU=1"}' \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

@@ -94,7 +94,8 @@ python=/opt/env/bin/python
     --cancel='bash -c gpujobs_qdel_waiting' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=96GiB --resources=GPU=1 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=96GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &

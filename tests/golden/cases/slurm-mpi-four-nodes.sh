@@ -55,6 +55,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
+(umask 077; env -0 > environment)   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
@@ -71,13 +72,13 @@ python=/opt/env/bin/python
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
-        --ntasks-per-node=1 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
-        --folder="$GPUJOBS_FOLDER" --size=4 --gpus=4 --on-node=1 --nodes=4 \
-        --visible-devices=scheduler \
+        --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=4 \
+        --gpus=4 --on-node=1 --nodes=4 --visible-devices=scheduler \
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=125440MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "death_timeout": 300, "resources": "GPU=1"}' \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

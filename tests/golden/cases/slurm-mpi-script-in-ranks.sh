@@ -55,6 +55,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
+(umask 077; env -0 > environment)   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
@@ -72,12 +73,13 @@ python=/opt/env/bin/python
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
-        --ntasks-per-node=6 "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank \
-        --folder="$GPUJOBS_FOLDER" --size=12 --gpus=1 --on-node=4 --nodes=2 \
-        --visible-devices=scheduler --script --worker-class=distributed.Nanny --nthreads=1 \
-        --memory-limit=125440MiB --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "death_timeout": 300, "resources": {"GPU": 1.0}}' -- \
-        /home/ada/svd/svd.py --size '10 000' &
+        --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=12 \
+        --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --script \
+        --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
+        --local-directory="${TMPDIR:-/tmp}" --worker-options \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \
+        -- /home/ada/svd/svd.py --size '10 000' &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done

@@ -81,10 +81,10 @@ python=/opt/env/bin/python
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers "$python" -m distributed.cli.dask_worker --nthreads=1 --memory-limit=120GiB \
-        --resources=GPU=1 --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
-        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload=gpujobs_injob.preload \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=1 \
+        --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

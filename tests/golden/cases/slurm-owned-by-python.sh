@@ -85,7 +85,8 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
     --client-owns \
-    --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=120GiB --resources=GPU=1 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
 supervisor=$!

@@ -82,7 +82,8 @@ python=python
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers "$python" -m dask_cuda.cli --nthreads=1 --memory-limit=125440MiB --resources=GPU=1 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=125440MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --enable-cudf-spill --rmm-pool-size=0.8 --pre-import=cudf,cupy \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \

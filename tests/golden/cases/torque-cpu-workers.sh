@@ -77,8 +77,9 @@ python=/opt/env/bin/python
     --schemes=tls --interface=ib0 \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers "$python" -m distributed.cli.dask_worker --nthreads=8 --memory-limit=16GiB \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=8 \
+        --memory-limit=16GiB --dashboard-address=127.0.0.1:0 --local-directory="${TMPDIR:-/tmp}" \
+        --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!

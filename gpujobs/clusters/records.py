@@ -1,0 +1,179 @@
+"""What the ledger knows of a submitted cluster: its groups of workers and its submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..schedulers import JobId
+
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One array, or lone job, that the batch scheduler accepted.
+
+    It has ``count`` jobs, numbered from ``first``.
+    """
+
+    id: str
+    first: int
+    count: int
+    group: str = ""
+    array: bool = False
+    first_index: int = 0
+
+    def job(self, number: int) -> JobId:
+        """Return the batch scheduler's id of the cluster's job ``number``."""
+        index = number - self.first + self.first_index
+        return JobId(self.id, index if self.array else None)
+
+    @property
+    def jobs(self) -> dict[int, JobId]:
+        """The batch scheduler's ids by job number."""
+        return {number: self.job(number) for number in range(self.first, self.first + self.count)}
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A submission that is being made: the fields of `Submission` that are known before it."""
+
+    first: int
+    count: int
+    group: str = ""
+    array: bool = False
+    time: float = 0.0
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """The workers of one kind. ``name`` is "" if the profile has no groups."""
+
+    name: str
+    workers: int
+    """Target number of workers."""
+    workers_per_job: int
+    gpus_per_job: int
+    queue: str = ""
+    """Key of the queue in the site file."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of the workers."""
+        return self.workers // self.workers_per_job * self.gpus_per_job
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """One cluster as it was submitted."""
+
+    id: str
+    site: str
+    scheduler: str
+    folder: str
+    created: float
+    groups: tuple[GroupRecord, ...]
+    run: tuple[str, ...]
+    encrypted: bool
+    poll: int = 5
+    """Least seconds between two queries."""
+    multi_cluster: str | None = None
+    """The site's `cluster`: the batch scheduler's multi-cluster name."""
+    commands: dict[str, str] = field(default_factory=dict)
+    layout: str = "workers"
+    ranks: int = 0
+    """MPI ranks with workers; 0 without MPI."""
+    owner: str = "cluster"
+    """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
+    submissions: tuple[Submission, ...] = ()
+    intent: Intent | None = None
+    removed: tuple[int, ...] = ()
+    """Jobs that were asked to leave."""
+    finished: bool = False
+    """All jobs are known to have ended; the batch scheduler is not queried any more."""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Of a finished cluster: the state of each job by number. The batch scheduler forgets it."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Of a finished cluster: the reason of each job that has one."""
+    notes: tuple[str, ...] = ()
+    contact: str | None = None
+    """The site's contact, who can explain a refused job."""
+    unlisted: dict[str, float] = field(default_factory=dict)
+    """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
+    version: int = VERSION
+
+    @property
+    def jobs(self) -> dict[int, JobId]:
+        """The batch scheduler's ids of all jobs by number."""
+        return {
+            number: job
+            for submission in self.submissions
+            for number, job in submission.jobs.items()
+        }
+
+    def current_jobs(self, claims: Mapping[int, JobId]) -> dict[int, JobId]:
+        """Return the job that does the work of each number.
+
+        ``claims`` are those of the cluster's folder. They differ from `jobs` only if a number was
+        submitted twice.
+        """
+        return {**self.jobs, **claims}
+
+    @property
+    def workers(self) -> int:
+        """Target number of workers of all groups."""
+        return sum(group.workers for group in self.groups)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all groups."""
+        return sum(group.gpus for group in self.groups)
+
+    def group(self, name: str) -> GroupRecord:
+        """Return the group ``name``. Raises LookupError."""
+        return next(group for group in self.groups if group.name == name)
+
+    def with_target(self, name: str, workers: int) -> tuple[GroupRecord, ...]:
+        """Return the groups after a change of the target of one."""
+        return tuple(
+            replace(group, workers=workers) if group.name == name else group
+            for group in self.groups
+        )
+
+    @property
+    def path(self) -> Path:
+        """The cluster's folder."""
+        return Path(self.folder)
+
+
+def parse(value: dict[str, Any]) -> ClusterRecord:
+    """Return a record from its JSON. Raises ValueError, TypeError, KeyError or AttributeError."""
+    version = value.get("version")
+    if version == 1:  # of release 0.1
+        value["multi_cluster"] = value.pop("cluster", None)
+    elif version != VERSION:
+        raise ValueError("it was written by another version of gpujobs")
+    if "groups" not in value:  # of release 0.1
+        value["groups"] = [_only_group(value)]
+    value["groups"] = tuple(GroupRecord(**item) for item in value["groups"])
+    value["version"] = VERSION
+    value["created"] = float(value["created"])
+    value["submissions"] = tuple(Submission(**item) for item in value["submissions"])
+    intent = value.get("intent")
+    if intent is not None:
+        value["intent"] = Intent(**{"time": value["created"], **intent})
+    for name in ("run", "removed", "notes"):
+        value[name] = tuple(value[name])
+    return ClusterRecord(**value)
+
+
+def _only_group(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the group of a record that was written before there were groups."""
+    for name in ("gpus", "walltime"):
+        value.pop(name, None)
+    numbers = {name: value.pop(name) for name in ("workers", "workers_per_job", "gpus_per_job")}
+    return {"name": "", **numbers}

@@ -1,0 +1,143 @@
+"""The `workers` section of a profile: the options of every worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from . import fields
+from .document import core_value
+from .kinds import (
+    COUNT,
+    DURATION,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    SIZE_OR_FRACTION,
+    TEXT,
+    WORD,
+    Items,
+    Scalar,
+    Table,
+    choice,
+)
+from .model import Model, optional
+
+RESERVED_OPTIONS = (
+    "name", "scheduler", "scheduler_file", "nworkers", "nthreads", "memory_limit", "resources",
+    "preload_argv", "worker_class", "nanny", "local_directory",
+    "protocol", "interface", "host", "listen_address", "contact_address",
+    "security", "tls_ca_file", "tls_cert", "tls_key",
+)  # fmt: skip
+
+
+def _module(value: object) -> str:
+    return fields.printable(value, "a module's name").strip()
+
+
+def _ports(value: object) -> str:
+    text = fields.printable(value, "a port")
+    if not re.fullmatch(r"\d+(:\d+)?", text):
+        raise ValueError(f"{text!r} is not a port; write it as 8000 or 8000:8100")
+    return text
+
+
+def _option_name(value: object) -> str:
+    text = fields.printable(value, "an option's name")
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", text):
+        raise ValueError(f"{text!r} is not an option's name")
+    name = text.replace("-", "_")
+    if name in RESERVED_OPTIONS:
+        raise ValueError(f"{text} is set by gpujobs")
+    return name
+
+
+def _option_value(value: object) -> object:
+    for text in _texts(value):
+        fields.printable(text)
+    return core_value(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in ``value``, names of mappings included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+_MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
+_PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
+_OPTIONS = Table(Scalar(_option_name, {"type": "string"}), Scalar(_option_value, {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Model):
+    """Options of every worker. dask-cuda's own options keep their names."""
+
+    threads: int = optional(
+        POSITIVE, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
+    )
+    memory: int | None = optional(SIZE, "host memory of a worker; default: its part of the job's")
+    count: int | None = optional(POSITIVE, "number of CPU workers, with `gpus: 0`")
+    resources: dict[str, float] | None = optional(
+        Table(WORD, NUMBER), "dask resources; default GPU: 1 on GPU workers"
+    )
+    worker_class: Literal["cuda", "nanny"] = optional(
+        choice("cuda", "nanny"), "nanny: a plain worker pinned to its GPU", default="cuda"
+    )
+    local_directory: str | None = optional(
+        TEXT, "scratch folder; default: the site's node-local one"
+    )
+    death_timeout: int | None = optional(
+        DURATION, "how long a worker tries to reach the dask scheduler at start"
+    )
+    preload: tuple[str, ...] = optional(
+        _MODULES, "modules or files that every worker runs at start", default=()
+    )
+    # dask-cuda's, by name
+    device_memory_limit: str | None = optional(
+        SIZE_OR_FRACTION, "device memory above which data spills to host"
+    )
+    enable_cudf_spill: bool | None = optional(FLAG, "cuDF's own spilling instead of dask-cuda's")
+    cudf_spill_stats: int | None = optional(COUNT, "level of cuDF's spill statistics")
+    rmm_pool_size: str | None = optional(
+        SIZE_OR_FRACTION, "RMM pool of each worker: size, or fraction of GPU"
+    )
+    rmm_maximum_pool_size: str | None = optional(SIZE_OR_FRACTION, "largest size of the pool")
+    rmm_managed_memory: bool | None = optional(FLAG, "managed memory; not together with NVLink")
+    rmm_async: bool | None = optional(
+        FLAG, "RMM's asynchronous allocator; not together with managed memory"
+    )
+    rmm_release_threshold: str | None = optional(
+        SIZE_OR_FRACTION, "with rmm_async: most memory that is kept"
+    )
+    rmm_log_directory: str | None = optional(TEXT, "folder of RMM's logs")
+    rmm_track_allocations: bool | None = optional(FLAG, "track RMM's allocations")
+    set_rmm_allocator_for_libs: tuple[str, ...] | None = optional(_MODULES, "cupy, torch")
+    pre_import: tuple[str, ...] | None = optional(
+        _MODULES, "modules that workers import before they accept tasks"
+    )
+    worker_port: str | None = optional(_PORTS, "port or first:last")
+    enable_tcp_over_ucx: bool | None = optional(
+        FLAG, "UCX: leave unset unless a transport is being measured"
+    )
+    enable_infiniband: bool | None = optional(FLAG, "UCX: as above")
+    enable_nvlink: bool | None = optional(FLAG, "UCX: as above")
+    enable_rdmacm: bool | None = optional(FLAG, "UCX: as above")
+    options: dict[str, object] = optional(_OPTIONS, "any other option of the worker", default={})
+
+    @property
+    def gpu_memory(self) -> str:
+        """How RMM allocates GPU memory: one of `injob.options.GPU_MEMORY`."""
+        if self.rmm_managed_memory:
+            return "managed"
+        if self.rmm_async:
+            return "async"
+        return "pool" if self.rmm_pool_size else "plain"

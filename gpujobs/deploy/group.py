@@ -1,0 +1,90 @@
+"""The workers of one kind in a cluster that this process owns: how many there should be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ..clusters.report import JobPhase, JobReport
+from ..errors import JobFailedError
+from ..injob.names import group_prefix
+from ..planning import workeroptions
+from ..planning.plan import JobGroup
+from .attempts import Attempts
+from .ceiling import Ceiling
+from .job import PoolJob
+
+
+class WorkerGroup:
+    """A group of workers. Its name is "" in a cluster without groups."""
+
+    def __init__(self, jobs: JobGroup) -> None:
+        self.jobs = jobs
+        """As they were planned."""
+        self.name = jobs.group
+        self.target = 0
+        """Wanted number of jobs."""
+        self.attempts = Attempts()
+        self.ceiling = Ceiling()
+
+    @property
+    def size(self) -> int:
+        """Number of workers of a job."""
+        return self.jobs.shape.workers
+
+    def jobs_for(self, workers: int) -> int:
+        """Return the number of jobs that have ``workers`` workers or more."""
+        return math.ceil(workers / self.size)
+
+    @property
+    def worker_options(self) -> dict[str, object]:
+        """Threads and memory of a worker, by dask's names."""
+        shape = self.jobs.shape
+        return {"nthreads": shape.worker_threads, "memory_limit": shape.worker_memory or 0}
+
+    def demand(self, cluster_id: str, groups: Iterable[JobGroup]) -> dict[str, object]:
+        """Return the arguments of `gpujobs.injob.demand`; ``groups``: all of the cluster.
+
+        Tasks that ask for no resource are for groups without GPUs, if there are any.
+        """
+        jobs = self.jobs
+        return {
+            "prefix": group_prefix(cluster_id, self.name),
+            "resources": workeroptions.amounts(jobs.profile.workers, bool(jobs.shape.gpus)),
+            "threads": jobs.shape.worker_threads,
+            "plain_tasks": not jobs.shape.gpus or all(group.shape.gpus for group in groups),
+        }
+
+    def failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
+        """Return the error after too many jobs in a row have failed; ``past`` are ended jobs."""
+        own = [job for job in past if job.group == self.name]
+        ended = [job for job in own if job.phase is not JobPhase.LEAVING]
+        last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])
+        tail = "".join(f"\n  | {line}" for line in last.log)
+        when = "before their workers connected"
+        if last.phase is not JobPhase.FAILED:
+            when = "soon after their workers had connected"
+        jobs = f"{self.attempts.failures} jobs in a row ended {when}"
+        if self.name:
+            jobs = f"group {self.name}: {jobs}"
+        hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
+        return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
+
+
+def count_ends(
+    groups: Mapping[str, WorkerGroup],
+    active: Iterable[PoolJob],
+    ended: Iterable[PoolJob],
+    now: float,
+) -> None:
+    """Count jobs that ended without success; workers that stay end the count of their group."""
+    for job in active:
+        group = groups.get(job.report.group)
+        if group and job.steady(now) and not job.counted:
+            group.attempts.succeeded()
+        job.counted = job.counted or job.steady(now)
+    failed = Counter(job.report.group for job in ended if not job.steady(now))
+    for name, number in failed.items():
+        if name in groups:
+            groups[name].attempts.failed(number)

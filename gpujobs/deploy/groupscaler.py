@@ -1,0 +1,106 @@
+"""Brings one group of workers as close to its target as is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
+from ..text import plural
+from .daskside import DaskSide
+from .group import WorkerGroup
+from .pool import JobPool
+
+logger = logging.getLogger("gpujobs")
+
+
+class GroupScaler:
+    """Submits the missing jobs of one group, as far as the batch scheduler accepts them.
+
+    ``lock``: held while the jobs of the pool change.
+    """
+
+    def __init__(
+        self, pool: JobPool, dask: DaskSide, group: WorkerGroup, lock: asyncio.Lock
+    ) -> None:
+        self.pool = pool
+        self.dask = dask
+        self.group = group
+        self._lock = lock
+        self._reported = ""
+
+    async def grow(self, workers: int) -> None:
+        """Raise the target to ``workers``, or to as many as are possible, for `adapt`.
+
+        Failures are not forgotten: adaptive scaling asks every second.
+        """
+        jobs, why_not = self.pool.possible(self.group, self.group.jobs_for(workers))
+        self._report(why_not)
+        if self.pool.error is not None:
+            return
+        self.group.target = max(jobs, self._present())
+        await self.replace()
+        self.pool.write_targets()
+
+    async def replace(self) -> None:
+        """Submit the jobs that are missing, as far as possible, unless too many have failed."""
+        pool, attempts = self.pool, self.group.attempts
+        async with self._lock:
+            alive = self._present()
+            missing = self.group.target - alive
+            if missing <= 0 or attempts.pausing():
+                return
+            if not attempts.exhausted(missing, alive):
+                await self._submit_possible(missing)
+            if attempts.exhausted(missing, alive):
+                pool.stop_submitting(self.group)
+            if pool.error is not None:
+                self.group.target = self._present()
+
+    def _present(self) -> int:
+        return len(self.pool.jobs.counting(self.group.name))
+
+    async def _submit_possible(self, count: int) -> None:
+        attempts, before = self.group.attempts, self._present()
+        try:
+            error = await self._submit_what_fits(count)
+        except UnavailableError as unavailable:
+            logger.warning("%s: %s", self.pool.id, unavailable)
+            attempts.postpone()
+            return
+        if error is None:
+            return
+        accepted = self._present()
+        if self.dask.adapts(self.group.name) and accepted:
+            self.group.ceiling.refused(accepted, error)
+            self.group.target = accepted
+        elif accepted == before:
+            attempts.failed(error=error)
+        self._report(f"{accepted - before} of {plural(count, 'job')} accepted: {error}")
+
+    async def _submit_what_fits(self, count: int) -> GpujobsError | None:
+        """Submit up to ``count`` jobs in few submissions; return why not all were accepted."""
+        error = await self._try(count)
+        if error is None or count == 1 or await self._try(1) is not None:
+            return error  # if one job is refused, so are all
+        left, size = count - 1, count // 2
+        while size:
+            if left >= size and await self._try(size) is None:
+                left -= size
+            else:
+                size //= 2
+        return error
+
+    async def _try(self, count: int) -> GpujobsError | None:
+        try:
+            await self.pool.submit(self.group, count)
+        except (RefusedError, InputError) as error:
+            return error
+        return None
+
+    def _report(self, why_not: str) -> None:
+        """Log why fewer jobs are submitted than wanted; the same reason only once."""
+        reason = why_not.partition(": ")[2]
+        if reason and reason != self._reported:
+            self.dask.log(f"{self.pool.id}: {why_not}")
+        self._reported = reason or self._reported

@@ -1,0 +1,94 @@
+"""ucxx on one machine: its listeners accept connections from the loopback interface only.
+
+distributed-ucxx listens on all interfaces, whatever the host of its address, and cannot be told
+otherwise. Whoever reaches such a listener can run code as its user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .names import LOOPBACK_INTERFACE
+
+VARIABLE = "GPUJOBS_LOOPBACK"
+"""Set in jobs whose listeners of ucxx are confined. The value is the interface."""
+
+
+def confine_if_wanted() -> None:
+    """Confine the listeners of ucxx in this process, if those of its job are to be confined."""
+    if VARIABLE in os.environ:
+        confine_ucxx()
+
+
+def confine_ucxx() -> None:
+    """Confine the listeners of ucxx at addresses such as 127.0.0.1 that this process starts."""
+    from distributed.comm.registry import backends, get_backend
+
+    try:
+        kind: Any = type(get_backend("ucxx"))
+    except ValueError:  # not installed
+        return
+    if getattr(kind, "confined", False):
+        return
+
+    class ConfinedBackend(kind):  # type: ignore[misc]
+        """Backend whose listeners are confined."""
+
+        confined = True
+
+        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
+            """Return a listener that is confined when it has started."""
+            listener = super().get_listener(*args, **kwargs)
+            listener.start = functools.partial(_start, listener, listener.start)
+            return listener
+
+    backends["ucxx"] = ConfinedBackend()
+
+
+async def _start(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    await start()
+    host, port = listener.bound_address[:2]
+    if ipaddress.ip_address(host).is_loopback:
+        bind_to_loopback(port)
+
+
+def bind_to_loopback(port: int) -> None:
+    """Bind this process's listeners at ``port`` to the loopback interface. Raises RuntimeError."""
+    found = False
+    for descriptor in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
+            if _listens_at(own, port):
+                found = True
+                _bind(own)
+    if not found:
+        raise RuntimeError(f"no listener at port {port} to bind to {LOOPBACK_INTERFACE}")
+
+
+def _bind(listener: socket.socket) -> None:
+    try:
+        interface = LOOPBACK_INTERFACE.encode()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
+    except PermissionError:
+        message = f"cannot bind ucxx to interface {LOOPBACK_INTERFACE}: that needs Linux 5.7"
+        raise RuntimeError(message) from None
+
+
+def _sockets() -> Iterator[int]:
+    """Yield the file descriptors of this process that are sockets."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(path.readlink()).startswith("socket:"):
+                yield int(path.name)
+
+
+def _listens_at(own: socket.socket, port: int) -> bool:
+    if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != port:
+        return False
+    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

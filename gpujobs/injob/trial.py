@@ -1,0 +1,125 @@
+"""Measure how fast GPU memory moves between two processes, for each protocol.
+
+One process, the peer, sends blocks to those that connect. The other one measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from .folder import Folder
+from .log import log
+from .network import own_address
+from .options import TrialOptions
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+
+PEER = "trial-peer.json"
+"""File with the addresses of the peer, by protocol."""
+BLOCK_BYTES = 64 * 2**20
+_BLOCKS = 8
+"""Number of blocks of a message. A single one takes less time than a message."""
+_WARM_UPS, _MESSAGES = 1, 2
+"""Messages that are not counted, and fewest ones that are."""
+_SECONDS = 0.3
+"""Time for more messages: the first ones over NVLink are slower than the others."""
+_CONNECT_TIMEOUT = 10
+_POOL_BYTES = 2**30
+_POLL_INTERVAL = 0.05
+
+
+def trial(options: TrialOptions) -> int:
+    """Be the peer until this process is killed; or measure, and write the result."""
+    folder = Folder(options.folder)
+    asyncio.run(_measure(folder, options) if options.result else _serve(folder, options))
+    return 0
+
+
+def _block(options: TrialOptions, size: int) -> Any:
+    """Return ``size`` bytes of the memory that workers use. Raises ImportError without RMM."""
+    if not options.gpus:
+        return bytes(size)
+    import rmm
+
+    if options.memory == "async":
+        rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())
+    elif options.memory != "plain":
+        pool = options.memory == "pool"
+        initial = _POOL_BYTES if pool else None
+        managed = options.memory == "managed"
+        rmm.reinitialize(pool_allocator=pool, managed_memory=managed, initial_pool_size=initial)
+    buffer = rmm.DeviceBuffer(size=size)
+    try:
+        import cupy
+    except ImportError:
+        return buffer
+    return cupy.asarray(buffer)
+
+
+async def _serve(folder: Folder, options: TrialOptions) -> None:
+    from distributed.comm import CommClosedError, listen
+    from distributed.protocol.serialize import to_serialize
+    from distributed.security import Security
+
+    block = _block(options, BLOCK_BYTES)
+
+    async def send(comm: Comm) -> None:
+        with contextlib.suppress(CommClosedError):
+            while True:
+                await comm.read()
+                await comm.write({"blocks": [to_serialize(block)] * _BLOCKS})
+
+    found: dict[str, dict[str, str]] = {"addresses": {}, "problems": {}}
+    listeners = []  # ucxx stops one that nothing refers to
+    arguments = Security(require_encryption=False).get_listen_args("worker")
+    for protocol in options.protocols:
+        try:
+            address = f"{protocol}://{own_address(options.interface)}:0"
+            listener = await listen(address, send, deserialize=True, **arguments)
+            listeners.append(listener)
+            found["addresses"][protocol] = listener.contact_address
+        except Exception as error:  # each protocol has errors of its own
+            found["problems"][protocol] = _message(error)
+    folder.write(PEER, found)
+    await asyncio.Event().wait()
+
+
+async def _measure(folder: Folder, options: TrialOptions) -> None:
+    _block(options, 1)  # before UCX starts, which asks CUDA for its devices
+    while not (peer := folder.read(PEER)):
+        await asyncio.sleep(_POLL_INTERVAL)
+    results = {name: {"problem": problem} for name, problem in peer["problems"].items()}
+    # The last one of the site is tcp, which does not hang.
+    for protocol, address in reversed(list(peer["addresses"].items())):
+        try:
+            results[protocol] = {"rate": await _rate(address)}
+        except Exception as error:  # each protocol has errors of its own
+            log(f"{address}: {_message(error)}")
+            results[protocol] = {"problem": _message(error)}
+        folder.write(options.result, results)
+    folder.write(options.result, {**results, "complete": True})
+
+
+async def _rate(address: str) -> float:
+    """Return the best rate of several messages in GB/s; the latency makes it a lower bound."""
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    arguments = Security(require_encryption=False).get_connection_args("worker")
+    comm = await connect(address, timeout=_CONNECT_TIMEOUT, deserialize=True, **arguments)
+    seconds: list[float] = []
+    while len(seconds) < _WARM_UPS + _MESSAGES or sum(seconds) < _SECONDS:
+        started = time.perf_counter()
+        await comm.write({})
+        await comm.read()
+        seconds.append(time.perf_counter() - started)
+    await comm.close()
+    return round(_BLOCKS * BLOCK_BYTES / 1e9 / min(seconds[_WARM_UPS:]), 3)
+
+
+def _message(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,105 @@
+"""The jobs of one group of workers: their number, queue, shape and directives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..injob.names import HEAD
+from . import workeroptions
+from .containers import PYTHON, plan_container
+from .demand import find_demand
+from .diagnostics import Diagnostics
+from .directives import DirectiveWriter
+from .layout import Layout
+from .machine import Machine
+from .queues import QueueChooser
+from .shape import JobGroup, JobShape, Software
+from .staging import choose_staging
+
+
+class GroupPlanner:
+    """Plans the jobs of one group; ``diagnostics`` and ``layout`` are those of its profile.
+
+    ``this_python`` is the interpreter that runs gpujobs, ``root`` the folder of the clusters'
+    folders.
+    """
+
+    def __init__(
+        self, diagnostics: Diagnostics, layout: Layout, this_python: str, root: str
+    ) -> None:
+        self.diagnostics, self.layout = diagnostics, layout
+        self.this_python, self.root = this_python, root
+        self.profile, self.site = diagnostics.spec.profile, diagnostics.spec.site.site
+
+    def plan(
+        self, name: str, machine: Machine | None, others: Mapping[str, int], *, elastic: bool
+    ) -> JobGroup:
+        """Return the jobs of the group ``name``; see `QueueChooser` for ``others``.
+
+        Raises InputError if no queue fits; reports other problems.
+        """
+        self._check_walltime()
+        software = self._software()
+        demand, per_job = find_demand(self.diagnostics, machine), self.profile.gpus_per_job
+        if elastic and per_job and "gpus" not in self.profile.given:
+            demand = replace(demand, gpus=per_job)  # one job, for its shape
+        asked = {"gpus", "gpus_per_job"} & self.profile.given
+        chooser = QueueChooser(
+            self.diagnostics,
+            self.layout,
+            machine=machine,
+            others=others,
+            smallest=elastic and not asked,
+        )
+        key, shape = chooser.choose(demand.gpus, demand.cpu_workers)
+        workeroptions.check(self.diagnostics, bool(shape.gpus))
+        return self._jobs(name, key, shape, self.profile.walltime, software)
+
+    def plan_head(self, key: str, shape: JobShape) -> JobGroup:
+        """Return the head's own job, of this ``shape`` in the queue ``key``."""
+        walltime = self.profile.head.walltime if self.profile.head else None
+        walltime = walltime or self.profile.walltime
+        return self._jobs(HEAD, key, shape, walltime, self._software())
+
+    def _jobs(
+        self, name: str, key: str, shape: JobShape, walltime: int | None, software: Software
+    ) -> JobGroup:
+        writer = DirectiveWriter(self.diagnostics, self.layout.scheduler, key, shape)
+        lines, visible_devices = writer.lines(), ""
+        if shape.gpus:
+            visible_devices = writer.visible_devices()
+        return JobGroup(
+            group=name,
+            profile=self.profile,
+            shape=shape,
+            queue=self.site.queue_name(key),
+            queue_key=key,
+            walltime=walltime,
+            lines=lines,
+            visible_devices=visible_devices,
+            software=software,
+        )
+
+    def _check_walltime(self) -> None:
+        if not self.profile.walltime and not self.layout.scheduler.on_this_machine:
+            message = "`walltime` is needed: the site has no default"
+            self.diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
+
+    def _software(self) -> Software:
+        container = plan_container(self.diagnostics, self.root)
+        staging = None if container else choose_staging(self.diagnostics)
+        return Software("python" if staging else self._python(), container, staging)
+
+    def _python(self) -> str:
+        """Return the jobs' interpreter: the image's, or after a setup, the one on its PATH."""
+        environment = self.profile.environment
+        if environment.container:
+            return environment.python or PYTHON
+        if environment.setup and not environment.python:
+            self.diagnostics.note(
+                "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
+                f"{self.this_python}; `environment.python` names another one"
+            )
+            return "python"
+        return environment.python or self.this_python

@@ -1,0 +1,47 @@
+"""A stand-in for distributed-ucxx, which needs 200 MB of libraries: TCP under the name ``ucxx``.
+
+Like the original it listens on all interfaces, whatever the host of its address. ``FAKE_UCXX=slow`` delays each large
+message, ``FAKE_UCXX=hangs`` never sends one.
+"""
+
+import asyncio
+import os
+
+import dask.config
+from distributed.comm.tcp import TCP, TCPBackend, TCPConnector, TCPListener
+
+
+class config:
+    """What dask-cuda needs of the module of this name."""
+
+    @staticmethod
+    def setup_config():
+        dask.config.update_defaults({"distributed-ucxx": {}})
+
+
+class UCXX(TCP):
+    async def write(self, msg, **options):
+        if isinstance(msg, dict) and "blocks" in msg:  # of a trial
+            delay = {"slow": 2, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), 0)
+            await asyncio.sleep(delay)
+        return await super().write(msg, **options)
+
+
+class UCXXConnector(TCPConnector):
+    prefix = "ucxx://"
+    comm_class = UCXX
+
+
+class UCXXListener(TCPListener):
+    prefix = "ucxx://"
+    comm_class = UCXX
+
+    async def start(self):
+        wanted, self.ip = self.ip, "0.0.0.0"
+        await super().start()
+        self.bound_address = (wanted, self.bound_address[1])
+
+
+class UCXXBackend(TCPBackend):
+    _connector_class = UCXXConnector
+    _listener_class = UCXXListener

@@ -1,0 +1,136 @@
+#!/bin/bash
+#PBS -N svd-0000
+#PBS -j oe
+#PBS -o /home/ada/.gpujobs/svd-0000/logs/pbs.log
+#PBS -k oed
+#PBS -m n
+#PBS -r n
+#PBS -S /bin/bash
+#PBS -l walltime=01:00:00
+#PBS -q debug
+#PBS -l select=2:system=polaris
+#PBS -l place=scatter
+#PBS -A p1
+#PBS -l filesystems=home:eagle
+
+# PBS sets it to the job's CPUs, and every one of the job's workers would start as many threads.
+unset OMP_NUM_THREADS
+
+# --- this job ------------------------------------------------------------------------------------
+export GPUJOBS_CLUSTER=svd-0000
+export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
+export GPUJOBS_JOB=0
+GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_STARTED=$(date +%s)
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
+
+gpujobs_leave() {   # write the exit record of this job, however it ended
+    local code=$? last
+    trap '' TERM INT
+    cd "$GPUJOBS_FOLDER" || return
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
+        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+    fi
+    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
+        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+}
+gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
+        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+}
+gpujobs_fail() {
+    local reason
+    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
+    echo "gpujobs: $reason"
+    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    # The first job that writes a reason ends the cluster.
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+        "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
+}
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
+claim=jobs/$GPUJOBS_JOB.claim id="$PBS_JOBID"
+(set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
+    echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+trap gpujobs_leave EXIT
+trap 'exit 143' TERM INT USR1 USR2
+if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
+
+# --- environment ---------------------------------------------------------------------------------
+(umask 077; env -0 > environment)   # MPI ranks get what setup changes
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
+cd /home/ada/svd || exit 77
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE   # of the node's Python
+export PYTHONNOUSERSITE=1
+export PYTHONUNBUFFERED=1
+
+# --- container -----------------------------------------------------------------------------------
+gpujobs_stop() {
+    cd "$GPUJOBS_FOLDER" && gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST: $1"
+    exit 78
+}
+command -v ch-run > /dev/null ||
+    gpujobs_stop "no command ch-run, which starts the container; is a module needed in setup?"
+image=/sw/rapids
+[ -e "$image" ] || gpujobs_stop "no image $image (environment.container.image)"
+scratch="${TMPDIR:-/tmp}"
+mkdir -p "$scratch"
+export TMPDIR=$scratch
+export USER="${USER:-$(id -un)}"
+of_image=(--set-env)   # an image need not have a file of variables
+[ ! -d "$image" ] || [ -e "$image/ch/environment" ] || of_image=()
+# shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
+container=(env --unset=TMPDIR ch-run --unset-env=LD_LIBRARY_PATH --unset-env=LD_PRELOAD \
+        "${of_image[@]}" --bind=/home/ada/.gpujobs:/home/ada/.gpujobs \
+        --bind=/home/ada/svd:/home/ada/svd --bind="$scratch":"$scratch" --cd=/home/ada/svd \
+        --set-env=TMPDIR="$scratch" "$image" --)
+
+# --- work ----------------------------------------------------------------------------------------
+python=python3
+rm -f "$GPUJOBS_FOLDER"/launch-*
+"${container[@]}" \
+    "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
+    --gpus=8 --visible-devices=exclusive --ranks=2 --nodes=2 --ranks-per-node=3 \
+    --walltime=3600 --warning=60 \
+    --start-timeout=300 --start-workers=8 \
+    --batch-script="$$" \
+    --schemes=tls --interface=bond0 \
+    --run-on=ranks \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+        --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch &
+supervisor=$!
+
+gpujobs_launch() {   # start MPI outside of the container as soon as the supervisor asks for it
+    local asked=$GPUJOBS_FOLDER/launch process signal=TERM
+    trap : TERM INT
+    trap '' USR1 USR2
+    until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
+    mpiexec -n 6 -ppn 3 --cpu-bind none "${container[@]}" sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=6 \
+        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --script \
+        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
+        --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
+        -- /home/ada/svd/svd.py >> "$GPUJOBS_FOLDER/logs/run.log" 2>&1 &
+    process=$!
+    while kill -0 "$process" 2> /dev/null; do
+        if [ -e "$asked-stop" ] || ! kill -0 "$supervisor" 2> /dev/null; then
+            kill "-$signal" "$process"
+            [ "$signal" = KILL ] || { signal=KILL; sleep 2; }
+        fi
+        sleep 0.5
+    done
+    wait "$process"
+    echo $? > "$asked-exit"
+}
+gpujobs_launch &
+launch=$!
+trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
+wait "$launch"
+wait "$supervisor"

@@ -1,0 +1,330 @@
+"""Clusters in containers: a real Charliecloud on a real Slurm, with an image that has its own root folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import make_cli, nothing_left, unavailable
+from ..support import images, mpi
+from ..support.backend import Backend, SlurmBackend
+from ..support.cli import ROOT, Cli, text_of
+from ..support.images import MARK, Image
+from ..support.processes import patience, processes_with, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+
+PROFILE: dict[str, Any] = {
+    "gpus": 4,
+    "gpus_per_job": 2,
+    "start_workers": 4,
+    "run": ["python3", "where.py"],
+    "env": {"WANTED": "4", "GREETING": "it's $HOME: me"},
+    "environment": {"container": {"image": "mine"}},
+}
+
+WHERE = f"""
+import json, os, sys
+from distributed import Client
+
+def where():
+    names = ("OF_IMAGE", "WANTED", "GREETING", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "TMPDIR")
+    variables = {{name: os.environ.get(name) for name in names}}
+    return {{"image": os.path.exists({MARK!r}), "host": os.path.exists("/etc/os-release"), "prefix": sys.prefix, **variables}}
+
+if __name__ == "__main__":
+    with Client() as client:
+        client.wait_for_workers(int(os.environ["WANTED"]))
+        found = {{"run": where(), "scheduler": client.run_on_scheduler(where), "address": client.scheduler.address}}
+        found["workers"] = list(client.run(where).values())
+        print(json.dumps(found))
+"""
+
+
+@pytest.fixture(params=["slurm"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if why := images.missing():
+        unavailable("charliecloud", why)
+    found: Backend = request.getfixturevalue(f"{request.param}_backend")
+    yield found
+    nothing_left(found)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home that is not in /tmp, which ch-run mounts by itself."""
+    folder = Path(tempfile.mkdtemp(prefix="gpujobs-home-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["ordinary"])
+def cli(backend: SlurmBackend, home: Path, request: pytest.FixtureRequest) -> Cli:
+    made = make_cli(backend, home, request.param)
+    made.write("where.py", WHERE)
+    return made
+
+
+@pytest.fixture
+def image(cli: Cli, home: Path) -> Image:
+    made = Image(home / "image", cli.python, cli.user)
+    made.add_mount_point(cli.work)
+    made.add_mount_point(home / ".gpujobs")
+    return made
+
+
+OF_THE_NODE = "export PYTHONPATH=/of/the/node LD_LIBRARY_PATH=/of/the/node"
+
+
+def write_site(cli: Cli, backend: Backend, setup: str = OF_THE_NODE, **keys: Any) -> None:
+    """Write the site file; the nodes' own Python has nothing."""
+    site = backend.site() | {"setup": setup}
+    (cli.home / "sites" / "here.yaml").write_text(text_of(site | keys))
+
+
+def check_places(found: dict[str, Any]) -> None:
+    assert len(found["workers"]) == 4
+    assert found["address"].startswith("tls://")
+    for place in (found["run"], found["scheduler"], *found["workers"]):
+        assert (place["image"], place["host"]) == (True, False)
+        assert place["prefix"] == "/opt/python"
+        assert place["OF_IMAGE"] == "image"
+        assert place["GREETING"] == "it's $HOME: me"
+        assert place["WANTED"] == "4"  # the profile's has priority over the image's
+        assert place["LD_LIBRARY_PATH"] != "/of/the/node"
+
+
+@pytest.mark.parametrize("cli", ["ordinary", "root"], indirect=True)
+def test_everything_of_a_cluster_runs_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    write_site(cli, backend, containers=image.site())
+    cluster = cli.submit(PROFILE, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    check_places(found)
+    assert sorted(place["CUDA_VISIBLE_DEVICES"] for place in found["workers"])[0] == "0,1"
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.parametrize("run_on", ["head", "ranks"])
+def test_mpi_ranks_run_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, run_on: str
+) -> None:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    write_site(cli, backend, containers=image.site(), mpi=mpi.LAUNCHERS["mpirun"])
+    run: list[str] = PROFILE["run"]
+    if run_on == "ranks":
+        start = WHERE.replace(
+            "    with Client", "    from dask_mpi import initialize; initialize()\n    with Client"
+        )
+        cli.write("where.py", start)
+        run = run[1:]
+    profile = {**PROFILE, "layout": "mpi", "gpus_per_job": None, "run_on": run_on, "run": run}
+    cluster = cli.submit(profile, "--wait")
+    check_places(json.loads(cli("logs", cluster).stdout.splitlines()[-1]))
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.sge
+@pytest.mark.parametrize("backend", ["sge"], indirect=True)
+def test_grid_engine(cli: Cli, backend: Backend, image: Image) -> None:
+    write_site(cli, backend, containers=image.site())
+    profile = {**PROFILE, "gpus": 2, "gpus_per_job": 1, "env": {"WANTED": "2"}}
+    cluster = cli.submit({**profile, "start_workers": 2}, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert [place["prefix"] for place in found["workers"]] == ["/opt/python"] * 2
+    assert {place["TMPDIR"] for place in found["workers"]}.isdisjoint({None, ""})
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.parametrize("layout", ["workers", "mpi"])
+def test_the_example_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, layout: str
+) -> None:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    write_site(cli, backend, containers=image.site(), mpi=mpi.LAUNCHERS["mpirun"])
+    cli.write("svd.py", (ROOT / "examples" / "svd.py").read_text())
+    run = ["python3", "svd.py", "--rows", "20000", "--workers", "2"]
+    environment = PROFILE["environment"]
+    profile = {"gpus": 2, "layout": layout, "run": run, "environment": environment}
+    cluster = cli.submit(profile, "--wait")
+    assert "2 workers: 2 CUDA workers" in cli("logs", cluster).stdout
+    backend.wait_empty(20, cluster)
+
+
+FAKES = ["apptainer", "singularity", "pyxis"]
+
+
+@pytest.mark.parametrize("runtime", FAKES)
+def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: str) -> None:
+    """A fake starts the image in which only its mounts are visible, and GPUs only if it is asked for them."""
+    setup = f"{image.fake_setup(cli.python)}\nexport PYTHONPATH=/of/the/node"
+    write_site(cli, backend, setup, containers=image.fake_site(runtime))
+    cluster = cli.submit(PROFILE, "--wait")
+    check_places(json.loads(cli("logs", cluster).stdout.splitlines()[-1]))
+    assert len(image.calls()) == 2  # one for each job
+    for call in image.calls():
+        assert "PYTHONPATH" not in call["environ"]
+        assert not [word for word in call["argv"] if "it's" in word]  # others can read these
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_other_runtimes_start_mpi_ranks(
+    cli: Cli, backend: SlurmBackend, image: Image, runtime: str
+) -> None:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    containers, setup = image.fake_site(runtime), image.fake_setup(cli.python)
+    write_site(cli, backend, setup, containers=containers, mpi=mpi.LAUNCHERS["srun"])
+    profile = {
+        **PROFILE,
+        "layout": "mpi",
+        "gpus_per_job": None,
+        "workers": {"worker_class": "nanny"},
+    }
+    cluster = cli.submit(profile, "--wait")
+    check_places(json.loads(cli("logs", cluster).stdout.splitlines()[-1]))
+    assert len(image.calls()) == (2 if runtime == "pyxis" else 5)  # the supervisor, and ranks
+    backend.wait_empty(20, cluster)
+
+
+def test_a_killed_batch_script_leaves_no_process(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    """Apptainer stays between the batch script and the supervisor."""
+    write_site(cli, backend, image.fake_setup(cli.python), containers=image.fake_site("apptainer"))
+    profile = {**PROFILE, "gpus": 1, "gpus_per_job": 1, "start_workers": 1, "run": ["sleep", "600"]}
+    cluster = cli.submit(profile)
+    until(lambda: cli.status(cluster)["state"] == "RUNNING", patience(60), "run")
+    spool = str(backend.slurm.folder / "spool")
+    (script,) = [pid for pid in processes_with(spool) if b"slurm_script" in command_of(pid)]
+    os.kill(script, signal.SIGKILL)
+    until(
+        lambda: not processes_with(f"{cluster}/injob.pyz"), patience(20), "an end of all processes"
+    )
+    assert "its batch script was killed" in cli.status(cluster)["reason"]
+
+
+def test_cancel_ends_mpi(cli: Cli, backend: SlurmBackend, image: Image) -> None:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    write_site(cli, backend, containers=image.site(), mpi=mpi.LAUNCHERS["mpirun"])
+    profile = {**PROFILE, "layout": "mpi", "gpus_per_job": None, "run": ["sleep", "600"]}
+    cluster = cli.submit(profile)
+    until(lambda: len(cli.gpus(cluster)) == 4, patience(60), "all workers")
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(20, cluster)
+    until(
+        lambda: not processes_with(f"{cluster}/injob.pyz"), patience(20), "an end of all processes"
+    )
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_doctor_runs_in_the_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
+    defaults = {"walltime": "10m", "environment": PROFILE["environment"]}
+    write_site(cli, backend, containers=image.site(), defaults=defaults)
+    done = cli("doctor", "--run", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("job", "shared folder", "GPUs", "scratch space"):
+        assert checks[name]["state"] == "ok", done.stdout
+    backend.wait_empty(20)
+
+
+OWNER = """
+import os, sys
+from gpujobs import GPUSLURMCluster
+if __name__ == "__main__":
+    scheduler, image = sys.argv[1:]
+    with GPUSLURMCluster(n_workers=2, gpus_per_job=1, container={"image": image}, scheduler=scheduler) as cluster:
+        cluster.wait_for_workers(2)
+        client = cluster.get_client()
+        prefix = lambda: __import__("sys").prefix
+        print({*client.run(prefix).values()}, client.run_on_scheduler(prefix) == sys.prefix)
+        client.close()
+"""
+
+
+@pytest.mark.parametrize("scheduler", ["local", "job"])
+def test_python_cluster_with_workers_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, scheduler: str
+) -> None:
+    write_site(cli, backend, containers=image.site())
+    done = cli.python_run(OWNER, scheduler, "mine")
+    assert done.stdout == f"{{'/opt/python'}} {scheduler == 'local'}\n", done.stderr
+    backend.wait_empty(20)
+
+
+def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
+    write_site(cli, backend, containers=image.site())
+    done = cli.python_run(OWNER, "local", "/no/such/image")
+    (line,) = [line for line in done.stderr.splitlines() if "JobFailedError" in line]
+    assert "no image /no/such/image" in line
+    backend.wait_empty(20)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "image": ({"image": "/no/such/image"}, "no image /no/such/image"),
+    "runtime": ({"image": "mine", "runtime": "singularity"}, "no command singularity"),
+    "bind": ({"image": "mine", "args": ["--bind=/no/such/folder"]}, "/no/such/folder"),
+}
+
+
+def reason_of(cli: Cli, cluster: str) -> str:
+    """Return the line that says why a cluster failed, once it has."""
+    until(lambda: cli.status(cluster)["state"] == "FAILED", patience(15), "the end of the cluster")
+    reason: str = cli.status(cluster)["reason"]
+    assert "\n" not in reason
+    return reason
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("layout", ["workers", "mpi"])
+def test_a_container_that_cannot_start_ends_the_cluster(
+    cli: Cli, backend: SlurmBackend, image: Image, fault: str, layout: str
+) -> None:
+    write_site(cli, backend, containers=image.site())
+    container, words = FAULTS[fault]
+    profile = {"gpus": 4, "layout": layout, "environment": {"container": container}}
+    assert words in reason_of(cli, cli.submit(profile))
+
+
+def test_an_image_without_dask_ends_the_cluster(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    write_site(cli, backend, containers=image.site(packages=False))
+    assert "No module named 'distributed'" in reason_of(cli, cli.submit(PROFILE))
+
+
+def test_waiting_jobs_are_cancelled_at_the_end(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    """The image has no scancel."""
+    write_site(cli, backend, containers=image.site())
+    one_node = {
+        "gpus": 3,
+        "gpus_per_job": 1,
+        "cpus_per_job": 16,
+        "directives": ["--nodelist=node1"],
+    }
+    profile = {**PROFILE, **one_node, "start_workers": 1, "env": {"WANTED": "1"}}
+    cluster = cli.submit(profile, "--wait")
+    states = [job["state"] for job in cli.status(cluster)["jobs"]]
+    assert sorted(states) == ["CANCELLED", "CANCELLED", "COMPLETED"]
+    backend.wait_empty(20, cluster)

@@ -1,0 +1,185 @@
+"""Groups on real batch schedulers: a GPU group and a CPU group in one cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..support.backend import Backend
+from ..support.cli import ROOT, Cli
+from ..support.processes import until
+from .programs import SLEEP
+from .test_clusters import connected, state
+
+PIPELINE = """
+import json
+import dask
+from distributed import Client, get_worker
+
+def where(n):
+    return get_worker().name
+
+if __name__ == "__main__":
+    with Client() as client:
+        names = sorted(worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+        with dask.annotate(resources={"GPU": 1}):
+            on_gpus = [dask.delayed(where)(n) for n in range(12)]
+        with dask.annotate(resources={"MEMORY": 4}):
+            heavy = [dask.delayed(where)(n) for n in range(12, 20)]
+        gpus, heavy = dask.compute(on_gpus, heavy, scheduler=client, optimize_graph=False)
+        print(json.dumps({"address": client.scheduler.address, "start": names, "gpu": gpus, "heavy": heavy}))
+"""
+PREP = {
+    "gpus": 0,
+    "queue": "cpu",
+    "workers": {"count": 2, "threads": 2, "memory": "1GiB", "resources": {"MEMORY": 4}},
+}
+GROUPS: dict[str, Any] = {"gpu": {"gpus": 4, "gpus_per_job": 2}, "prep": PREP}
+
+
+@pytest.fixture(autouse=True)
+def cpu_queue(backend: Backend) -> None:
+    if "cpu" not in backend.site()["queues"]:
+        pytest.skip("no queue for CPU workers is known there")
+
+
+def groups(**changes: dict[str, Any]) -> dict[str, Any]:
+    """Return both groups, with ``changes`` of their keys."""
+    return {name: {**group, **changes.get(name, {})} for name, group in GROUPS.items()}
+
+
+def numbers(cli: Cli, cluster: str) -> dict[str, tuple[int, int]]:
+    """Return the connected and the wanted workers of each group."""
+    found = cli.status(cluster)["workers"]["groups"]
+    return {group["name"]: (group["connected"], group["wanted"]) for group in found}
+
+
+@pytest.mark.conformance
+def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> None:
+    cli.write("pipeline.py", PIPELINE)
+    wanted = groups(gpu={"start_workers": 4}, prep={"start_workers": 2})
+    profile = {"name": "pipe", "groups": wanted, "run": ["python", "pipeline.py"]}
+    promised = json.loads(cli("plan", str(cli.write("p.yaml", profile)), "--json").stdout)
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    found = json.loads(cli("logs", cluster).stdout)
+    assert found["address"].startswith("tls://")
+    assert found["start"] == [
+        name.replace(promised["cluster"], cluster) for name in sorted(promised["worker_names"])
+    ]
+    assert len(found["start"]) == 6
+    gpu, prep = ({n for n in found["start"] if f"-{group}-" in n} for group in ("gpu", "prep"))
+    assert len(gpu) == 4 and set(found["gpu"]) == gpu
+    assert len(prep) == 2 and set(found["heavy"]) == prep
+    jobs = cli.status(cluster)["jobs"]
+    assert [job["group"] for job in jobs] == ["gpu", "gpu", "prep", "prep"]
+    assert [job["number"] for job in jobs] == [0, 1, 2, 3]
+    backend.wait_empty(10, cluster)
+
+
+def test_the_example(cli: Cli, backend: Backend) -> None:
+    (cli.work / "examples").mkdir()
+    for name in ("groups.yaml", "pipeline.py"):
+        (cli.work / "examples" / name).write_text((ROOT / "examples" / name).read_text())
+    words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
+    done = cli("submit", "examples/groups.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(
+        r"^(\w+): (\d+) on \S+?-(\w+)-\d", cli("logs", done.stdout.strip()).stdout, re.M
+    )
+    assert sum(int(number) for _, number, _ in steps) == 32
+    assert {(step, group) for step, _, group in steps} == {("read", "prep"), ("fit", "gpu")}
+
+
+@pytest.mark.conformance
+def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
+    cli.write("sleep.py", SLEEP)
+    profile = {"groups": GROUPS, "head": {"group": "prep"}, "run": ["python", "sleep.py", "500"]}
+    cluster = cli.submit(profile)
+    connected(cli, cluster, 6)
+    assert numbers(cli, cluster) == {"gpu": (4, 4), "prep": (2, 2)}
+    head = [job for job in cli.status(cluster)["jobs"] if job["head"]]
+    assert [job["group"] for job in head] == ["prep"]
+    assert cli("scale", cluster, "gpu=2", "prep=3").returncode == 0
+    until(lambda: numbers(cli, cluster) == {"gpu": (2, 2), "prep": (3, 3)}, 60, every=0.5)
+    assert cli("scale", cluster, "gpu=4").returncode == 0
+    until(lambda: numbers(cli, cluster) == {"gpu": (4, 4), "prep": (3, 3)}, 60, every=0.5)
+    text = cli("status", cluster).stdout
+    assert "gpu      4 of 4 connected" in text and "prep     3 of 3 connected" in text
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 4
+    newest = max(job["number"] for job in cli.status(cluster)["jobs"] if job["group"] == "gpu")
+    log = cli("logs", cluster, "--worker", f"{cluster}-gpu-{newest}-0")
+    assert f"job {newest} on" in log.stdout
+    refused = cli("scale", cluster, "4")
+    assert refused.returncode == 2 and "name those to scale" in refused.stderr
+    refused = cli("scale", cluster, "other=4")
+    assert refused.returncode == 2 and "it has gpu, prep" in refused.stderr
+    assert cli("cancel", cluster).returncode == 0
+
+
+@pytest.mark.conformance
+def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: Backend) -> None:
+    site = backend.site()
+    site["queues"]["cpu"] |= {"name": "nosuchqueue"}
+    path = str(cli.write("wrong.yaml", site))
+    done = cli("submit", str(cli.write("p.yaml", {"groups": GROUPS})), "--site", path)
+    assert done.returncode == 1
+    assert "error: group prep: " in done.stderr
+    backend.wait_empty(10)
+    assert cli("status", "--all", "--json").stdout.count('"id"') == 0
+
+
+def test_a_group_that_waits_is_named_and_holds_no_other_up(cli: Cli, backend: Backend) -> None:
+    """The first job that starts is the head, of whichever group; `run` waits for `start_workers`."""
+    cli.write("sleep.py", SLEEP)
+    held = groups(gpu={"directives": [backend.hold], "start_workers": 1})
+    cluster = cli.submit({"groups": held, "run": ["python", "sleep.py", "1"]})
+    until(lambda: numbers(cli, cluster)["prep"] == (2, 2), 60, every=0.5)
+    found = cli.status(cluster)
+    assert "2 gpu pending" in found["reason"] and found["state"] == "RUNNING"
+    assert [job["group"] for job in found["jobs"] if job["head"]] == ["prep"]
+    assert cli("logs", cluster).stdout == ""  # it has not started: no worker of group gpu
+    assert cli("cancel", cluster).returncode == 0
+
+
+def test_a_broken_group_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+    cli.write("sleep.py", SLEEP)
+    broken = groups(prep={"environment": {"python": "/nosuch/python"}})
+    profile = {"groups": broken, "head": {"group": "gpu"}, "run": ["python", "sleep.py", "500"]}
+    cluster = cli.submit({**profile, "start_workers": 6})
+    until(lambda: state(cli, cluster) == "FAILED", 60)
+    assert "/nosuch/python: No such file" in cli.status(cluster)["reason"]
+    backend.wait_empty(20, cluster)
+
+
+def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
+    site = {**backend.site(), "max_queued_jobs": 3}
+    path, profile = str(cli.write("few.yaml", site)), str(cli.write("p.yaml", {"groups": GROUPS}))
+    done = cli("submit", profile, "--site", path)
+    assert done.returncode == 2
+    assert "group prep: queue cpu: 4 jobs; the site allows 3 of one user" in done.stderr
+
+
+def test_jobs_wait_for_a_head_of_another_group(cli: Cli, backend: Backend) -> None:
+    """They wait as long as it is in the queue, not only for `start_timeout`."""
+    cli.write("sleep.py", SLEEP)
+    held = groups(gpu={"directives": [backend.hold]})
+    profile = {"groups": held, "head": {"group": "gpu"}, "start_timeout": "3s"}
+    cluster = cli.submit(profile)
+    folder = Path(cli.status(cluster)["folder"])
+    until(lambda: len(list((folder / "jobs").glob("*.started"))) == 2, 60)
+    until(lambda: all(_age(path) > 6 for path in (folder / "jobs").glob("*.started")), 60)
+    found = cli.status(cluster)
+    assert [job["state"] for job in found["jobs"]][2:] == ["RUNNING", "RUNNING"]
+    assert found["state"] != "FAILED"
+    assert cli("cancel", cluster).returncode == 0
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime

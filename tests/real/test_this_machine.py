@@ -1,0 +1,119 @@
+"""The local site: ucxx without a site file, listeners on the loopback interface only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.comm.registry import backends
+
+import gpujobs
+
+from ..support.cli import NVML, Cli
+from ..support.listeners import Listener, all_listeners, listeners_of
+from ..support.processes import patience, processes_with, until
+
+UCXX, RMM = NVML.parent / "ucxx", NVML.parent / "rmm"
+"""Stand-ins for distributed-ucxx, which needs a GPU in workers, and for RMM."""
+
+
+@pytest.fixture
+def gpus() -> dict[str, str]:
+    """Return the environment in which this machine has GPUs and ucxx."""
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, (NVML, UCXX, RMM))),
+        "DASK_CUDA_TEST_SINGLE_GPU": "1",
+        "FAKE_NVML_GPUS": "2",
+        "FAKE_NVML_NVLINK": "1",
+    }
+
+
+@pytest.fixture
+def local(home: Path, gpus: dict[str, str]) -> Cli:
+    return Cli(home, {"GPUJOBS_SITE": "local", **gpus}, None)
+
+
+def listeners(cluster: str) -> dict[int, list[Listener]]:
+    """Return the listeners of the processes of a cluster, by process."""
+    return listeners_of(processes_with(cluster))
+
+
+def check_loopback(cluster: str) -> None:
+    """Check every listener of a cluster with two GPU workers."""
+    found = listeners(cluster)
+    every = [listener for own in found.values() for listener in own]
+    # dask scheduler and dashboard; two nannies in one process; two workers with HTTP servers
+    assert len(every) >= 2 + 2 + 2 * 2
+    exposed = {
+        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]: open_to_all
+        for pid, own in found.items()
+        if (open_to_all := [listener for listener in own if not listener.loopback_only])
+    }
+    assert exposed == {}
+
+
+@pytest.mark.parametrize("layout", ["workers"])
+@pytest.mark.parametrize("protocol", ["auto", "ucxx"])
+def test_listeners_are_on_the_loopback_interface(
+    local: Cli, gpus: dict[str, str], protocol: str, layout: str
+) -> None:
+    profile = {"gpus": 2, "env": gpus, "network": {"protocol": protocol}, "layout": layout}
+    cluster = local.submit(profile, "--wait")
+    try:
+        until(lambda: len(local.gpus(cluster)) == 2, 90)
+        scheme = {"auto": "tls", "ucxx": "ucxx"}[protocol]
+        assert local.status(cluster)["address"].startswith(f"{scheme}://127.0.0.1:")
+        check_loopback(cluster)
+        unused = "NVLink between 2 GPUs seen and left unused: dask uses tls"
+        notes = " ".join(local.status(cluster)["notes"])
+        assert (unused in notes) == (protocol == "auto")
+    finally:
+        local("cancel", cluster)
+    until(lambda: not processes_with(cluster), 30)
+
+
+@pytest.fixture
+def machine(home: Path, gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process, too, see the GPUs and ucxx."""
+    for name, value in {**gpus, "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")  # so that its change by the cluster is undone
+    monkeypatch.chdir(home)
+    for folder in (RMM, UCXX, NVML):
+        monkeypatch.syspath_prepend(folder)
+    kept = {name: sys.modules.pop(name, None) for name in ("pynvml", "distributed_ucxx")}
+    yield
+    for name, module in kept.items():
+        sys.modules.pop(name, None)
+        if module:
+            sys.modules[name] = module
+    backends.pop("ucxx", None)
+
+
+def options(**others: Any) -> dict[str, Any]:
+    """Return keywords of a cluster for tests."""
+    return {"quiet": True, "memory_limit": "1GiB", "dashboard_address": "127.0.0.1:0", **others}
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("scheduler", ["local", "job"])
+def test_a_python_cluster_over_ucxx(scheduler: str) -> None:
+    others = sorted({listener.inode for listener in all_listeners()})
+    with gpujobs.GPULocalCluster(protocol="ucxx", scheduler=scheduler, **options()) as cluster:
+        cluster.wait_for_workers(2, timeout=patience(90))  # one for each GPU
+        assert cluster.scheduler_address.startswith("ucxx://127.0.0.1:")
+        with cluster.get_client() as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+        own = [
+            item for item in listeners_of([os.getpid()])[os.getpid()] if item.inode not in others
+        ]
+        assert [listener for listener in own if not listener.loopback_only] == []
+        assert bool(own) == (scheduler == "local")
+        found = [item for every in listeners(cluster.id).values() for item in every]
+        assert found and [listener for listener in found if not listener.loopback_only] == []
