@@ -30,7 +30,7 @@ _WITHIN = "trial-within.json"
 _KEPT_SECONDS = 24 * 3600
 _WITHIN_TIMEOUT = 60.0
 """Seconds for both processes to start and to measure. A transfer that hangs ends here."""
-_CLAIM_TIMEOUT = 2.0
+_CLAIM_TIMEOUT = 5.0
 """Seconds for a second job to take part."""
 _BETWEEN_TIMEOUT = 40.0
 _PACKAGES = ("distributed", "distributed-ucxx", "ucxx", "libucx", "rmm")
@@ -64,7 +64,8 @@ class TransportChoice:
         scheme, reason = choose(protocols, measured, self.options.gpus)
         if scheme != "ucxx":
             return self._write(Choice(scheme, reason, measured))
-        return self._write(Choice(scheme, reason, measured, self._settings, self._remark))
+        settings = self._settings if self.options.gpus else None
+        return self._write(Choice(scheme, reason, measured, settings, self._remark))
 
     def _write(self, choice: Choice) -> Choice:
         for text in filter(None, (choice.text(), choice.reason, choice.remark)):
@@ -213,10 +214,9 @@ def take_part(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedP
 
 
 def cluster_ucx_settings(folder: Folder, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the settings of UCX that the head has chosen; without a head, those of this node."""
-    if (folder.path / "head").is_dir():
-        return Choice.parse(folder.read(FILE)).environ
-    return ucx_settings(environ, hidden_gpus())[0]
+    """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
+    chosen = Choice.parse(folder.read(FILE)).environ if (folder.path / "head").is_dir() else None
+    return ucx_settings(environ, hidden_gpus())[0] if chosen is None else chosen
 
 
 def _result(name: str, found: Mapping[str, Any]) -> Measured:

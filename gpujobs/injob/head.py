@@ -138,7 +138,7 @@ class Head(Job):
         choice = TransportChoice(self.options, self.environ, pause).make()
         if not choice.scheme:
             raise failure(choice.reason)
-        self.environ.update(choice.environ)
+        self.environ.update(choice.environ or {})
         return choice.scheme
 
     def _start_scheduler(self, protocol: str) -> ManagedProcess:

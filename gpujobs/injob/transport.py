@@ -63,8 +63,8 @@ class Choice:
     """Why it is not the first of the site."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """By protocol."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """Settings of UCX for dask's processes."""
+    environ: Mapping[str, str] | None = field(default_factory=dict)
+    """Settings of UCX for dask's processes. None: the head has no GPU, each other job chooses."""
     remark: str = ""
     """About these settings, for the user."""
 
@@ -76,7 +76,7 @@ class Choice:
             str(value.get("scheme") or ""),
             str(value.get("reason") or ""),
             {name: Measured.parse(found) for name, found in measured.items()},
-            value.get("environ") or {},
+            value.get("environ", {}),
             str(value.get("remark") or ""),
         )
 

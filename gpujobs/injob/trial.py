@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 PEER = "trial-peer.json"
 """File with the addresses of the peer, by protocol."""
 BLOCK_BYTES = 64 * 2**20
-_BLOCKS = 8
-"""Number of blocks of a message. A single one takes less time than a message."""
-_WARM_UPS, _MESSAGES = 1, 2
-"""Messages that are not counted, and fewest ones that are."""
+_MOST_BLOCKS = 8
+"""Most blocks of a message. Over NVLink a single one takes less time than the message around it."""
 _SECONDS = 0.3
-"""Time for more messages: the first ones over NVLink are slower than the others."""
+"""Time of a message, if it needs no more blocks for that, and of all that count together."""
 _CONNECT_TIMEOUT = 10
 _POOL_BYTES = 2**30
 _POLL_INTERVAL = 0.05
@@ -70,8 +68,8 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
     async def send(comm: Comm) -> None:
         with contextlib.suppress(CommClosedError):
             while True:
-                await comm.read()
-                await comm.write({"blocks": [to_serialize(block)] * _BLOCKS})
+                request: Any = await comm.read()
+                await comm.write({"blocks": [to_serialize(block)] * request["count"]})
 
     found: dict[str, dict[str, str]] = {"addresses": {}, "problems": {}}
     listeners = []  # ucxx stops one that nothing refers to
@@ -111,14 +109,24 @@ async def _rate(address: str) -> float:
 
     arguments = Security(require_encryption=False).get_connection_args("worker")
     comm = await connect(address, timeout=_CONNECT_TIMEOUT, deserialize=True, **arguments)
-    seconds: list[float] = []
-    while len(seconds) < _WARM_UPS + _MESSAGES or sum(seconds) < _SECONDS:
-        started = time.perf_counter()
-        await comm.write({})
-        await comm.read()
-        seconds.append(time.perf_counter() - started)
+    seconds = await _receive(comm, 1)  # it does not count: it opens the memory of the other process
+    counted: list[float] = []
+    rates: list[float] = []
+    while sum(counted) < _SECONDS:
+        blocks = min(_MOST_BLOCKS, 1 + int(_SECONDS / seconds))
+        counted.append(await _receive(comm, blocks))
+        seconds = counted[-1] / blocks
+        rates.append(blocks * BLOCK_BYTES / 1e9 / counted[-1])
     await comm.close()
-    return round(_BLOCKS * BLOCK_BYTES / 1e9 / min(seconds[_WARM_UPS:]), 3)
+    return round(max(rates), 3)
+
+
+async def _receive(comm: Comm, blocks: int) -> float:
+    """Receive a message with this number of blocks; return how many seconds that took."""
+    started = time.perf_counter()
+    await comm.write({"count": blocks})
+    await comm.read()
+    return time.perf_counter() - started
 
 
 def _message(error: Exception) -> str:

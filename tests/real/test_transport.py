@@ -110,7 +110,18 @@ def test_cluster_class_falls_back(
 
 # -- measured --------------------------------------------------------------------------------------
 FAKES = ROOT / "tests" / "fakes"
-MEASURED = {"network": {"protocols": ["ucxx", "tcp"]}}
+TOGETHER = """
+begun=$HOME/begun-$SLURM_ARRAY_JOB_ID; mkdir -p "$begun"; touch "$begun/$SLURM_ARRAY_TASK_ID"
+while [ "$(ls "$begun" | wc -l)" -lt 2 ]; do sleep 0.1; done
+"""
+"""Setup of a site: the two jobs of a cluster go on when both run."""
+
+
+def measured(backend: SlurmBackend) -> dict[str, Any]:
+    """Return a site whose clusters of two jobs have their rates measured."""
+    site = backend.site()
+    protocols = {"network": {"protocols": ["ucxx", "tcp"]}}
+    return site | protocols | {"setup": f"{site['setup']}\n{TOGETHER}"}
 
 
 def faked(backend: SlurmBackend, **variables: str) -> dict[str, Any]:
@@ -125,7 +136,7 @@ def tried(cli: Cli, cluster: str) -> bool:
 
 
 def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: SlurmBackend) -> None:
-    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend))
+    cluster, _ = submit(cli, measured(backend), faked(backend))
     address = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"]
     assert address.startswith("ucxx://")
     found = cli.status(cluster)["transport"]
@@ -138,7 +149,7 @@ def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: Slur
 
 
 def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:
-    site = backend.site() | MEASURED
+    site = measured(backend)
     first, _ = submit(cli, site, faked(backend))
     second, _ = submit(cli, site, faked(backend))
     kept = cli.status(second)["transport"]
@@ -152,14 +163,14 @@ def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:
 def test_ucxx_as_the_only_protocol(cli: Cli, backend: SlurmBackend) -> None:
     """The cluster has no certificate."""
     profile = {**faked(backend), "network": {"protocol": "ucxx"}}
-    cluster, _ = submit(cli, backend.site() | MEASURED, profile)
+    cluster, _ = submit(cli, measured(backend), profile)
     assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("ucxx://")
     assert not (Path(cli.status(cluster)["folder"]) / "tls-cert.pem").exists()
     assert cli.status(cluster)["transport"]["measured"]["ucxx"]["within"] > 0
 
 
 def test_tcp_wins_where_it_is_faster(cli: Cli, backend: SlurmBackend) -> None:
-    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend, FAKE_UCXX="slow"))
+    cluster, _ = submit(cli, measured(backend), faked(backend, FAKE_UCXX="slow"))
     assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("tls://")
     assert cli.status(cluster)["transport"]["reason"] == "tls is faster here than ucxx"
     assert "tls is faster here than ucxx" in cli("status", cluster).stdout
@@ -167,7 +178,7 @@ def test_tcp_wins_where_it_is_faster(cli: Cli, backend: SlurmBackend) -> None:
 
 @pytest.mark.slow
 def test_a_transfer_that_hangs_ends(cli: Cli, backend: SlurmBackend) -> None:
-    cluster, _ = submit(cli, backend.site() | MEASURED, faked(backend, FAKE_UCXX="hangs"))
+    cluster, _ = submit(cli, measured(backend), faked(backend, FAKE_UCXX="hangs"))
     found = cli.status(cluster)["transport"]
     assert found["protocol"] == "tls"
     assert "ucxx does not work on node" in found["reason"] and "no answer" in found["reason"]
@@ -177,7 +188,7 @@ def test_a_transfer_that_hangs_ends(cli: Cli, backend: SlurmBackend) -> None:
 def test_the_users_settings_of_ucx_reach_all_processes(cli: Cli, backend: SlurmBackend) -> None:
     profile = faked(backend, UCX_TLS="all")
     cli.write("tls.py", TLS_SETTING)
-    cluster, _ = submit(cli, backend.site() | MEASURED, {**profile, "run": ["python", "tls.py"]})
+    cluster, _ = submit(cli, measured(backend), {**profile, "run": ["python", "tls.py"]})
     assert cli("logs", cluster).stdout.splitlines()[-1] == "['all', 'all', 'all']"
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.injob.choice import cluster_ucx_settings
+from gpujobs.injob.folder import Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
-from gpujobs.injob.transport import ISOLATED_UCX, Choice, Measured, choose, ucx_settings
+from gpujobs.injob.transport import FILE, ISOLATED_UCX, Choice, Measured, choose, ucx_settings
 
 BOTH = ("ucxx", "tls")
 
@@ -78,6 +80,21 @@ def test_the_users_settings_win() -> None:
     settings, remark = ucx_settings({"UCX_TLS": "all"}, hidden_gpus=3)
     assert settings == {}
     assert "UCX_TLS=all" in remark
+
+
+def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpujobs.injob.choice.hidden_gpus", lambda: 3)
+    folder = Folder(str(tmp_path))
+    assert cluster_ucx_settings(folder, {}) == ISOLATED_UCX  # the dask scheduler has no job
+    (tmp_path / "head").mkdir()
+    folder.write(FILE, Choice("ucxx").json())
+    assert cluster_ucx_settings(folder, {}) == {}
+    folder.write(FILE, Choice("ucxx", environ={"UCX_TLS": "tcp"}).json())
+    assert cluster_ucx_settings(folder, {}) == {"UCX_TLS": "tcp"}
+    folder.write(FILE, Choice("ucxx", environ=None).json())
+    assert cluster_ucx_settings(folder, {}) == ISOLATED_UCX
 
 
 @pytest.fixture
