@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ..clusters.ledger import ClusterRecord
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import HEAD
 from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan

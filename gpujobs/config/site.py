@@ -7,49 +7,35 @@ from dataclasses import dataclass
 from ..schedulers import get_scheduler
 from .kinds import (
     ARGV,
-    COUNT,
     DURATION,
-    FLAG,
     PATTERN,
     POSITIVE,
     SCRIPT,
-    SIZE,
     TEXT,
     WORD,
     Items,
-    Scalar,
     Table,
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
+from .queue import Account, Queue
 from .sitekinds import (
     BINDS,
     DEFAULTS,
     FOLDER,
     IMAGES,
     LAUNCHER,
+    LAYOUTS,
+    NOTES,
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
     VISIBLE_DEVICES,
+    LayoutName,
     Protocol,
     SchedulerName,
     VisibleDevices,
-    account_directive,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account(Model):
-    """How the account (project, budget, bank) is named."""
-
-    directive: str | None = optional(
-        Scalar(account_directive, {"type": "string"}),
-        "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
-    )
-    required: bool = optional(FLAG, "refuse profiles without an account", default=False)
-    pattern: str | None = optional(PATTERN, "regular expression of a valid account")
-    hint: str | None = optional(TEXT, "shown if the account does not match")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,47 +96,6 @@ class Containers(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queue(Model):
-    """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
-
-    name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
-    gpus_per_node: int | None = optional(
-        COUNT, "GPUs of a node; if left out, the queue has no GPUs"
-    )
-    gpu_type: str | None = optional(WORD, "as the batch scheduler names it, e.g. a100")
-    gpu_memory: int | None = optional(
-        SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
-    )
-    cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
-    cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")
-    memory_per_node: int | None = optional(
-        SIZE, "memory of a node that jobs may request, e.g. 490GiB"
-    )
-    nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
-    exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
-    gpu_fractions: bool = optional(
-        FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False
-    )
-    max_walltime: int | None = optional(DURATION, "longest walltime")
-    max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
-    min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
-    max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
-    max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
-    request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    account: Account | None = optional(Section(Account), "overrides the site's")
-    visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
-
-    def check(self) -> None:
-        """Check that the limits agree."""
-        if self.cpus_per_node and self.cpus_per_gpu:
-            raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
-        if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:
-            raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Site(Model):
     """A site file. The site's name is the file's stem."""
 
@@ -158,15 +103,18 @@ class Site(Model):
     source: str | None = optional(TEXT, "reference for these numbers, for administrators")
     contact: str | None = optional(TEXT, "contact address, for users")
     hostnames: tuple[str, ...] = optional(
-        Items(PATTERN),
+        Items(PATTERN, extendable=True),
         "regular expressions; a full match of the host name selects the site",
         default=(),
     )
     scheduler: str = required(SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(
-        Table(WORD, Section(Queue), empty="needs at least one queue"),
+        Table(WORD, Section(Queue), empty="needs at least one queue", removable=True),
         "name → shape and limits, in the order that `queue: auto` tries",
+    )
+    queue_defaults: Queue = optional(
+        Section(Queue), "keys of all queues that do not have them", default=Queue()
     )
     request: tuple[str, ...] | None = optional(
         SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
@@ -212,6 +160,10 @@ class Site(Model):
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    layouts: tuple[LayoutName, ...] = optional(
+        LAYOUTS, "layouts of profiles that the site allows; default: all", default=()
+    )
+    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
     defaults: dict[str, object] = optional(DEFAULTS, "any keys of a profile", default={})
 
     instead_of_required = "extends"

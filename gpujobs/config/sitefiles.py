@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InputError, Position, Problem
+from . import layers
 from .document import Document
 from .model import build
 from .site import Site
@@ -94,7 +95,7 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
     path = _site_path(name, base)
-    document = _layered(path, ())
+    document = layers.resolved(_layered(path, ()))
     return SiteFile(path.stem, path, build(Site, document), document)
 
 
@@ -175,7 +176,7 @@ def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
     lower = _lower_path(name, path, (*upper, path), position)
-    return document.over(_layered(lower, (*upper, path)))
+    return layers.over(document, _layered(lower, (*upper, path)))
 
 
 def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:

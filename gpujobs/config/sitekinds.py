@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..schedulers import get_scheduler, scheduler_names
 from . import fields, placeholders
-from .kinds import ANYTHING, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
+from .kinds import ANYTHING, SIZE, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
 from .model import Section
 from .profile import Profile
 
@@ -64,6 +64,15 @@ def _image(value: object) -> str:
     return text
 
 
+def _resource(value: object) -> str:
+    text = fields.printable(value, "a name")
+    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or "_per_" in text:
+        raise ValueError(f"{text!r} is not a name of a resource (small letters, digits and _)")
+    if text in ("gpus", "cpus", "memory"):
+        raise ValueError(f"{text} of a node are `{text}_per_node`")
+    return text
+
+
 def _protocols(value: object) -> Sequence[object]:
     protocols = fields.sequence(value)
     if not protocols:
@@ -86,6 +95,7 @@ class File:
 
 
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
+LayoutName: TypeAlias = Literal["workers", "mpi"]
 VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
 
 
@@ -149,12 +159,17 @@ _VARIABLE = Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
 )
 _PATH = {"type": "string"}
-SITE_DIRECTIVES = Items(Scalar(_site_directive, {"type": "string", "pattern": "^-"}))
+SITE_DIRECTIVES = Items(
+    Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
+)
+NOTES = Items(TEXT, extendable=True)
 FOLDER = Scalar(_folder, _PATH)
 IMAGES = Table(WORD, Scalar(_image, _PATH))
-BINDS = Items(Scalar(_bind, _PATH))
+BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
-PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols, extendable=True)
+LAYOUTS: Items[LayoutName] = Items(choice("workers", "mpi"), extendable=True)
+RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
 DEFAULTS = _Defaults(TEXT, ANYTHING)
 VISIBLE_DEVICES = _VisibleDevicesKind()

@@ -11,6 +11,7 @@ from ..schedulers import Scheduler
 from .account import find_account
 from .diagnostics import Diagnostics
 from .directivecheck import Directive, DirectiveChecker, check_memory_units
+from .resources import resource_values
 from .shape import JobShape, Place, Values
 
 
@@ -35,10 +36,15 @@ class DirectiveWriter:
     """Writes the directives of jobs of ``shape`` in the site's queue ``queue_key``."""
 
     def __init__(
-        self, diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str, shape: JobShape
+        self,
+        diagnostics: Diagnostics,
+        scheduler: Scheduler,
+        queue_key: str,
+        shape: JobShape,
+        walltime: int | None,
     ) -> None:
         self.diagnostics, self.scheduler = diagnostics, scheduler
-        self.queue_key, self.shape = queue_key, shape
+        self.queue_key, self.shape, self.walltime = queue_key, shape, walltime
         self.spec = diagnostics.spec
         self.site = self.spec.site.site
         self.queue = self.site.queues[queue_key]
@@ -48,8 +54,11 @@ class DirectiveWriter:
         account = find_account(self.diagnostics, self.scheduler, self.queue_key)
         values: Values = {
             **self.shape.values(),
+            **resource_values(self.site, self.queue, self.shape),
             "queue": self.site.queue_name(self.queue_key),
-            "gpu_type": self.queue.gpu_type,
+            "gpu_type": self._gpu_type(),
+            "gpu_memory": self.queue.gpu_memory,
+            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
             "account": account[1] if account else None,
         }
         directives = self._request(values)
@@ -62,6 +71,10 @@ class DirectiveWriter:
             checker.add(directive)
         lines = self.scheduler.joined([directive.text for directive in directives])
         return (*lines, *(directive.text for directive in own))
+
+    def _gpu_type(self) -> str | None:
+        wanted = self.spec.profile.gpu_type if self.shape.gpus else None
+        return self.queue.type_name(wanted)
 
     def visible_devices(self) -> str:
         """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
@@ -140,8 +153,12 @@ class DirectiveWriter:
     def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[Directive]:
         """Return the site's lines with their placeholders replaced."""
         directives = []
-        for n, text in enumerate(texts):
-            line = text
+        for n, line in enumerate(texts):
+            text = line
+            if values["gpu_type"] is None and self.queue.gpu_types:
+                text = line = placeholders.without(text, "gpu_type")
+            if not text:
+                continue
             try:
                 check_memory_units(text, self.scheduler)
                 line = placeholders.expand(text, values)
@@ -158,7 +175,15 @@ class DirectiveWriter:
             self.diagnostics.profile_error(message, "account")
             return
         key = re.sub("per_(job|cpu|gpu)", "per_node", name)
+        if name not in placeholders.RESOURCES:
+            key = f"resources: {{{key.removesuffix('_per_node')}: …}}"
         message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"
+        if name == "gpu_type" and self.queue.gpu_types:
+            message = (
+                f"{{gpu_type}} cannot be left out here, and jobs in queue {self.queue_key} may "
+                "have any type: write it as :NAME={gpu_type}, as gpu:{gpu_type}: or as a line of "
+                "its own, or state the queue's gpu_type"
+            )
         self.diagnostics.site_error(message, *place)
 
     def _own(self) -> list[Directive]:

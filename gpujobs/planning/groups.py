@@ -65,7 +65,10 @@ class GroupPlanner:
     def _jobs(
         self, name: str, key: str, shape: JobShape, walltime: int | None, software: Software
     ) -> JobGroup:
-        writer = DirectiveWriter(self.diagnostics, self.layout.scheduler, key, shape)
+        scheduler, queue = self.layout.scheduler, self.site.queues[key]
+        writer = DirectiveWriter(self.diagnostics, scheduler, key, shape, walltime)
+        for note in queue.notes:
+            self.diagnostics.note(f"queue {key}: {note}")
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()

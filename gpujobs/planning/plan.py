@@ -166,6 +166,8 @@ class _Planner:
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
+        for note in self.site.notes:
+            self.diagnostics.note(note)
         return Plan(
             name=self.spec.name,
             site_name=self.spec.site.name,
