@@ -18,7 +18,7 @@ def _line(option: str) -> str:
     return f"write it as a line for the batch scheduler, as in directives: [--{option}=NAME]"
 
 
-_LINES = {name: _line(name) for name in ("qos", "constraint", "reservation", "nodelist", "exclude")}
+_LINES = {name: _line(name) for name in ("qos", "constraint", "nodelist", "exclude")}
 
 HINTS: dict[str, dict[str, str]] = {
     "Profile": {

@@ -65,13 +65,17 @@ def memory_suffixes(text: str) -> Iterator[tuple[str, str, str]]:
             yield token[0], unit[0], found[0] if found else ""
 
 
-def check(text: str, known: Sequence[str] = RESOURCES) -> str:
+def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:
     """Return ``text`` if every brace in it belongs to a placeholder of ``known``.
 
     Otherwise raise PlaceholderError. Where all RESOURCES are known, those of queues may be, too.
+    None: every name without a unit is known.
     """
     for token in _TOKEN.finditer(text):
         name = token["name"] or ""
+        if known is None:
+            _check_token(token, [*RESOURCES, name])
+            continue
         of_queue = known is RESOURCES and token["unit"] and _RESOURCE.fullmatch(name)
         _check_token(token, [*known, name] if of_queue else known)
     return text

@@ -27,6 +27,9 @@ from .sitekinds import (
     LAUNCHER,
     LAYOUTS,
     NOTES,
+    OPTION_DEFAULT,
+    OPTION_DIRECTIVE,
+    OPTION_NAME,
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
@@ -96,6 +99,20 @@ class Containers(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Option(Model):
+    """A directive of the site with a value that a profile may choose."""
+
+    directive: str = required(OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    default: str | None = optional(
+        OPTION_DEFAULT, "value for profiles without one; if left out, they have no directive"
+    )
+    pattern: str = optional(
+        PATTERN, "regular expression of a valid value", default=r"[A-Za-z0-9_.:+=,/-]+"
+    )
+    hint: str | None = optional(TEXT, "shown if a value does not match")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site(Model):
     """A site file. The site's name is the file's stem."""
 
@@ -124,6 +141,9 @@ class Site(Model):
     )
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
+    )
+    options: dict[str, Option] = optional(
+        Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
     )
     account: Account | None = optional(Section(Account), "how the account is named")
     visible_devices: VisibleDevices | None = optional(
@@ -170,6 +190,9 @@ class Site(Model):
 
     def check(self) -> None:
         """Check that the batch scheduler supports `cluster`."""
+        for name, option in self.options.items():
+            if f"{{{name}}}" not in option.directive:
+                raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
 

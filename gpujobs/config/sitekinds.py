@@ -12,11 +12,23 @@ from ..schedulers import get_scheduler, scheduler_names
 from . import fields, placeholders
 from .kinds import ANYTHING, SIZE, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
 from .model import Section
-from .profile import Profile
+from .profile import Profile, option_value
 
 
 def _site_directive(value: object) -> str:
     return placeholders.check(fields.directive(value))
+
+
+def _option_name(value: object) -> str:
+    text = fields.printable(value, "a name")
+    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or text in placeholders.RESOURCES:
+        raise ValueError(f"{text!r} is not a name of an option (small letters, digits and _)")
+    return text
+
+
+def _option_directive(value: object) -> str:
+    # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
+    return placeholders.check(fields.directive(value), None)
 
 
 def account_directive(value: object) -> str:
@@ -162,6 +174,9 @@ _PATH = {"type": "string"}
 SITE_DIRECTIVES = Items(
     Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
 )
+OPTION_NAME = Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
+OPTION_DIRECTIVE = Scalar(_option_directive, {"type": "string", "pattern": "^-"})
+OPTION_DEFAULT = Scalar(lambda value: placeholders.check(option_value(value)), {"type": "string"})
 NOTES = Items(TEXT, extendable=True)
 FOLDER = Scalar(_folder, _PATH)
 IMAGES = Table(WORD, Scalar(_image, _PATH))

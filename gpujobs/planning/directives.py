@@ -11,6 +11,7 @@ from ..schedulers import Scheduler
 from .account import find_account
 from .diagnostics import Diagnostics
 from .directivecheck import Directive, DirectiveChecker, check_memory_units
+from .options import option_directives, reservation
 from .resources import resource_values
 from .shape import JobShape, Place, Values
 
@@ -55,7 +56,7 @@ class DirectiveWriter:
         values: Values = {
             **self.shape.values(),
             **resource_values(self.site, self.queue, self.shape),
-            "queue": self.site.queue_name(self.queue_key),
+            "queue": self._queue_name(),
             "gpu_type": self._gpu_type(),
             "gpu_memory": self.queue.gpu_memory,
             "walltime": self.walltime and self.scheduler.walltime(self.walltime),
@@ -65,12 +66,22 @@ class DirectiveWriter:
         if account:
             directives.append(self._account(*account))
         directives += self._extra(values)
+        directives += option_directives(self.diagnostics, self.scheduler, values)
+        texts = request_texts(self.site, self.scheduler, self.queue_key, bool(self.shape.gpus))
+        has_queue = "queue" in placeholders.names(" ".join(texts))
+        directives += reservation(self.diagnostics, self.scheduler, has_queue=has_queue)
         own = self._own()
         checker = DirectiveChecker(self.diagnostics, self.scheduler)
         for directive in (*directives, *own):
             checker.add(directive)
         lines = self.scheduler.joined([directive.text for directive in directives])
         return (*lines, *(directive.text for directive in own))
+
+    def _queue_name(self) -> str:
+        wanted = self.spec.profile.reservation
+        if wanted and self.scheduler.reservation_is_queue:
+            return wanted
+        return self.site.queue_name(self.queue_key)
 
     def _gpu_type(self) -> str | None:
         wanted = self.spec.profile.gpu_type if self.shape.gpus else None

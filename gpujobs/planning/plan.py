@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from ..config.document import Document
 from ..config.groups import group_specs
-from ..config.profile import Profile
+from ..config.profile import Head, Profile
 from ..config.site import Site
-from ..config.spec import ClusterSpec
+from ..config.spec import ClusterSpec, with_settings
 from ..errors import InputError
 from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
@@ -217,7 +218,15 @@ class _Planner:
             loc = mismatch.key.split(".")
             self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
             return None
-        return self._planner("", self.spec, root).plan_head(key, shape)
+        return self._planner("", self._head_spec(head), root).plan_head(key, shape)
+
+    def _head_spec(self, head: Head) -> ClusterSpec:
+        if not head.account:
+            return self.spec
+        position = self.spec.position("head", "account")
+        return with_settings(
+            self.spec, Document({"account": head.account}, {("account",): position})
+        )
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
         n_workers = sum(group.n_workers for group in groups)
