@@ -56,7 +56,7 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("mem", "memory"), "`memory_per_node`"),
         **dict.fromkeys(("cpus", "cores", "ncpus"), "`cpus_per_node`"),
         **dict.fromkeys(("gpus", "gpu", "ngpus"), "`gpus_per_node`"),
-        **dict.fromkeys(("walltime", "time", "max_time", "time_limit"), "`max_walltime`"),
+        **dict.fromkeys(("time", "max_time", "time_limit"), "`max_walltime`"),
         **dict.fromkeys(("partition", "queue"), "`name`"),
         "node_count": "`nodes`",
     },

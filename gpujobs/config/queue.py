@@ -10,8 +10,10 @@ from .kinds import (
     FLAG,
     PATTERN,
     POSITIVE,
+    SCRIPT,
     SIZE,
     TEXT,
+    VARIABLE,
     WORD,
     Items,
     Scalar,
@@ -19,6 +21,8 @@ from .kinds import (
 )
 from .model import Model, Section, optional
 from .sitekinds import (
+    FOLDER,
+    LAUNCHER,
     LAYOUTS,
     NOTES,
     RESOURCES,
@@ -41,6 +45,18 @@ class Account(Model):
     required: bool = optional(FLAG, "refuse profiles without an account", default=False)
     pattern: str | None = optional(PATTERN, "regular expression of a valid account")
     hint: str | None = optional(TEXT, "shown if the account does not match")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpi(Model):
+    """How one command is started on every node of a job."""
+
+    command: tuple[str, ...] | None = optional(
+        LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+    )
+    setup: str = optional(
+        SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +93,9 @@ class Queue(Model):
     gpu_fractions: bool = optional(
         FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False
     )
+    walltime: int | None = optional(
+        DURATION, "walltime of profiles without one, instead of the site's default"
+    )
     max_walltime: int | None = optional(DURATION, "longest walltime")
     min_walltime: int | None = optional(DURATION, "shortest walltime")
     max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
@@ -93,9 +112,16 @@ class Queue(Model):
     notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
     request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    multi_node_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     account: Account | None = optional(Section(Account), "overrides the site's")
     visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
+    setup: str | None = optional(SCRIPT, "overrides the site's")
+    scratch: str | None = optional(FOLDER, "overrides the site's")
+    mpi: Mpi | None = optional(Section(Mpi), "overrides the site's")
+    env: dict[str, str] = optional(
+        Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
+    )
 
     def check(self) -> None:
         """Check that the limits agree."""
@@ -107,6 +133,8 @@ class Queue(Model):
             raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus {self.max_gpus}")
         if self.max_walltime and self.min_walltime and self.min_walltime > self.max_walltime:
             raise ValueError("has a min_walltime above its max_walltime")
+        if self.walltime and self.max_walltime and self.walltime > self.max_walltime:
+            raise ValueError("has a walltime above its max_walltime")
         if self.gpu_types and self.gpu_type and self.gpu_type not in self.gpu_types:
             raise ValueError(f"has gpu_type {self.gpu_type}, which is not one of its gpu_types")
 

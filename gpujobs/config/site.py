@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..schedulers import get_scheduler
 from .kinds import (
@@ -18,13 +18,12 @@ from .kinds import (
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
-from .queue import Account, Queue
+from .queue import Account, Mpi, Queue
 from .sitekinds import (
     BINDS,
     DEFAULTS,
     FOLDER,
     IMAGES,
-    LAUNCHER,
     LAYOUTS,
     NOTES,
     OPTION_DEFAULT,
@@ -33,6 +32,7 @@ from .sitekinds import (
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
+    VARIABLE_NAME,
     VISIBLE_DEVICES,
     LayoutName,
     Protocol,
@@ -52,18 +52,6 @@ class SiteNetwork(Model):
         PROTOCOLS,
         "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
         default=("tcp",),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mpi(Model):
-    """How one command is started on every node of a job."""
-
-    command: tuple[str, ...] | None = optional(
-        LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
-    )
-    setup: str = optional(
-        SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
     )
 
 
@@ -124,6 +112,11 @@ class Site(Model):
         "regular expressions; a full match of the host name selects the site",
         default=(),
     )
+    environment_variables: dict[str, str] = optional(
+        Table(VARIABLE_NAME, PATTERN),
+        "variable → regular expression; if all match, this selects the site before `hostnames`",
+        default={},
+    )
     scheduler: str = required(SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(
@@ -138,6 +131,9 @@ class Site(Model):
     )
     cpu_request: tuple[str, ...] | None = optional(
         SITE_DIRECTIVES, "the same for jobs without GPUs"
+    )
+    multi_node_request: tuple[str, ...] | None = optional(
+        SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
     )
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
@@ -195,6 +191,16 @@ class Site(Model):
                 raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
+
+    def in_queue(self, key: str) -> Site:
+        """Return this site with the values that the queue ``key`` has instead."""
+        queue = self.queues[key]
+        return replace(
+            self,
+            setup=self.setup if queue.setup is None else queue.setup,
+            scratch=queue.scratch or self.scratch,
+            mpi=queue.mpi or self.mpi,
+        )
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""

@@ -121,9 +121,9 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         if value == "exclusive":
             return "exclusive"
         if isinstance(value, dict) and list(value) == ["variable"]:
-            return Variable(_VARIABLE.read(value["variable"], place.inside("variable")))
+            return Variable(VARIABLE_NAME.read(value["variable"], place.inside("variable")))
         if isinstance(value, dict) and list(value) == ["file"]:
-            return File(_VARIABLE.read(value["file"], place.inside("file")))
+            return File(VARIABLE_NAME.read(value["file"], place.inside("file")))
         message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
         raise place.error(ValueError(message))
 
@@ -161,13 +161,13 @@ class SchedulerName(Kind[str]):
 def _one_key(name: str) -> Schema:
     return {
         "type": "object",
-        "properties": {name: _VARIABLE.json_schema},
+        "properties": {name: VARIABLE_NAME.json_schema},
         "required": [name],
         "additionalProperties": False,
     }
 
 
-_VARIABLE = Scalar(
+VARIABLE_NAME = Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
 )
 _PATH = {"type": "string"}

@@ -16,19 +16,30 @@ from .resources import resource_values
 from .shape import JobShape, Place, Values
 
 
-def own_request(site: Site, queue_key: str, gpus: bool) -> tuple[str, ...] | None:
-    """Return the request that the site file has for a queue; None: the built-in one is used."""
-    queue = site.queues[queue_key]
-    if gpus:
-        return queue.request or site.request
-    return queue.cpu_request or site.cpu_request
+def own_request(
+    site: Site, queue_key: str, *, gpus: bool, nodes: int
+) -> tuple[Place, tuple[str, ...]] | None:
+    """Return the request that the site file has for jobs of ``nodes`` in a queue, and its place.
+
+    None: the built-in one is used. A queue's request overrides all of the site's.
+    """
+    names = ["request"] if gpus else ["cpu_request"]
+    if gpus and nodes > 1:
+        names.insert(0, "multi_node_request")
+    for place, section in ((("queues", queue_key), site.queues[queue_key]), ((), site)):
+        for name in names:
+            if lines := getattr(section, name):
+                return (*place, name), lines
+    return None
 
 
-def request_texts(site: Site, scheduler: Scheduler, queue_key: str, gpus: bool) -> tuple[str, ...]:
+def request_texts(
+    site: Site, scheduler: Scheduler, queue_key: str, *, gpus: bool, nodes: int
+) -> tuple[str, ...]:
     """Return the request and the extra directives of a queue, with their placeholders."""
-    request = own_request(site, queue_key, gpus)
-    if request is None:
-        request = scheduler.request if gpus else scheduler.cpu_request
+    request = scheduler.request if gpus else scheduler.cpu_request
+    if own := own_request(site, queue_key, gpus=gpus, nodes=nodes):
+        request = own[1]
     extra = site.queues[queue_key].directives
     return (*request, *(site.directives if extra is None else extra))
 
@@ -67,7 +78,8 @@ class DirectiveWriter:
             directives.append(self._account(*account))
         directives += self._extra(values)
         directives += option_directives(self.diagnostics, self.scheduler, values)
-        texts = request_texts(self.site, self.scheduler, self.queue_key, bool(self.shape.gpus))
+        gpus, nodes = bool(self.shape.gpus), self.shape.nodes
+        texts = request_texts(self.site, self.scheduler, self.queue_key, gpus=gpus, nodes=nodes)
         has_queue = "queue" in placeholders.names(" ".join(texts))
         directives += reservation(self.diagnostics, self.scheduler, has_queue=has_queue)
         own = self._own()
@@ -122,19 +134,15 @@ class DirectiveWriter:
 
     def _request(self, values: Values) -> list[Directive]:
         gpus = bool(self.shape.gpus)
-        name, built_in = "cpu_request", self.scheduler.cpu_request
-        if gpus:
-            name, built_in = "request", self.scheduler.request
-        own = own_request(self.site, self.queue_key, gpus)
+        own = own_request(self.site, self.queue_key, gpus=gpus, nodes=self.shape.nodes)
         if own is None:
+            built_in = self.scheduler.request if gpus else self.scheduler.cpu_request
             lines = [_expand_if_known(text, values) for text in built_in]
             return [Directive(line) for line in lines if line]
-        place: Place = (name,)
-        if getattr(self.queue, name):
-            place = ("queues", self.queue_key, name)
+        place, texts = own
         if gpus:
-            self._check_asks_for_gpus(own, place)
-        return self._expand(own, values, place)
+            self._check_asks_for_gpus(texts, place)
+        return self._expand(texts, values, place)
 
     def _check_asks_for_gpus(self, request: tuple[str, ...], place: Place) -> None:
         names = placeholders.names(" ".join(request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import placeholders
 from ..config.profile import Profile
@@ -21,7 +21,9 @@ class QueueFit:
     layout: Layout
     queue: Queue
     request: tuple[str, ...]
-    """The directives of the jobs, with their placeholders."""
+    """The directives of jobs of one node, with their placeholders."""
+    multi_node_request: tuple[str, ...]
+    """Those of jobs of several nodes."""
     within_max_gpus: bool = False
     """Jobs are so small that the queue's `max_gpus` allows them, if the profile permits that."""
 
@@ -35,6 +37,13 @@ class QueueFit:
         self._check_gpu_type()
         most = self.queue.max_gpus if self.within_max_gpus else None
         per_job, nodes = self.layout.divide(gpus, self.queue, most)
+        if nodes > 1:
+            fit = replace(self, request=self.multi_node_request)
+            return fit.shape_of(gpus, per_job, nodes)
+        return self.shape_of(gpus, per_job, nodes)
+
+    def shape_of(self, gpus: int, per_job: int, nodes: int) -> JobShape:
+        """Return the shape of jobs with ``per_job`` of all ``gpus`` GPUs on ``nodes`` nodes."""
         on_node = per_job // nodes
         cpus = self._cpus(on_node, nodes)
         request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)

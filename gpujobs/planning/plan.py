@@ -95,7 +95,8 @@ class Plan:
 
     def layout_of(self, jobs: JobGroup) -> Layout:
         """Return the layout for the profile of ``jobs``."""
-        return replace(self.layout, profile=jobs.profile)
+        site = self.site.in_queue(jobs.queue_key)
+        return replace(self.layout, profile=jobs.profile, site=site)
 
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
@@ -210,7 +211,7 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        texts = request_texts(self.site, self.scheduler, key, gpus=False)
+        texts = request_texts(self.site, self.scheduler, key, gpus=False, nodes=1)
         try:
             shape = head_shape(head, self.site.queues[key], texts)
         except QueueMismatch as mismatch:

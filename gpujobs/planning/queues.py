@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..config import placeholders
 from ..config.queue import Queue
@@ -86,7 +87,7 @@ class QueueChooser:
         self._note_single_gpus(queue, shape)
         self._note_any_type(key, queue, shape)
         self._note_more_than_there_is(queue, shape)
-        self._note_not_requested(key, bool(gpus))
+        self._note_not_requested(key, shape)
         return shape
 
     def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
@@ -95,8 +96,11 @@ class QueueChooser:
         return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
     def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
-        texts = request_texts(self.site, self.layout.scheduler, key, gpus)
-        return QueueFit(self.layout, queue, texts, self.within_max_gpus)
+        def texts(nodes: int) -> tuple[str, ...]:
+            return request_texts(self.site, self.layout.scheduler, key, gpus=gpus, nodes=nodes)
+
+        layout = replace(self.layout, profile=self.spec.in_queue(key).profile)
+        return QueueFit(layout, queue, texts(1), texts(2), self.within_max_gpus)
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
@@ -142,12 +146,13 @@ class QueueChooser:
                 "`gpu_type` chooses one"
             )
 
-    def _note_not_requested(self, key: str, gpus: bool) -> None:
+    def _note_not_requested(self, key: str, shape: JobShape) -> None:
         """Note numbers of one job that no line of the site passes to the batch scheduler."""
         profile, scheduler = self.spec.profile, self.layout.scheduler
         if scheduler.on_this_machine or self.site.queues[key].exclusive:
             return
-        texts = request_texts(self.site, scheduler, key, gpus)
+        gpus, nodes = bool(shape.gpus), shape.nodes
+        texts = request_texts(self.site, scheduler, key, gpus=gpus, nodes=nodes)
         names = " ".join(placeholders.names(" ".join(texts)))
         for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
             if getattr(profile, name) is not None and resource not in names:

@@ -59,9 +59,9 @@ def test_the_options_of_a_group(home: Path) -> None:
 @pytest.mark.parametrize(
     ("scheduler", "directive", "value", "message"),
     [
-        ("pbs", "-l storage={storage}", "x,walltime=99:00:00", "'x,walltime=99:00:00' would set another option"),
-        ("pbs", "-l storage={storage}", "x,ngpus=8", "would set another option"),
-        ("sge", "-l storage={storage}", "x,h_rt=99", "would set another option"),
+        ("pbs", "-l storage={storage}", "'x,walltime=99:00:00'", "'x,walltime=99:00:00' would set another option"),
+        ("pbs", "-l storage={storage}", "'x,ngpus=8'", "would set another option"),
+        ("sge", "-l storage={storage}", "'x,h_rt=99'", "would set another option"),
         ("slurm", "--comment={storage}", "x --gres=gpu:8", "cannot stand in a directive: it has ' '"),
         ("slurm", "--comment={storage}", '"x\\n#SBATCH --gres=gpu:8"', "has a control character"),
         ("slurm", "--comment={storage}", "$(id)", "cannot stand in a directive: it has '$'"),
