@@ -75,7 +75,7 @@ class Network(Model):
     """How dask's processes communicate."""
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
-        choice("auto", "tcp", "ucxx", "ws"),
+        choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
         "auto: the first of the site's protocols that works",
         default="auto",
     )
@@ -163,7 +163,7 @@ class Profile(Model):
     )
     gpus: int | Literal["auto"] = optional(
         _GPUS,
-        "number of workers, one on each GPU; auto: all free GPUs (local); 0: CPU workers",
+        "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
         default=1,
     )
     gpus_per_job: int | None = optional(

@@ -155,6 +155,8 @@ IMAGES = Table(WORD, Scalar(_image, _PATH))
 BINDS = Items(Scalar(_bind, _PATH))
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
-PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+PROTOCOLS: Items[Protocol] = Items(
+    choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols
+)
 DEFAULTS = _Defaults(TEXT, ANYTHING)
 VISIBLE_DEVICES = _VisibleDevicesKind()

@@ -10,6 +10,8 @@ PACKAGE = "gpujobs_injob"
 """Name of this package in the archive. A plain `injob` could hide a module of the user."""
 PRELOAD = f"{PACKAGE}.preload"
 """Module that dask's processes preload."""
+NANNY_PRELOAD = "distributed.nanny.preload"
+"""Key of dask's configuration: modules that nannies preload."""
 LOOPBACK_INTERFACE = "lo"
 """Interface of ucxx on this machine; ucxx exists on Linux only."""
 ENVIRONMENT = "environment"
@@ -39,7 +41,7 @@ def job_worker_names(
 ) -> list[str]:
     """Return the names of the workers of job ``number``.
 
-    ``workers``: how many the job has; dask-cuda appends the number of the GPU if these are several.
+    ``workers``: how many the job has; if these are several, a number is appended to each.
     ``ranks``: MPI ranks with GPUs; with them, the workers are named after their ranks.
     """
     if ranks:
