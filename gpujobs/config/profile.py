@@ -83,6 +83,11 @@ class Network(Model):
         FLAG, "TLS between all processes; default: true for tcp and ws"
     )
     interface: str | None = optional(WORD, "as `ip link` names it; default: the site's")
+    dashboard: Literal["off", "local", "on"] = optional(
+        choice("off", "local", "on"),
+        "local: on the loopback interface of its node; on: on all, without a password",
+        default="local",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

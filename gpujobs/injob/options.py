@@ -99,6 +99,9 @@ class RankOptions:
     memory_limit: str = _option("of a worker", default="auto")
     local_directory: str | None = _option("of a worker", default=None)
     interface: str | None = _option("network interface", default=None)
+    dashboard: str = _option(
+        "of the dask scheduler", choices=["off", "local", "on"], default="local"
+    )
     worker_options: Mapping[str, Any] | None = _option("JSON", type=json.loads, default=None)
     command: tuple[str, ...] = ()
     """A module, or the user's script; and its arguments."""

@@ -223,7 +223,8 @@ class MpiLayout(Layout):
         ]
         worker = self._worker_options(jobs.shape, transport)
         if self.profile.run_on == "ranks":
-            return [*words, "--script", *worker, "--", *self._script_words(workdir)]
+            dashboard = f"--dashboard={self.profile.network.dashboard}"
+            return [*words, "--script", dashboard, *worker, "--", *self._script_words(workdir)]
         return [*words, f"-- dask_mpi.cli --no-scheduler {SCHEDULER_FILE}", *worker]
 
     def _worker_options(self, shape: JobShape, transport: Transport) -> list[str]:

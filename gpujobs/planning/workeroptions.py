@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from ..config.profile import Profile
 from ..config.workers import Workers
+from ..injob.names import LOOPBACK
 from ..text import number_text, size_text
 from .bash import with_variables
 from .diagnostics import Diagnostics
 from .shape import JobShape
-from .transport import LOOPBACK
 
 Switches = tuple[str, str]
 """The options for true and for false."""
