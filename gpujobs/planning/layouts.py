@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD, RANK_SCRIPT
 from ..text import plural
 from . import workeroptions
@@ -48,7 +48,9 @@ class WorkersLayout(Layout):
             return per_node
         most = min(gpus, per_node, most or per_node)
         own = self.profile.workers.gpus_per_worker
-        return max((n for n in range(own, most + 1, own) if gpus % n == 0), default=own)
+        whole = [n for n in range(own, most + 1, own) if gpus % n == 0] or [own]
+        # If the queue allows none of them, `fit` reports the largest one.
+        return max([n for n in whole if n in queue.gpus_per_job] or whole)
 
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1
