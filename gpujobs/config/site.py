@@ -10,6 +10,7 @@ from .kinds import (
     ARGV,
     DURATION,
     PATTERN,
+    PORTS,
     POSITIVE,
     SCRIPT,
     TEXT,
@@ -59,6 +60,9 @@ class SiteNetwork(Model):
         choice("required", "optional"),
         "required: refuse profiles with unencrypted traffic between nodes",
         default="optional",
+    )
+    ports: str | None = optional(
+        PORTS, "range of ports between nodes, as 8000-8100; default: any port"
     )
 
     def check(self) -> None:

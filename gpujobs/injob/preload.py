@@ -16,6 +16,7 @@ from .folder import IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
 from .log import log
 from .loopback import confine_if_wanted
+from .ports import limit_if_wanted
 
 _RESTART_EVENT = "worker-restart-memory"
 """Of a nanny that restarts its worker."""
@@ -24,6 +25,7 @@ _WRITE_INTERVAL = 0.25
 
 
 # Here, because dask calls the functions below when its processes already listen.
+limit_if_wanted()
 confine_if_wanted()
 
 

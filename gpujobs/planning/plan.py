@@ -27,7 +27,7 @@ from .layouts import LAYOUTS
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
-from .transport import SLOW_MEMORY, Transport, choose_transport
+from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 
@@ -165,6 +165,7 @@ class _Planner:
         head = self._head(head_key, root)
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, [group.profile for group in groups])
+        check_ports(self.diagnostics, groups)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()

@@ -138,6 +138,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "python_folder": str(python.parent) if on_path else "",
         "env": profile.env,
         "loopback": plan.transport.loopback,
+        "ports": plan.site.network.ports or "",
         "devices": Bash(shlex.join(script.devices)),
     }
 
