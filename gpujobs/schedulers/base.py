@@ -84,6 +84,8 @@ class Scheduler(ABC):
     """Environment variable with the job's id."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    slow_cancel: ClassVar[bool] = False
+    """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 
