@@ -49,6 +49,7 @@ class SchedulerClient:
     commands: Mapping[str, str] = field(default_factory=dict)
     """The site's `commands`: other paths of sbatch, squeue, …"""
     _: KW_ONLY
+    arguments: Sequence[str] = ()  # after the command that submits
     timeout: float = RETRY_TIMEOUT
     """Seconds for which a command is retried."""
     stopping: Callable[[], bool] = never
@@ -62,19 +63,17 @@ class SchedulerClient:
         of that name: if a reply is lost, a submission of that name that is not one of them is ours.
         RefusedError if the batch scheduler refuses it.
         """
+        argv = [*self.scheduler.submit_command(), *self.arguments]
         deadline = time.monotonic() + self.timeout
         garbled_replies = 0
         delays = _delays()
         while True:
-            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
+            result = self._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
                 return submission
             # The reply was lost or garbled: the job may have been accepted all the same.
-            logger.warning(
-                "%s did not respond (%s); checking whether it accepted the job",
-                self.scheduler.name,
-                result.first_line,
-            )
+            message = "%s did not respond (%s); checking whether it accepted the job"
+            logger.warning(message, self.scheduler.name, result.first_line)
             if submission := self._recover_submission(name, known, deadline, next(delays)):
                 return submission
             garbled_replies += result.exit_code == 0
@@ -107,7 +106,8 @@ class SchedulerClient:
         argv = self.scheduler.estimate_command()
         if not argv:
             return None
-        return self.scheduler.parse_estimate(self._run(argv, stdin=script, cwd=cwd))
+        result = self._run([*argv, *self.arguments], stdin=script, cwd=cwd)
+        return self.scheduler.parse_estimate(result)
 
     # -- query -------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:

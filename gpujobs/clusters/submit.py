@@ -77,6 +77,7 @@ def send(
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
     try:
+        client = replace(client, arguments=script.jobs.submit_arguments)
         submission_id = client.submit(script.text, record.id, known, record.path)
     except RefusedError as error:
         raise _refusal(error, group, record.contact) from None
@@ -129,8 +130,10 @@ def _group_record(group: JobGroup) -> GroupRecord:
 def estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     """Return when the first job would start, or None if the batch scheduler gives no estimate."""
     cluster_id = f"{plan.name}-0000"
+    script = scripts_of(spec, plan, cluster_id)[0]
     client = client_of(new_record(plan, cluster_id))
-    return client.estimate(scripts_of(spec, plan, cluster_id)[0].text, Path.cwd())
+    client = replace(client, arguments=script.jobs.submit_arguments)
+    return client.estimate(script.text, Path.cwd())
 
 
 def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:

@@ -35,6 +35,7 @@ from .sitekinds import (
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
+    SUBMIT_ARGUMENTS,
     VARIABLE_NAME,
     VISIBLE_DEVICES,
     LayoutName,
@@ -153,6 +154,9 @@ class Site(Model):
     )
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
+    )
+    submit_arguments: tuple[str, ...] = optional(
+        SUBMIT_ARGUMENTS, "arguments of sbatch, qsub or bsub, such as -g {account}", default=()
     )
     options: dict[str, Option] = optional(
         Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
