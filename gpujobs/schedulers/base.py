@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+from .inventory import Inventory
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
 
 __all__ = [
@@ -80,6 +81,8 @@ class Scheduler(ABC):
     """Environment variable with the job's id."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    inventory: ClassVar[type[Inventory] | None] = None
+    """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 
@@ -188,6 +191,10 @@ class Scheduler(ABC):
     def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start, or why the script cannot start."""
         return result.message
+
+    def refuses(self, result: CommandResult) -> str:
+        """Return why the batch scheduler would refuse the script of `estimate_command`, or ""."""
+        return "" if result.exit_code == 0 else result.message
 
     # -- query -------------------------------------------------------------------------------------
     @abstractmethod

@@ -1,0 +1,163 @@
+"""The profiles with which a site is checked: each shape of jobs that each of its queues allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..config.site import Queue, Site
+from ..schedulers import get_scheduler
+from .directives import request_texts
+
+WALLTIME = 600
+ACCOUNT = "any"
+"""The account of trials if no real one is given."""
+SMALLEST = "smallest job"
+"""The shape that each queue must accept, whatever its limits are."""
+DEFAULTS = "defaults"
+"""The shape of the trial that consists of the site's `defaults`."""
+
+LEFT_OUT = ("gpus_per_job", "cpus_per_job", "memory_per_job", "gpu_type", "head", "groups")
+"""Keys of the site's `defaults` that only their own trial has: they may not fit every queue."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A profile that a queue of the site should accept."""
+
+    queue: str
+    """The queue's key; "" for the site's `defaults`."""
+    shape: str
+    """Name of the shape of the jobs."""
+    profile: Mapping[str, object]
+    queues: tuple[str, ...]
+    """The queues that the profile may use."""
+
+    def __str__(self) -> str:
+        """Return the trial as text: ``queue gpu: mpi``."""
+        return f"queue {self.queue}: {self.shape}" if self.queue else f"the site's {self.shape}"
+
+
+def trials(site: Site) -> Iterator[Trial]:
+    """Yield the trials of all queues of ``site``, and the one of its `defaults`."""
+    for key in site.queues:
+        yield from _QueueTrials(site, key).trials()
+    yield _defaults(site)
+
+
+@dataclass(frozen=True)
+class _QueueTrials:
+    site: Site
+    key: str
+
+    @property
+    def queue(self) -> Queue:
+        return self.site.queues[self.key]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        return self.queue.gpus_per_node or 0
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield one trial for each shape."""
+        yield self._trial(SMALLEST, _smallest(self.queue))
+        shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
+        for shape, keys in shapes:
+            yield self._trial(shape, keys)
+        if limit := self.queue.max_walltime:
+            keys = {**_smallest(self.queue), "walltime": f"{limit}s"}
+            yield self._trial("walltime at the limit", keys)
+        yield from self._head()
+
+    def _parts_of_a_node(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if self.queue.exclusive or not self._allows(nodes=1, gpus=1):
+            return
+        if self.gpus > 1:
+            yield "one GPU", {"gpus": 1}
+        part = self.gpus // 2
+        if part > 1 and self._allows(nodes=1, gpus=part):
+            yield "part of a node", {"gpus": part, "gpus_per_job": part}
+
+    def _nodes(self) -> Iterator[tuple[str, dict[str, object]]]:
+        whole = {"gpus_per_job": self.gpus}
+        if self._allows(nodes=1, gpus=self.gpus):
+            yield "full node", {"gpus": self.gpus, **whole}
+            if self._allows_jobs(2):
+                yield "two nodes", {"gpus": 2 * self.gpus, **whole}
+        nodes = max(2, self.queue.min_nodes or 1)
+        if self._allows(nodes=nodes, gpus=nodes * self.gpus) and self._spans_nodes():
+            yield "mpi", {"gpus": nodes * self.gpus, "layout": "mpi"}
+        elif self._allows(nodes=1, gpus=self.gpus):
+            yield "mpi", {"gpus": self.gpus, "layout": "mpi"}
+
+    def _without_gpus(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if self.gpus and self._takes_cpu_jobs():
+            yield "CPU", {"gpus": 0}
+
+    def _head(self) -> Iterator[Trial]:
+        without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
+        key = next(without_gpus, self.key if self._takes_cpu_jobs() else None)
+        if key is None or (self.queue.min_nodes or 1) > 1 or not self._allows_jobs(2):
+            return
+        keys = {**_smallest(self.queue), "head": {"queue": key}}
+        yield self._trial("head of its own", keys, key)
+
+    def _takes_cpu_jobs(self) -> bool:
+        """Return whether jobs without GPUs may run in the queue."""
+        return not (self.gpus and self.queue.exclusive) and (self.queue.min_nodes or 1) == 1
+
+    def _allows(self, *, nodes: int, gpus: int) -> bool:
+        """Return whether the queue allows one job of this size."""
+        queue = self.queue
+        limits = ((nodes, queue.max_nodes), (nodes, queue.nodes), (gpus, queue.max_gpus))
+        within = all(limit is None or number <= limit for number, limit in limits)
+        return within and gpus > 0 and nodes >= (queue.min_nodes or 1)
+
+    def _allows_jobs(self, jobs: int) -> bool:
+        limits = (self.queue.max_jobs, self.site.max_queued_jobs)
+        return all(limit is None or jobs <= limit for limit in limits)
+
+    def _spans_nodes(self) -> bool:
+        scheduler = get_scheduler(self.site.scheduler)()
+        return scheduler.spans_nodes(request_texts(self.site, scheduler, self.key, gpus=True))
+
+    def _trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
+        walltime = min(WALLTIME, self.queue.max_walltime or WALLTIME)
+        profile: dict[str, object] = {
+            "layout": "workers",
+            "queue": self.key,
+            "walltime": f"{walltime}s",
+            "account": ACCOUNT,
+            "run_on": "head",
+            **keys,
+        }
+        queues = dict.fromkeys((self.key, head_queue or self.key))
+        return Trial(self.key, shape, profile, tuple(queues))
+
+
+def _smallest(queue: Queue) -> dict[str, object]:
+    """Return the keys of the smallest profile for a queue."""
+    per_node, nodes = queue.gpus_per_node or 0, queue.min_nodes or 1
+    if not per_node:
+        return {"gpus": 0}
+    layout = "mpi" if nodes > 1 else "workers"
+    gpus = per_node if queue.exclusive or nodes > 1 else 1
+    return {"gpus": gpus * nodes, "layout": layout}
+
+
+def _defaults(site: Site) -> Trial:
+    """Return the site's `defaults` as a profile, with the size that they leave open."""
+    defaults = site.defaults
+    keys: dict[str, object] = {}
+    if "gpus" not in defaults and "groups" not in defaults:
+        wanted = str(defaults.get("queue", "auto"))
+        fitting = (key for key in site.queues if wanted in ("auto", key, site.queue_name(key)))
+        keys = _smallest(site.queues[next(fitting, next(iter(site.queues)))])
+        if "layout" in defaults:
+            del keys["layout"]
+    if "account" not in defaults:
+        keys["account"] = ACCOUNT
+    if defaults.get("run_on") == "ranks" and "run" not in defaults:
+        keys["run"] = ["program.py"]
+    return Trial("", DEFAULTS, keys, tuple(site.queues))
