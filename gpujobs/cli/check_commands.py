@@ -77,20 +77,22 @@ def _more_checks(
 @click.command("show")
 @click.argument("site", shell_complete=options.complete_sites)
 @click.option(
-    "--effective", is_flag=True, help="Print it after `extends`, with the origin of each value."
+    "--effective",
+    "with_origins",
+    is_flag=True,
+    help="Print it after `extends`, with the origin of each value.",
 )
-def show_site(site: str, effective: bool) -> None:
+def show_site(site: str, with_origins: bool) -> None:
     """Print a site file and validate it.
 
     Validates it as `sites check` does.
     """
-    from ..config import effective as effective_document
-    from ..config import sitefiles
+    from ..config import effective, sitefiles
     from ..doctor import sitereport
 
     loaded = sitefiles.load_site(site)
-    if effective:
-        click.echo(effective_document.effective_text(loaded.document), nl=False)
+    if with_origins:
+        click.echo(effective.effective_text(loaded.document), nl=False)
     else:
         click.echo(loaded.path.read_text(), nl=False)
     if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):

@@ -66,7 +66,8 @@ def try_site(
         profile = Document(trial.profile, source=SOURCE)
         if not any_account and profile.value.get("account") == ACCOUNT:
             profile = profile.without("account")
-        found.append(_tried(site_file, trial, settings.over(profile)))
+        whole = replace(settings.over(profile), source=SOURCE)
+        found.append(_tried(site_file, trial, whole))
     return found
 
 

@@ -156,6 +156,9 @@ def _defaults(site: Site) -> Trial:
         keys = _smallest(site.queues[next(fitting, next(iter(site.queues)))])
         if "layout" in defaults:
             del keys["layout"]
+    if "walltime" not in defaults:
+        limits = [queue.max_walltime or WALLTIME for queue in site.queues.values()]
+        keys["walltime"] = f"{min(WALLTIME, *limits)}s"
     if "account" not in defaults:
         keys["account"] = ACCOUNT
     if defaults.get("run_on") == "ranks" and "run" not in defaults:
