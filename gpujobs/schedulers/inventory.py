@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from .jobs import CommandResult
 
@@ -28,8 +28,9 @@ class LiveNode:
     memory: int | None
     """Of the whole node, in bytes; None if it is not reported."""
     gpus: int | None
-    """None if only the free ones are reported."""
-    free_gpus: int
+    """None if their number is not reported."""
+    free_gpus: int | None
+    """None if it is not reported."""
     gpu_type: str = ""
 
 
@@ -75,6 +76,9 @@ class Inventory(ABC):
 
     ``cluster`` is the site's multi-cluster name.
     """
+
+    own_command: ClassVar[str]
+    """A command that hosts of other batch schedulers do not have."""
 
     def __init__(self, cluster: str | None = None) -> None:
         self.cluster = cluster

@@ -22,6 +22,8 @@ _LISTS = re.compile(r"\b(SGE_HGR_\w+|CUDA_VISIBLE_DEVICES|SGE_GPU)\b")
 class GridEngineInventory(Inventory):
     """One row for each queue instance."""
 
+    own_command = "qconf"
+
     def nodes_command(self) -> list[str]:
         """Return qstat with all resources; those that jobs consume are the free ones."""
         return ["qstat", "-f", "-F"]

@@ -20,6 +20,8 @@ _USABLE = re.compile(r"(idle|mixed|allocated|completing|planned)[^*]*")
 class SlurmInventory(Inventory):
     """One line of sinfo for each node in each partition."""
 
+    own_command = "sinfo"
+
     def nodes_command(self) -> list[str]:
         """Return sinfo with all columns."""
         columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
@@ -64,9 +66,9 @@ def _rows(stdout: str) -> Iterator[dict[str, str]]:
 
 def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
     _, idle, _, cpus = (*(int(part) for part in row["CPUsState"].split("/")), 0, 0, 0, 0)[:4]
-    used = dict(_gpus(row["GresUsed"]))
+    used = dict(gpus_in(row["GresUsed"]))
     usable = bool(_USABLE.fullmatch(row["StateLong"])) and row["Available"] == "up"
-    for gpu_type, number in _gpus(row["Gres"]) or [("", 0)]:
+    for gpu_type, number in gpus_in(row["Gres"]) or [("", 0)]:
         yield LiveNode(
             name=row["NodeList"],
             queue=row["Partition"],
@@ -80,7 +82,7 @@ def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
         )
 
 
-def _gpus(gres: str) -> list[tuple[str, int]]:
+def gpus_in(gres: str) -> list[tuple[str, int]]:
     """Return the types and numbers in ``gpu:a100:4(S:0-1),gpu:2``."""
     found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)(?=[,(]|$)", gres)
     return [(gpu_type, int(number)) for gpu_type, number in found]
@@ -109,7 +111,7 @@ def _account_required(config: str) -> bool | None:
 
 
 def _comments(config: str) -> Iterator[str]:
-    if re.search(r"^ConstrainDevices\s*=\s*yes", config, re.M):
+    if re.search(r"^\s*ConstrainDevices\s*=\s*yes", config, re.M):
         yield "Slurm lets a job open only its own GPUs (ConstrainDevices)"
     elif config:
         yield "Slurm sets CUDA_VISIBLE_DEVICES, but a job can open all GPUs of its node"
