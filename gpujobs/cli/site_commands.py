@@ -10,7 +10,7 @@ import click
 
 from ..errors import InputError
 from ..text import table
-from . import check_commands, messages, options
+from . import check_commands, init_command, messages, options
 
 NOT_VERIFIED = "# not verified"
 """A comment in a site file: the source does not give the values of this line."""
@@ -51,7 +51,7 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
 
 @click.group()
 def sites() -> None:
-    """List, show and check site files."""
+    """List, show, check and draft site files."""
 
 
 @sites.command("list")
@@ -76,6 +76,7 @@ def list_sites(as_json: bool) -> None:
 
 sites.add_command(check_commands.check_site)
 sites.add_command(check_commands.show_site)
+sites.add_command(init_command.init_site)
 
 
 @click.command()

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
+from ..batch.process import is_available
 from ..config import placeholders
 from ..config.document import Document
 from ..config.site import Queue
 from ..config.sitefiles import SiteFile
-from ..errors import Problem, UnavailableError
+from ..errors import InputError, Problem, UnavailableError
 from ..planning.directives import request_texts
 from ..planning.sitecheck import NO_SETTINGS, Finding, findings, try_site
-from ..schedulers import Scheduler, get_scheduler
+from ..schedulers import Scheduler, get_scheduler, scheduler_names
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import plural, size_text, walltime_text
 from .checks import Check, passed, warning
@@ -53,6 +54,36 @@ def take_survey(client: SchedulerClient) -> Survey | None:
         return result.stdout if result.exit_code == 0 else ""
 
     return inventory.survey(ask)
+
+
+def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
+    """Return the batch scheduler of this host, and its queues and nodes.
+
+    ``name``: the value of `scheduler`; None: the first one that answers. Raises InputError if there
+    is none.
+    """
+    if name:
+        clients = [SchedulerClient(get_scheduler(name)(), timeout=TIMEOUT)]
+    else:
+        kinds = [get_scheduler(known) for known in scheduler_names()]
+        here = [
+            kind for kind in kinds if kind.inventory and is_available(kind.inventory.own_command)
+        ]
+        clients = [SchedulerClient(kind(), timeout=TIMEOUT) for kind in here]
+    reasons = []
+    for client in clients:
+        try:
+            survey = take_survey(client)
+        except UnavailableError as error:
+            reasons.append(str(error))
+            continue
+        if survey and survey.nodes:
+            return client, survey
+        reasons.append(f"{client.scheduler.name} reports no nodes")
+    if reasons:
+        raise UnavailableError("\n".join(reasons))
+    message = "no command of a batch scheduler was found on this host"
+    raise InputError(message, hint="is this a login node? --scheduler NAME names the one to ask")
 
 
 def live_findings(

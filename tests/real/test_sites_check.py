@@ -1,4 +1,4 @@
-"""`gpujobs sites check --live --run`, on a real Slurm and a real Grid Engine."""
+"""`gpujobs sites check --live --run`, `sites init` and `queues`, on a real Slurm and Grid Engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from ..conftest import nothing_left
 from ..support.backend import Backend
-from ..support.cli import Cli
+from ..support.cli import NVML, Cli
+from ..support.processes import until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slurm, pytest.mark.sge]
 
@@ -56,3 +57,34 @@ def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     for text in expected:
         assert [message for message in messages if text in message], (text, messages)
     assert backend.queue() == []
+
+
+def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
+    done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "no findings" in done.stderr and "to be filled in" in done.stderr
+    site = str(cli.work / "drafted.yaml")
+    assert report(cli, site, "--live")["findings"] == []
+    variables = {"PYTHONPATH": str(NVML), "DASK_CUDA_TEST_SINGLE_GPU": "1"}
+    code = "from distributed import Client; assert len(Client().scheduler_info()['workers']) == 2"
+    run = [cli.python, "-c", code]
+    profile = cli.write("p.yaml", {"gpus": 2, "start_workers": 2, "env": variables, "run": run})
+    done = cli("submit", str(profile), "--site", site, "--wait")
+    assert done.returncode == 0, done.stderr
+    backend.wait_empty(15)
+
+
+def test_free_gpus(cli: Cli, backend: Backend) -> None:
+    def free() -> dict[str, Any]:
+        done = cli("queues", "--json")
+        assert done.returncode == 0, done.stderr
+        return {queue["queue"]: queue for queue in json.loads(done.stdout)["queues"]}
+
+    found = free()
+    assert found["main"]["free_gpus"] == found["short"]["free_gpus"] == 4 * backend.nodes
+    assert found["main"]["most_free_gpus"] == 4
+    cluster = cli.submit({"gpus": 3, "gpus_per_job": 3})
+    until(lambda: free()["main"]["free_gpus"] == 4 * backend.nodes - 3, 60, "GPUs in use")
+    assert free()["main"]["most_free_gpus"] == 4
+    cli("cancel", cluster)
+    backend.wait_empty(15)
