@@ -44,7 +44,7 @@ def check_offline(site: str, settings: Document = NO_SETTINGS) -> SiteReport:
     except NoSuchSiteError:
         raise
     except InputError as error:
-        return SiteReport(_path(error), None, findings=[Finding(p) for p in error.problems])
+        return SiteReport(_path(error, site), None, findings=[Finding(p) for p in error.problems])
     results = try_site(site_file, settings)
     syntax = [Finding(problem) for problem in syntax_problems(site_file, results)]
     return SiteReport(site_file.path, site_file, results, [*findings(results), *syntax])
@@ -89,9 +89,9 @@ def summary(report: SiteReport) -> str:
     return f"{report.path}: no findings; {plural(scripts, 'script')} planned and rendered"
 
 
-def _path(error: InputError) -> Path:
+def _path(error: InputError, site: str) -> Path:
     sources = (p.position.source for p in error.problems if p.position)
-    return Path(next(sources, ""))
+    return Path(next(sources, site))
 
 
 def _queue_checks(report: SiteReport) -> Iterator[Check]:
