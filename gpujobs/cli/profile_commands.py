@@ -106,7 +106,8 @@ def explain(
     from ..planning import explain
     from . import explain_text
 
-    loaded = spec.load_spec(profile, site=site, settings=settings)
+    document = spec.settings_document(settings)
+    loaded = spec.load_spec(profile, site=site, settings=document)
     found = origins.origins_of(key, profile, loaded.site, site, settings)
     plan, invalid = None, None
     try:
