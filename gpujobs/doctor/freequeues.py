@@ -82,7 +82,11 @@ def _nodes(client: SchedulerClient) -> list[LiveNode]:
     result = client.query(inventory.nodes_command())
     if result.exit_code != 0:
         raise UnavailableError(f"{result.argv[0]} failed: {result.message}")
-    return inventory.parse_nodes(result)
+    nodes = inventory.parse_nodes(result)
+    if any(node.gpus != 0 for node in nodes):
+        return nodes
+    # A site may count GPUs with a resource of its own.
+    return [replace(node, gpus=None, free_gpus=None) for node in nodes]
 
 
 def _this_node() -> LiveNode:

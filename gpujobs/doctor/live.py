@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
             raise UnavailableError(f"{argv[0]} failed: {result.message}")
         return result.stdout if result.exit_code == 0 else ""
 
-    return inventory.survey(ask)
+    return inventory.survey(ask, getpass.getuser())
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
@@ -104,6 +105,8 @@ def live_findings(
         nodes = len({node.name for node in survey.nodes})
         number = f"{plural(len(survey.queues), 'queue')}, {plural(nodes, 'node')}"
         checks = [passed("live", f"{name} reports {number}")]
+        if not any(node.gpus for node in survey.nodes):
+            checks.append(warning("GPUs", f"not compared: {name} reports none"))
         found = [Finding(problem) for problem in Comparison(site_file, survey).problems()]
     refused, check = _test_scripts(client, site_file, settings)
     return [*found, *refused], [*checks, check]
@@ -142,6 +145,11 @@ class Comparison:
     def scheduler(self) -> type[Scheduler]:
         """The class of the batch scheduler."""
         return get_scheduler(self.site_file.site.scheduler)
+
+    @property
+    def _reports_gpus(self) -> bool:
+        """Whether GPUs are reported at all: a site may have its own resource for them."""
+        return any(node.gpus for node in self.survey.nodes)
 
     def problems(self) -> Iterator[Problem]:
         """Yield each difference at its line of the file."""
@@ -194,7 +202,7 @@ class Comparison:
             nodes = [node for node in nodes if node.gpu_type == queue.gpu_type]
         if queue.gpus_per_node and nodes:
             numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
-            if numbers and queue.gpus_per_node not in numbers:
+            if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
                 listed = " or ".join(map(str, numbers))
                 yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
             nodes = [node for node in nodes if (node.gpus or 0) >= queue.gpus_per_node]

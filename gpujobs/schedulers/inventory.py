@@ -92,8 +92,11 @@ class Inventory(ABC):
         """Return the nodes."""
 
     @abstractmethod
-    def survey(self, ask: Ask) -> Survey:
-        """Return queues, nodes and settings; ``ask`` runs commands that only read."""
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Return queues, nodes, settings and the accounts of ``user``.
+
+        ``ask`` runs commands that only read.
+        """
 
     def unknown(self, line: str, survey: Survey) -> str:
         """Return why the batch scheduler does not know a name in the directive ``line``, or ""."""

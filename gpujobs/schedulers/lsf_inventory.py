@@ -29,7 +29,7 @@ class LSFInventory(Inventory):
         """Return the hosts; GPUs are only known to `survey`."""
         return [node for line in result.stdout.splitlines() for node in _node(line)]
 
-    def survey(self, ask: Ask) -> Survey:
+    def survey(self, ask: Ask, user: str) -> Survey:
         """Query hosts, their GPUs and memory, and queues."""
         nodes = self.parse_nodes(CommandResult(("bhosts",), 0, ask(self.nodes_command())))
         gpus, shared = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
@@ -61,7 +61,10 @@ def _node(line: str) -> Iterator[LiveNode]:
 
 
 def _gpus(stdout: str) -> dict[str, Counter[str]]:
-    """Return the number of GPUs of each model, by host, from ``lshosts -gpu``."""
+    """Return the number of GPUs of each model, by host, from ``lshosts -gpu``.
+
+    After IBM's documentation: its first line has all columns, further GPUs of a host have no name.
+    """
     found: dict[str, Counter[str]] = {}
     host = ""
     for line in stdout.splitlines():

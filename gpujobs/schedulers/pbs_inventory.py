@@ -27,7 +27,7 @@ class PBSInventory(Inventory):
         """Return the virtual nodes."""
         return [_node(name, fields) for name, fields in _table(result.stdout, "nodes").items()]
 
-    def survey(self, ask: Ask) -> Survey:
+    def survey(self, ask: Ask, user: str) -> Survey:
         """Query nodes, queues and the server."""
         nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
@@ -59,7 +59,7 @@ class TorqueInventory(Inventory):
             return []
         return [_torque_node(node) for node in root.iter("Node")]
 
-    def survey(self, ask: Ask) -> Survey:
+    def survey(self, ask: Ask, user: str) -> Survey:
         """Query nodes and queues."""
         nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
         rows = re.findall(

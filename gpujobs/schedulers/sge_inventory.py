@@ -32,7 +32,7 @@ class GridEngineInventory(Inventory):
         """Return the queue instances."""
         return [_node(instance) for instance in _instances(result.stdout)]
 
-    def survey(self, ask: Ask) -> Survey:
+    def survey(self, ask: Ask, user: str) -> Survey:
         """Query queues, hosts, parallel environments, resources and the global configuration."""
         nodes = self.parse_nodes(CommandResult(("qstat",), 0, ask(self.nodes_command())))
         names = ask(["qconf", "-sql"]).split()

@@ -31,11 +31,12 @@ class SlurmInventory(Inventory):
         """Return a row for each type of GPU of each node in each partition."""
         return [node for row in _rows(result.stdout) for node in _nodes(row)]
 
-    def survey(self, ask: Ask) -> Survey:
+    def survey(self, ask: Ask, user: str) -> Survey:
         """Query sinfo, the configuration, and the user's accounts."""
         stdout = ask(self.nodes_command())
         config = ask(["scontrol", "show", "config", *self._clusters()])
-        accounts = ask(["sacctmgr", "-n", "-P", "show", "associations", "format=Account,User"])
+        associations = ["show", "associations", f"user={user}", "format=Account,User"]
+        accounts = ask(["sacctmgr", "-n", "-P", *associations])
         size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
         return Survey(
             queues=tuple({queue.name: queue for queue in map(_queue, _rows(stdout))}.values()),

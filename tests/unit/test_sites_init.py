@@ -42,7 +42,7 @@ ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
 TEXTS = {
     "slurm": {
         "scontrol show config": "AccountingStorageEnforce = associations,limits\nMaxArraySize = 1001\n  ConstrainDevices  = yes\n",
-        "sacctmgr": "p1|ada\np2|ada\nroot|\n",
+        "sacctmgr -n -P show associations user=ada ": "p1|ada\np2|ada\n",
     },
     "sge": {
         "qconf -sql": "main\nshort\n",
@@ -69,7 +69,7 @@ def survey_of(name: str, changes: Mapping[str, str] | None = None) -> Survey:
         found = [text for start, text in {**answers, **texts}.items() if words.startswith(start)]
         return found[-1] if found else ""
 
-    return inventory().survey(ask)
+    return inventory().survey(ask, "ada")
 
 
 def drafted(folder: Path, name: str, survey: Survey) -> tuple[str, SiteFile]:
