@@ -108,12 +108,19 @@ def explain(
 
     document = spec.settings_document(settings)
     loaded = spec.load_spec(profile, site=site, settings=document)
-    found = origins.origins_of(key, profile, loaded.site, site, settings)
     plan, invalid = None, None
     try:
         plan = prepare.make_cluster_plan(loaded)
     except InputError as error:
         invalid = error  # the explanation is printed first
+    found = origins.origins_of(
+        key,
+        profile,
+        loaded.site,
+        site=site,
+        settings=settings,
+        queue_key=plan.groups[0].queue_key if plan else None,
+    )
     used = explain.used_values(plan, key) if plan else {}
     limits = list(explain.limits_of(loaded, plan, key))
     explained = explain_text.Explanation(found, used, limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InputError, Position
@@ -15,7 +15,8 @@ from .sitefiles import SiteFile, site_layers
 from .spec import settings_document
 from .yamlfile import read
 
-COMMAND_LINE, PROFILE, SITE, BUILT_IN = "command line", "profile", "site default", "built-in"
+COMMAND_LINE, PROFILE, QUEUE = "command line", "profile", "queue of the site"
+SITE, BUILT_IN = "site default", "built-in"
 _FREE = ("env", "groups", "workers.options")
 """Sections with names of the user's choice."""
 
@@ -39,17 +40,25 @@ class KeyOrigins:
 
 
 def origins_of(
-    key: str, profile: Path, site_file: SiteFile, site: str | None, settings: tuple[str, ...]
+    key: str,
+    profile: Path,
+    site_file: SiteFile,
+    *,
+    site: str | None = None,
+    settings: tuple[str, ...] = (),
+    queue_key: str | None = None,
 ) -> KeyOrigins:
     """Return the values of the profile's ``key``, such as ``workers.memory``.
 
-    ``site`` is the option ``--site``. InputError if there is no such key.
+    ``site`` is the option ``--site``, ``queue_key`` the queue of the plan if it is known.
+    InputError if there is no such key.
     """
     loc: Loc = tuple(key.split("."))
     declared = _declared(key)
     layers = [
         *((COMMAND_LINE, settings_document((setting,))) for setting in reversed(settings)),
         (PROFILE, read(profile)),
+        *((QUEUE, queue) for queue in _queue_layers(site_file, queue_key)),
         *((SITE, layer.section("defaults")) for layer in site_layers(site_file.path)),
     ]
     found = [origin for kind, layer in layers for origin in _values(layer, loc, kind)]
@@ -59,6 +68,14 @@ def origins_of(
         built_in = Origin(declared.default, BUILT_IN, Position(BUILT_IN))
         return KeyOrigins(key, declared.description, (*found, built_in))
     return KeyOrigins(key, "", tuple(found))
+
+
+def _queue_layers(site_file: SiteFile, key: str | None) -> Iterator[Document]:
+    """Yield the keys of a profile that the queue ``key`` has: `walltime` and `env`."""
+    if key:
+        queue = site_file.document.section("queues").section(key)
+        value = {name: queue.value[name] for name in ("walltime", "env") if name in queue.value}
+        yield replace(queue, value=value)
 
 
 def _values(layer: Document, loc: Loc, kind: str) -> Iterator[Origin]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..clusters.machine import this_machine
-from ..config.site import Queue, Site
+from ..config.queue import Queue
+from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..errors import InputError, UnavailableError
 from ..planning.sitecheck import NO_SETTINGS, try_site
@@ -110,7 +111,7 @@ def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> FreeQueue:
     return FreeQueue(
         queue=key,
         name=name,
-        gpu_type=queue.gpu_type,
+        gpu_type=", ".join(queue.named_types) or None,
         gpus_per_node=queue.gpus_per_node or 0,
         nodes=len({node.name for node in own}),
         usable_nodes=len({node.name for node in usable}),
@@ -129,7 +130,8 @@ def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode])
     if not queue.gpus_per_node:
         return True
     has_gpus = node.gpus is None or node.gpus > 0
-    return has_gpus and (not queue.gpu_type or node.gpu_type in ("", queue.gpu_type))
+    types = set(queue.named_types.values())
+    return has_gpus and (not types or node.gpu_type in {"", *types})
 
 
 def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[str, str | None]]:

@@ -11,7 +11,7 @@ from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..config import placeholders
 from ..config.document import Document
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..config.sitefiles import SiteFile
 from ..errors import InputError, Problem, UnavailableError
 from ..planning.directives import request_texts
@@ -176,7 +176,7 @@ class Comparison:
     def _names_the_queue(self, key: str, queue: Queue) -> bool:
         """Return whether jobs name the queue; otherwise its key is only the name of a shape."""
         gpus = bool(queue.gpus_per_node)
-        texts = request_texts(self.site_file.site, self.scheduler(), key, gpus)
+        texts = request_texts(self.site_file.site, self.scheduler(), key, gpus=gpus, nodes=1)
         return "queue" in placeholders.names(" ".join(texts))
 
     def _limit_problems(self, key: str, queue: Queue, live: LiveQueue) -> Iterator[Problem]:
@@ -194,12 +194,14 @@ class Comparison:
         self, key: str, queue: Queue, nodes: Sequence[LiveNode]
     ) -> Iterator[Problem]:
         types = sorted({node.gpu_type for node in nodes if node.gpu_type})
-        if queue.gpus_per_node and types and queue.gpu_type:
-            if queue.gpu_type not in types:
-                message = f"its nodes have GPUs of type {', '.join(types)}"
-                yield self._problem(message, "queues", key, "gpu_type")
+        named = set(queue.named_types.values())
+        if queue.gpus_per_node and types and named:
+            if unknown := sorted(named - set(types)):
+                message = f"its nodes have GPUs of type {', '.join(types)}, not {unknown[0]}"
+                name = "gpu_types" if queue.gpu_types else "gpu_type"
+                yield self._problem(message, "queues", key, name)
                 return
-            nodes = [node for node in nodes if node.gpu_type == queue.gpu_type]
+            nodes = [node for node in nodes if node.gpu_type in named]
         if queue.gpus_per_node and nodes:
             numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
             if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
@@ -232,7 +234,7 @@ class Comparison:
         tables: list[tuple[tuple[str, ...], object]] = [((), site)]
         tables += [(("queues", key), queue) for key, queue in site.queues.items()]
         for place, holder in tables:
-            for name in ("request", "cpu_request", "directives"):
+            for name in ("request", "cpu_request", "multi_node_request", "directives"):
                 for number, line in enumerate(getattr(holder, name) or ()):
                     if message := inventory.unknown(line, self.survey):
                         yield self._problem(message, *place, name, number)

@@ -23,7 +23,12 @@ _TEXTS: tuple[Loc, ...] = (
 
 def syntax_problems(site_file: SiteFile, results: Sequence[Tried]) -> Iterator[Problem]:
     """Yield the syntax errors of the site's bash text; if it has none, those of its scripts."""
-    problems = [problem for loc in _TEXTS for problem in _text_problems(site_file, loc)]
+    keys: list[Loc] = [("queues", key) for key in site_file.site.queues]
+    texts = [
+        *_TEXTS,
+        *((*key, *inside) for key in keys for inside in (("setup",), ("mpi", "setup"))),
+    ]
+    problems = [problem for loc in texts for problem in _text_problems(site_file, loc)]
     yield from problems
     if problems:
         return

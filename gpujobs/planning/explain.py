@@ -36,19 +36,29 @@ _OF_PLAN: Mapping[str, Callable[[Plan], Value]] = {
     "network.interface": lambda plan: plan.transport.interface,
 }
 _QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
-    "walltime": ("max_walltime",),
+    "walltime": ("max_walltime", "min_walltime"),
     "gpus": ("max_jobs", "nodes"),
-    "gpus_per_job": ("gpus_per_node", "max_gpus", "max_nodes", "min_nodes", "exclusive"),
+    "gpus_per_job": (
+        "gpus_per_node",
+        "gpus_per_job",
+        "max_gpus",
+        "min_gpus",
+        "max_nodes",
+        "min_nodes",
+        "exclusive",
+    ),
     "cpus_per_job": ("cpus_per_node", "cpus_per_gpu"),
     "memory_per_job": ("memory_per_node",),
     "workers.memory": ("memory_per_node",),
     "workers.threads": ("cpus_per_node", "cpus_per_gpu"),
-    "gpu_type": ("gpu_type",),
+    "gpu_type": ("gpu_type", "gpu_types"),
+    "layout": ("layouts",),
     "account": ("account",),
 }
 _SITE_LIMITS: Mapping[str, tuple[Loc, ...]] = {
     "gpus": (("max_queued_jobs",),),
     "account": (("account", "pattern"), ("account", "required")),
+    "layout": (("layouts",),),
     "network.protocol": (("network", "protocols"),),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..config.document import Document
-from ..config.site import Account
+from ..config.queue import Account
 from ..config.sitefiles import SiteFile
 from ..config.spec import make_spec
 from ..errors import InputError, Position, Problem

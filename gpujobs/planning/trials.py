@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..config.site import Queue, Site
+from ..config.queue import Queue
+from ..config.site import Site
 from ..schedulers import get_scheduler
 from .directives import request_texts
+from .queues import smallest_job
 
 WALLTIME = 600
 ACCOUNT = "any"
@@ -61,58 +63,68 @@ class _QueueTrials:
 
     def trials(self) -> Iterator[Trial]:
         """Yield one trial for each shape."""
-        yield self._trial(SMALLEST, _smallest(self.queue))
+        smallest = _smallest(self.site, self.queue)
+        yield self._trial(SMALLEST, smallest)
         shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
         for shape, keys in shapes:
             yield self._trial(shape, keys)
+        if len(self.queue.gpu_types) > 1:
+            for name in self.queue.gpu_types:
+                yield self._trial(f"GPU type {name}", {**smallest, "gpu_type": name})
         if limit := self.queue.max_walltime:
-            keys = {**_smallest(self.queue), "walltime": f"{limit}s"}
-            yield self._trial("walltime at the limit", keys)
-        yield from self._head()
+            yield self._trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
+        yield from self._head(smallest)
 
     def _parts_of_a_node(self) -> Iterator[tuple[str, dict[str, object]]]:
-        if self.queue.exclusive or not self._allows(nodes=1, gpus=1):
+        if self.queue.exclusive or not self._has_layout("workers"):
             return
-        if self.gpus > 1:
+        if self.gpus > 1 and self._allows(nodes=1, gpus=1):
             yield "one GPU", {"gpus": 1}
         part = self.gpus // 2
         if part > 1 and self._allows(nodes=1, gpus=part):
             yield "part of a node", {"gpus": part, "gpus_per_job": part}
 
     def _nodes(self) -> Iterator[tuple[str, dict[str, object]]]:
-        whole = {"gpus_per_job": self.gpus}
-        if self._allows(nodes=1, gpus=self.gpus):
+        whole, one_node = {"gpus_per_job": self.gpus}, self._allows(nodes=1, gpus=self.gpus)
+        if one_node and self._has_layout("workers"):
             yield "full node", {"gpus": self.gpus, **whole}
             if self._allows_jobs(2):
                 yield "two nodes", {"gpus": 2 * self.gpus, **whole}
+        if not self._has_layout("mpi"):
+            return
         nodes = max(2, self.queue.min_nodes or 1)
         if self._allows(nodes=nodes, gpus=nodes * self.gpus) and self._spans_nodes():
             yield "mpi", {"gpus": nodes * self.gpus, "layout": "mpi"}
-        elif self._allows(nodes=1, gpus=self.gpus):
+        elif one_node:
             yield "mpi", {"gpus": self.gpus, "layout": "mpi"}
 
     def _without_gpus(self) -> Iterator[tuple[str, dict[str, object]]]:
         if self.gpus and self._takes_cpu_jobs():
             yield "CPU", {"gpus": 0}
 
-    def _head(self) -> Iterator[Trial]:
+    def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
         without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
         key = next(without_gpus, self.key if self._takes_cpu_jobs() else None)
-        if key is None or (self.queue.min_nodes or 1) > 1 or not self._allows_jobs(2):
+        if key is None or smallest.get("layout") == "mpi" or not self._allows_jobs(2):
             return
-        keys = {**_smallest(self.queue), "head": {"queue": key}}
-        yield self._trial("head of its own", keys, key)
+        yield self._trial("head of its own", {**smallest, "head": {"queue": key}}, key)
 
     def _takes_cpu_jobs(self) -> bool:
         """Return whether jobs without GPUs may run in the queue."""
-        return not (self.gpus and self.queue.exclusive) and (self.queue.min_nodes or 1) == 1
+        whole_nodes = self.gpus and self.queue.exclusive
+        return not whole_nodes and (self.queue.min_nodes or 1) == 1 and self._has_layout("workers")
+
+    def _has_layout(self, name: str) -> bool:
+        return name in _layouts(self.site, self.queue)
 
     def _allows(self, *, nodes: int, gpus: int) -> bool:
         """Return whether the queue allows one job of this size."""
         queue = self.queue
         limits = ((nodes, queue.max_nodes), (nodes, queue.nodes), (gpus, queue.max_gpus))
         within = all(limit is None or number <= limit for number, limit in limits)
-        return within and gpus > 0 and nodes >= (queue.min_nodes or 1)
+        listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
+        enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
+        return within and enough and listed
 
     def _allows_jobs(self, jobs: int) -> bool:
         limits = (self.queue.max_jobs, self.site.max_queued_jobs)
@@ -120,14 +132,14 @@ class _QueueTrials:
 
     def _spans_nodes(self) -> bool:
         scheduler = get_scheduler(self.site.scheduler)()
-        return scheduler.spans_nodes(request_texts(self.site, scheduler, self.key, gpus=True))
+        texts = request_texts(self.site, scheduler, self.key, gpus=True, nodes=2)
+        return scheduler.spans_nodes(texts)
 
     def _trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
-        walltime = min(WALLTIME, self.queue.max_walltime or WALLTIME)
         profile: dict[str, object] = {
             "layout": "workers",
             "queue": self.key,
-            "walltime": f"{walltime}s",
+            "walltime": _walltime(self.queue),
             "account": ACCOUNT,
             "run_on": "head",
             **keys,
@@ -136,29 +148,49 @@ class _QueueTrials:
         return Trial(self.key, shape, profile, tuple(queues))
 
 
-def _smallest(queue: Queue) -> dict[str, object]:
+def _layouts(site: Site, queue: Queue) -> tuple[str, ...]:
+    return queue.layouts or site.layouts or ("workers", "mpi")
+
+
+def _smallest(site: Site, queue: Queue) -> dict[str, object]:
     """Return the keys of the smallest profile for a queue."""
-    per_node, nodes = queue.gpus_per_node or 0, queue.min_nodes or 1
+    per_node = queue.gpus_per_node or 0
     if not per_node:
         return {"gpus": 0}
-    layout = "mpi" if nodes > 1 else "workers"
-    gpus = per_node if queue.exclusive or nodes > 1 else 1
-    return {"gpus": gpus * nodes, "layout": layout}
+    gpus = smallest_job(queue)
+    nodes = max(queue.min_nodes or 1, -(-gpus // per_node))
+    if nodes > 1:
+        return {"gpus": per_node * nodes, "layout": "mpi"}
+    if "workers" in _layouts(site, queue):
+        return {"gpus": gpus}
+    return {"gpus": gpus, "layout": "mpi"}
+
+
+def _walltime(queue: Queue) -> str:
+    """Return a walltime within the limits of a queue."""
+    seconds = max(WALLTIME, queue.min_walltime or 0)
+    return f"{min(seconds, queue.max_walltime or seconds)}s"
 
 
 def _defaults(site: Site) -> Trial:
-    """Return the site's `defaults` as a profile, with the size that they leave open."""
+    """Return the site's `defaults` as a profile, with the keys that users have to add."""
     defaults = site.defaults
+    wanted = str(defaults.get("queue", "auto"))
+    fitting = [
+        key
+        for key, queue in site.queues.items()
+        if wanted in (key, site.queue_name(key)) or (wanted == "auto" and queue.auto)
+    ]
+    first = site.queues[next(iter(fitting or site.queues))]
     keys: dict[str, object] = {}
     if "gpus" not in defaults and "groups" not in defaults:
-        wanted = str(defaults.get("queue", "auto"))
-        fitting = (key for key in site.queues if wanted in ("auto", key, site.queue_name(key)))
-        keys = _smallest(site.queues[next(fitting, next(iter(site.queues)))])
+        keys = _smallest(site, first)
         if "layout" in defaults:
-            del keys["layout"]
+            keys.pop("layout", None)
+    if not fitting and wanted == "auto":
+        keys["queue"] = next(iter(site.queues))
     if "walltime" not in defaults:
-        limits = [queue.max_walltime or WALLTIME for queue in site.queues.values()]
-        keys["walltime"] = f"{min(WALLTIME, *limits)}s"
+        keys["walltime"] = _walltime(first)
     if "account" not in defaults:
         keys["account"] = ACCOUNT
     if defaults.get("run_on") == "ranks" and "run" not in defaults:

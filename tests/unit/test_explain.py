@@ -91,6 +91,16 @@ def test_groups_have_a_value_each(folder: Path) -> None:
     assert explained("groups.a.walltime")["value"] == "1h"
 
 
+def test_a_queue_of_the_site_has_values_of_its_own(folder: Path) -> None:
+    (folder / "p.yaml").write_text("gpus: 4\n")
+    own = SLURM.replace("max_nodes: 1", "max_nodes: 1, walltime: 20m, env: {A: c}")
+    (folder / "s.yaml").write_text(own)
+    found = explained("walltime")
+    assert place(found["set_by"]) == ("20m", "queue of the site", "s.yaml", 5)
+    assert found["used"] == {"": "20m"} and place(found["overrode"][0])[0] == "30m"
+    assert explained("env.A")["value"] == "c"
+
+
 def test_text(folder: Path) -> None:
     done = gpujobs("explain", "p.yaml", "walltime", "--site", "./t.yaml")
     lines = [line.split() for line in done.stdout.splitlines()]

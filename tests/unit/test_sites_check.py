@@ -66,6 +66,15 @@ def test_all_shapes_that_a_queue_allows_are_tried(home: Path) -> None:
     assert shapes(home, ("max_walltime: 1d, max_nodes: 1", "min_nodes: 2"))["gpu"] == [
         "smallest job", "mpi",
     ]  # fmt: skip
+    assert shapes(home, ("max_nodes: 1", "gpus_per_job: [2, 4], layouts: [workers]"))["gpu"] == [
+        "smallest job", "part of a node", "full node", "two nodes", "CPU", "walltime at the limit",
+        "head of its own",
+    ]  # fmt: skip
+    assert shapes(home, ("max_walltime: 1d, max_nodes: 1", "min_gpus: 8, min_walltime: 1h"))[
+        "gpu"
+    ] == ["smallest job", "mpi", "CPU"]
+    types = "max_nodes: 1, auto: false, gpu_types: {a100: a100_80, h100: h100}"
+    assert "GPU type h100" in shapes(home, ("max_nodes: 1", types))["gpu"]
     with_cpus = shapes(home, ("max_nodes: 1}", "exclusive: true}\n  cpu: {cpus_per_node: 8}"))
     assert with_cpus["cpu"] == ["smallest job", "head of its own"]
     assert "head of its own" in with_cpus["gpu"]

@@ -35,7 +35,7 @@ def test_a_file_that_agrees(home: Path) -> None:
     [
         (("max_walltime: 1d", "max_walltime: 25h"), "5: slurm: the walltime in queue gpu is at most 24h"),
         (("gpus_per_node: 4", "gpus_per_node: 2"), "5: slurm: its nodes have 4 GPUs"),
-        (("gpu_type: a100", "gpu_type: h100"), "5: slurm: its nodes have GPUs of type a100"),
+        (("gpu_type: a100", "gpu_type: h100"), "5: slurm: its nodes have GPUs of type a100, not h100"),
         (("cpus_per_node: 64", "cpus_per_node: 65"), "5: slurm: its nodes have 64 CPUs"),
         (("480GiB", "481GiB"), "5: slurm: its nodes have 480GiB of memory"),
         (("nodes: 2", "nodes: 3"), "5: slurm: it has 2 such nodes"),
