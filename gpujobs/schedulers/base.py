@@ -87,6 +87,8 @@ class Scheduler(ABC):
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
     inventory: ClassVar[type[Inventory] | None] = None
     """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
+    slow_cancel: ClassVar[bool] = False
+    """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 
