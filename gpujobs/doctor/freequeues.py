@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -105,22 +105,31 @@ def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> FreeQueue:
         queue = replace(queue, gpus_per_node=nodes[0].gpus)
     own = [node for node in nodes if _belongs(node, queue, name, nodes)]
     usable = [node for node in own if node.usable]
-    free = [node.free_gpus for node in usable if node.free_gpus is not None]
-    numbers = [node.gpus for node in own if node.gpus is not None]
-    known = bool(free) or not usable
     return FreeQueue(
         queue=key,
         name=name,
         gpu_type=", ".join(queue.named_types) or None,
         gpus_per_node=queue.gpus_per_node or 0,
-        nodes=len({node.name for node in own}),
-        usable_nodes=len({node.name for node in usable}),
-        gpus=sum(numbers) if len(numbers) == len(own) else None,
-        free_gpus=sum(free) if known else None,
-        most_free_gpus=max(free, default=0) if known else None,
+        nodes=_count(own),
+        usable_nodes=_count(usable),
+        gpus=_total(sum, [node.gpus for node in own]),
+        free_gpus=_total(sum, [node.free_gpus for node in usable]),
+        most_free_gpus=_total(max, [node.free_gpus for node in usable]),
         free_cpus=sum({node.name: node.free_cpus for node in usable}.values()),
         max_walltime=queue.max_walltime,
     )
+
+
+def _count(nodes: Sequence[LiveNode]) -> int:
+    return len({node.name for node in nodes})
+
+
+def _total(function: Callable[[list[int]], int], numbers: Sequence[int | None]) -> int | None:
+    """Return the sum or the maximum of ``numbers``; None if one of them is not known."""
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        return None
+    return function(known or [0])
 
 
 def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode]) -> bool:

@@ -63,16 +63,8 @@ def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
     ``name``: the value of `scheduler`; None: the first one that answers. Raises InputError if there
     is none.
     """
-    if name:
-        clients = [SchedulerClient(get_scheduler(name)(), timeout=TIMEOUT)]
-    else:
-        kinds = [get_scheduler(known) for known in scheduler_names()]
-        here = [
-            kind for kind in kinds if kind.inventory and is_available(kind.inventory.own_command)
-        ]
-        clients = [SchedulerClient(kind(), timeout=TIMEOUT) for kind in here]
     reasons = []
-    for client in clients:
+    for client in _clients(name):
         try:
             survey = take_survey(client)
         except UnavailableError as error:
@@ -85,6 +77,16 @@ def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
         raise UnavailableError("\n".join(reasons))
     message = "no command of a batch scheduler was found on this host"
     raise InputError(message, hint="is this a login node? --scheduler NAME names the one to ask")
+
+
+def _clients(name: str | None) -> list[SchedulerClient]:
+    """Return the batch scheduler ``name``, or those whose commands are on this host."""
+    kinds = [get_scheduler(known) for known in ([name] if name else scheduler_names())]
+    return [SchedulerClient(kind(), timeout=TIMEOUT) for kind in kinds if name or _is_here(kind)]
+
+
+def _is_here(kind: type[Scheduler]) -> bool:
+    return kind.inventory is not None and is_available(kind.inventory.own_command)
 
 
 def live_findings(
@@ -124,8 +126,7 @@ def _test_scripts(
         tested += len(result.scripts)
         messages = (client.refusal(script.text, Path.cwd()) for script in result.scripts)
         if message := next(filter(None, messages), None):
-            loc = ("queues", result.trial.queue) if result.trial.queue else ("defaults",)
-            position = site_file.document.key_position(loc)
+            position = site_file.document.key_position(result.trial.place)
             problem = Problem(f"{command} refuses the script: {message}", position)
             refused.append(replace(result, problems=(problem,)))
     if not tested:
@@ -193,23 +194,24 @@ class Comparison:
     def _node_problems(
         self, key: str, queue: Queue, nodes: Sequence[LiveNode]
     ) -> Iterator[Problem]:
-        types = sorted({node.gpu_type for node in nodes if node.gpu_type})
-        named = set(queue.named_types.values())
-        if queue.gpus_per_node and types and named:
-            if unknown := sorted(named - set(types)):
+        if queue.gpus_per_node:
+            types = sorted({node.gpu_type for node in nodes if node.gpu_type})
+            if types and (unknown := sorted(set(queue.named_types.values()) - set(types))):
                 message = f"its nodes have GPUs of type {', '.join(types)}, not {unknown[0]}"
                 name = "gpu_types" if queue.gpu_types else "gpu_type"
                 yield self._problem(message, "queues", key, name)
                 return
-            nodes = [node for node in nodes if node.gpu_type in named]
-        if queue.gpus_per_node and nodes:
-            numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
-            if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
-                listed = " or ".join(map(str, numbers))
-                yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
+            nodes = _nodes_of_types(nodes, queue)
+            yield from self._gpu_problems(key, queue, nodes)
             nodes = [node for node in nodes if (node.gpus or 0) >= queue.gpus_per_node]
         if nodes:
             yield from self._size_problems(key, queue, nodes)
+
+    def _gpu_problems(self, key: str, queue: Queue, nodes: Sequence[LiveNode]) -> Iterator[Problem]:
+        numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
+        if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
+            listed = " or ".join(map(str, numbers))
+            yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
 
     def _size_problems(
         self, key: str, queue: Queue, nodes: Sequence[LiveNode]
@@ -242,3 +244,9 @@ class Comparison:
     def _problem(self, message: str, *loc: str | int) -> Problem:
         name = self.site_file.site.scheduler
         return Problem(f"{name}: {message}", self.site_file.document.key_position(loc))
+
+
+def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:
+    """Return the nodes whose GPUs are of a type of the queue, if types are reported."""
+    types = queue.named_types.values()
+    return [node for node in nodes if not types or node.gpu_type in ("", *types)]

@@ -141,32 +141,36 @@ def _defaults(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _entries(queue: LiveQueue, nodes: Sequence[LiveNode]) -> Iterator[Entry]:
     """Yield one entry for each number and type of GPUs in an open queue, the largest first."""
-    if not queue.open:
-        return
-    own = [node for node in nodes if node.queue in ("", queue.name)]
-    shapes = sorted({(node.gpus or 0, node.gpu_type) for node in own}, reverse=True)
-    for gpus, gpu_type in shapes:
-        alike = [node for node in own if (node.gpus or 0, node.gpu_type) == (gpus, gpu_type)]
-        memory = min(node.memory or 0 for node in alike)
-        yield Entry(
-            key=_key(queue.name, gpus, gpu_type, shapes),
-            queue=queue,
-            gpus=gpus,
-            gpu_type=gpu_type,
-            cpus=min(node.cpus for node in alike),
-            memory=memory // GIB * GIB or None,
-            nodes=len({node.name for node in alike}),
-        )
+    own = [node for node in nodes if queue.open and node.queue in ("", queue.name)]
+    shapes = sorted({_shape(node) for node in own}, reverse=True)
+    for shape in shapes:
+        alike = [node for node in own if _shape(node) == shape]
+        yield _entry(queue, _key(queue.name, *shape, shapes), alike)
+
+
+def _shape(node: LiveNode) -> tuple[int, str]:
+    return node.gpus or 0, node.gpu_type
+
+
+def _entry(queue: LiveQueue, key: str, nodes: Sequence[LiveNode]) -> Entry:
+    """Return the entry of nodes with the same GPUs, with the least CPUs and memory of them."""
+    gpus, gpu_type = _shape(nodes[0])
+    memory = min(node.memory or 0 for node in nodes)
+    return Entry(
+        key=key,
+        queue=queue,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        cpus=min(node.cpus for node in nodes),
+        memory=memory // GIB * GIB or None,
+        nodes=len({node.name for node in nodes}),
+    )
 
 
 def _key(queue: str, gpus: int, gpu_type: str, shapes: Sequence[tuple[int, str]]) -> str:
     if len(shapes) == 1:
         return queue
-    if not gpus:
-        return f"{queue}-cpu"
-    same_type = [number for number, other in shapes if other == gpu_type]
-    suffix = f"x{gpus}" if len(same_type) > 1 or not gpu_type else ""
-    return f"{queue}-{gpu_type}{suffix}"
+    return f"{queue}-{gpu_type}x{gpus}" if gpus else f"{queue}-cpu"
 
 
 def _word(text: str) -> str:

@@ -95,15 +95,19 @@ def _path(error: InputError, site: str) -> Path:
 
 
 def _queue_checks(report: SiteReport) -> Iterator[Check]:
-    """Yield one check for each queue, whose result names the shapes of its trials."""
-    queues = dict.fromkeys(result.trial.queue for result in report.results)
-    for queue in queues:
+    """Yield the checks of each queue, whose results name the shapes of its trials."""
+    for queue in dict.fromkeys(result.trial.queue for result in report.results):
         results = [result for result in report.results if result.trial.queue == queue]
-        name = f"queue {queue}" if queue else "defaults"
-        if wrong := [result.trial.shape for result in results if result.problems]:
-            yield failed(name, ", ".join(wrong))
-        if right := [result.trial.shape for result in results if not result.problems]:
-            yield passed(name, ", ".join(right) if queue else "as a profile")
+        wrong = [result for result in results if result.problems]
+        name = f"queue {queue}" if queue else "profile"
+        if wrong:
+            yield failed(name, _shapes(wrong))
+        if len(wrong) < len(results):
+            yield passed(name, _shapes(result for result in results if not result.problems))
+
+
+def _shapes(results: Iterable[Tried]) -> str:
+    return ", ".join(result.trial.shape for result in results)
 
 
 def _finding_json(finding: Finding) -> dict[str, object]:

@@ -22,16 +22,13 @@ _TEXTS: tuple[Loc, ...] = (
 
 
 def syntax_problems(site_file: SiteFile, results: Sequence[Tried]) -> Iterator[Problem]:
-    """Yield the syntax errors of the site's bash text; if it has none, those of its scripts."""
-    keys: list[Loc] = [("queues", key) for key in site_file.site.queues]
-    texts = [
-        *_TEXTS,
-        *((*key, *inside) for key in keys for inside in (("setup",), ("mpi", "setup"))),
-    ]
+    """Return the syntax errors of the site's bash text; if it has none, those of its scripts."""
+    texts = [*_TEXTS, *(("queues", key, *loc) for key in site_file.site.queues for loc in _TEXTS)]
     problems = [problem for loc in texts for problem in _text_problems(site_file, loc)]
-    yield from problems
-    if problems:
-        return
+    return iter(problems or _script_problems(results))
+
+
+def _script_problems(results: Sequence[Tried]) -> Iterator[Problem]:
     seen: set[str] = set()
     for result in results:
         for script in result.scripts:

@@ -131,5 +131,4 @@ def _place(site_file: SiteFile, trial: Trial, problem: Problem) -> Position | No
     """Return the place in the site file for a problem of the profile that was tried."""
     if problem.related or not problem.position:
         return problem.related
-    loc = ("queues", trial.queue) if trial.queue else ("defaults",)
-    return site_file.document.key_position(loc)
+    return site_file.document.key_position(trial.place)

@@ -35,6 +35,11 @@ class Trial:
     queues: tuple[str, ...]
     """The queues that the profile may use."""
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Location in the site file."""
+        return ("queues", self.queue) if self.queue else ("defaults",)
+
     def __str__(self) -> str:
         """Return the trial as text: ``queue gpu: mpi``."""
         return f"queue {self.queue}: {self.shape}" if self.queue else f"the site's {self.shape}"
@@ -176,23 +181,21 @@ def _defaults(site: Site) -> Trial:
     """Return the site's `defaults` as a profile, with the keys that users have to add."""
     defaults = site.defaults
     wanted = str(defaults.get("queue", "auto"))
-    fitting = [
-        key
-        for key, queue in site.queues.items()
-        if wanted in (key, site.queue_name(key)) or (wanted == "auto" and queue.auto)
-    ]
-    first = site.queues[next(iter(fitting or site.queues))]
-    keys: dict[str, object] = {}
-    if "gpus" not in defaults and "groups" not in defaults:
-        keys = _smallest(site, first)
-        if "layout" in defaults:
-            keys.pop("layout", None)
+    fitting = [key for key in site.queues if _is_wanted(site, key, wanted)]
+    first = next(iter(fitting or site.queues))
+    added: dict[str, object] = {"walltime": _walltime(site.queues[first]), "account": ACCOUNT}
     if not fitting and wanted == "auto":
-        keys["queue"] = next(iter(site.queues))
-    if "walltime" not in defaults:
-        keys["walltime"] = _walltime(first)
-    if "account" not in defaults:
-        keys["account"] = ACCOUNT
-    if defaults.get("run_on") == "ranks" and "run" not in defaults:
-        keys["run"] = ["program.py"]
+        added["queue"] = first
+    if "gpus" not in defaults and "groups" not in defaults:
+        added |= _smallest(site, site.queues[first])
+    if defaults.get("run_on") == "ranks":
+        added["run"] = ["program.py"]
+    keys = {name: value for name, value in added.items() if name not in defaults}
     return Trial("", DEFAULTS, keys, tuple(site.queues))
+
+
+def _is_wanted(site: Site, key: str, wanted: str) -> bool:
+    """Return whether the value ``wanted`` of `queue` may lead to the queue ``key``."""
+    if wanted == "auto":
+        return site.queues[key].auto
+    return wanted in (key, site.queue_name(key))

@@ -163,7 +163,7 @@ def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
     found = {key: (q.name, q.gpus_per_node, q.gpu_type) for key, q in loaded.site.queues.items()}
     assert found == {
         "mixed-a100x8": ("mixed", 8, "a100"),
-        "mixed-h100": ("mixed", 4, "h100"),
+        "mixed-h100x4": ("mixed", 4, "h100"),
         "mixed-a100x4": ("mixed", 4, "a100"),
         "mixed-cpu": ("mixed", None, None),
     }
