@@ -13,13 +13,12 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from ..schedulers.jobs import cancel_targets
-from . import process
+from .command import run_command
 
 logger = logging.getLogger("gpujobs")
 
 RETRY_TIMEOUT = 90.0
 """Seconds for which a command is retried while the batch scheduler is unreachable."""
-SHORTEST_COMMAND_TIMEOUT = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
 CONFIRM_DELAY = 3.0
@@ -86,7 +85,7 @@ class SchedulerClient:
 
         UnavailableError also if the command fails for a reason that is not known.
         """
-        result = self._query(self.scheduler.find_command(name, getpass.getuser()))
+        result = self.query(self.scheduler.find_command(name, getpass.getuser()))
         if not self.scheduler.answered(result):
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
@@ -109,6 +108,17 @@ class SchedulerClient:
         result = self._run([*argv, *self.arguments], stdin=script, cwd=cwd)
         return self.scheduler.parse_estimate(result)
 
+    def refusal(self, script: str, cwd: Path) -> str | None:
+        """Return why ``script`` would be refused, "" if it would be accepted; None: unknown."""
+        argv = self.scheduler.estimate_command()
+        if not argv:
+            return None
+        result = self._run(argv, stdin=script, cwd=cwd)
+        if self.scheduler.unreachable(result):
+            self._check_started(result)
+            raise UnavailableError(f"{self.scheduler.name} is not available: {result.first_line}")
+        return self.scheduler.refuses(result)
+
     # -- query -------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
         """Return the status of all ``ids``, jobs of the clusters ``names``.
@@ -129,11 +139,11 @@ class SchedulerClient:
         self, ids: Sequence[JobId], names: Sequence[str]
     ) -> tuple[dict[JobId, JobStatus], CommandResult]:
         """Return the jobs that the queue lists, and the result of the first query."""
-        result = self._query(self.scheduler.status_command(ids, names, getpass.getuser()))
+        result = self.query(self.scheduler.status_command(ids, names, getpass.getuser()))
         found = self.scheduler.parse_status(result, ids)
         missing = [job for job in ids if job not in found]
         for argv in self.scheduler.more_status_commands(missing, result):
-            found.update(self.scheduler.parse_status(self._query(argv), missing))
+            found.update(self.scheduler.parse_status(self.query(argv), missing))
         return found, result
 
     def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
@@ -166,7 +176,7 @@ class SchedulerClient:
         refusals = [
             result.message
             for argv in self.scheduler.cancel_commands(targets)
-            if (result := self._query(argv, accept=self.scheduler.already_ended)).exit_code != 0
+            if (result := self.query(argv, accept=self.scheduler.already_ended)).exit_code != 0
             and not self.scheduler.already_ended(result)
         ]
         waiting = self._still_waiting(jobs, names) if jobs else []
@@ -182,7 +192,7 @@ class SchedulerClient:
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
-                waiting = [job for job in waiting if job in found and _waits(found[job])]
+                waiting = [job for job in waiting if job in found and found[job].waits]
                 if not waiting or time.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
@@ -233,7 +243,7 @@ class SchedulerClient:
         )
 
     # -- commands ----------------------------------------------------------------------------------
-    def _query(
+    def query(
         self, argv: Sequence[str], accept: Callable[[CommandResult], bool] = lambda result: False
     ) -> CommandResult:
         """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
@@ -257,16 +267,8 @@ class SchedulerClient:
     def _run(
         self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
     ) -> CommandResult:
-        command, *arguments = argv
-        if command in self.commands:
-            command = str(Path(self.commands[command]).expanduser())
-        timeout = max(SHORTEST_COMMAND_TIMEOUT, self.timeout)
-        return process.run(
-            [command, *arguments],
-            stdin=stdin,
-            cwd=cwd,
-            timeout=min(process.COMMAND_TIMEOUT, timeout),
-            env=process.environment(self.scheduler.environment, self.scheduler.fixed_environment),
+        return run_command(
+            self.scheduler, self.commands, argv, stdin=stdin, cwd=cwd, timeout=self.timeout
         )
 
     def _wait(self, seconds: float) -> None:
@@ -286,10 +288,6 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
-
-
-def _waits(status: JobStatus) -> bool:
-    return status.stuck or status.state is JobState.PENDING
 
 
 def _delays(first: float = FIRST_DELAY) -> Iterator[float]:

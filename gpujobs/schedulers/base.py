@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+from .inventory import Inventory
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
 
 __all__ = [
@@ -84,6 +85,8 @@ class Scheduler(ABC):
     """Environment variable with the job's id."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    inventory: ClassVar[type[Inventory] | None] = None
+    """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     slow_cancel: ClassVar[bool] = False
     """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
@@ -194,6 +197,10 @@ class Scheduler(ABC):
     def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start, or why the script cannot start."""
         return result.message
+
+    def refuses(self, result: CommandResult) -> str:
+        """Return why the batch scheduler would refuse the script of `estimate_command`, or ""."""
+        return "" if result.exit_code == 0 else result.message
 
     # -- query -------------------------------------------------------------------------------------
     @abstractmethod

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, quoted_path, ranges
+from .lsf_inventory import LSFInventory
 from .lsf_output import end_status, pending_reason, records, rows
 
 _UNREACHABLE = re.compile(
@@ -32,6 +33,7 @@ class LSF(Scheduler):
     """IBM Spectrum LSF 10.1, and its open relatives, which have no ``-gpu``."""
 
     name = "lsf"
+    inventory = LSFInventory
     prefix = "#BSUB"
     environment = ("LSF_ENVDIR", "LSF_SERVERDIR", "LSF_LIBDIR", "LSF_BINDIR", "LSB_CONFDIR")
     request = (

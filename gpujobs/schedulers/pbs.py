@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobStatus, Scheduler
 from .formats import find_integer, quoted_path, ranges
+from .inventory import Inventory
+from .pbs_inventory import PBSInventory
 from .pbs_output import job_id, job_status, listed_jobs
 
 # Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
@@ -45,6 +47,7 @@ class PBS(Scheduler):
     """
 
     name = "pbs"
+    inventory: ClassVar[type[Inventory] | None] = PBSInventory
     prefix = "#PBS"
     reservation_directive = "-q {reservation}"
     reservation_is_queue = True

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, ranges
+from .sge_inventory import GridEngineInventory
 from .sge_output import accounted_jobs, listed_jobs, listed_status, parse_details, parse_xml
 
 _UNREACHABLE = re.compile(
@@ -28,6 +29,7 @@ class GridEngine(Scheduler):
     """Grid Engine 6.2 and newer, all of its families."""
 
     name = "sge"
+    inventory = GridEngineInventory
     prefix = "#$"
     environment = (
         "SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_ARCH",

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
+from .slurm_inventory import SlurmInventory
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -58,6 +59,7 @@ class Slurm(Scheduler):
     """Slurm 20.11 and newer."""
 
     name = "slurm"
+    inventory = SlurmInventory
     prefix = "#SBATCH"
     environment = ("SLURM_CONF", "SLURM_CLUSTERS")
     fixed_environment = MappingProxyType({"SLURM_BITSTR_LEN": "0"})  # squeue cuts no list
@@ -188,8 +190,7 @@ class Slurm(Scheduler):
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        # By name: `squeue -j` fails if one id has left the queue. The pending jobs of an array are
-        # one line.
+        # By name: `squeue -j` fails if one id is gone. An array's pending jobs are one line.
         return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
@@ -265,9 +266,8 @@ def _long_option(letter: str) -> str:
 
 def _first_match(options: Iterable[str], names: Iterable[str]) -> str:
     """Return the first of ``names`` that one of ``options`` is or abbreviates, or ``""``."""
-    ordered = sorted(options)
     return min(
-        (name for name in names if any(_abbreviates(option, name) for option in ordered)),
+        (name for name in names if any(_abbreviates(option, name) for option in options)),
         default="",
     )
 

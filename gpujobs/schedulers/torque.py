@@ -9,6 +9,7 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import integer
 from .pbs import PBS
+from .pbs_inventory import TorqueInventory
 from .pbs_output import job_id, node_names, shell_exit_code, without_server
 
 _STATES = {
@@ -29,6 +30,7 @@ class Torque(PBS):
     """Torque 4 and newer. It accepts `-l select=…` without an error and ignores it."""
 
     name = "torque"
+    inventory = TorqueInventory
     slow_cancel = False
     request = (
         "-q {queue}",
