@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ..batch.system import HOST, System
 from ..injob.folder import EndKind
 from . import folder as folders
 from .folderstate import read_state
@@ -18,7 +19,13 @@ CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
 
 
-def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIMEOUT) -> None:
+def cancel(
+    record: ClusterRecord,
+    ledger: Ledger,
+    *,
+    timeout: float = CANCEL_TIMEOUT,
+    system: System = HOST,
+) -> None:
     """End a cluster: write `ended` into its folder, and cancel its jobs.
 
     A cluster without jobs, whose owner is gone, is recorded as finished.
@@ -27,7 +34,7 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
     """
     if record.path.is_dir():
         folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
-    record = recover_submission(record, ledger, at_once=True)
+    record = recover_submission(record, ledger, at_once=True, system=system)
     if record.finished:
         return
     if record.intent is not None:
@@ -39,7 +46,8 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
         return
     current = record.current_jobs(read_state(record.path).claims)
     jobs = {*record.jobs.values(), *current.values()}
-    client_of(record, timeout=timeout).cancel(sorted(jobs, key=str), [record.id])
+    client = client_of(record, timeout=timeout, system=system)
+    client.cancel(sorted(jobs, key=str), [record.id])
 
 
 def orphaned(record: ClusterRecord) -> bool:

@@ -73,7 +73,8 @@ def send(
     with disk_errors(record.path):
         path.write_text(script.text)
         path.chmod(0o700)
-    intent = Intent(first=script.first, count=script.count, group=group, array=script.array)
+    now = client.system.time()
+    intent = Intent(script.first, script.count, group, script.array, time=now)
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
     try:

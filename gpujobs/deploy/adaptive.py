@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Return the next step to ``target`` workers: up, down, or the same."""
-        now = time.monotonic()
+        now = self.cluster.now()
         jobs: list[PoolJob] = self.cluster.counting_jobs(self.group)
         await self._note_idle_jobs(jobs, now)
         group: WorkerGroup = self.cluster.worker_group(self.group)

@@ -156,6 +156,10 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         """Return how the dask scheduler finds the workers and the tasks of a group."""
         return self._pool.groups[group].demand(self.id, self._pool.plan.groups)
 
+    def now(self) -> float:
+        """Return the time of the monotonic clock, in seconds."""
+        return self._pool.system.monotonic()
+
     @property
     def longest_wait(self) -> float:
         """Seconds that a job of this cluster has waited in the queue; the longest so far."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from ..batch.system import HOST, System
 from ..clusters.report import JobPhase, JobReport
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
@@ -19,14 +20,14 @@ from .job import PoolJob
 class WorkerGroup:
     """A group of workers. Its name is "" in a cluster without groups."""
 
-    def __init__(self, jobs: JobGroup) -> None:
+    def __init__(self, jobs: JobGroup, system: System = HOST) -> None:
         self.jobs = jobs
         """As they were planned."""
         self.name = jobs.group
         self.target = 0
         """Wanted number of jobs."""
-        self.attempts = Attempts()
-        self.ceiling = Ceiling()
+        self.attempts = Attempts(system)
+        self.ceiling = Ceiling(system)
 
     @property
     def size(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from distributed.core import Status
 
@@ -31,9 +30,9 @@ class PoolJob:
     """A job of the pool. Times are those of the monotonic clock, in seconds."""
 
     report: JobReport
+    submitted: float
     devices: tuple[str, ...] = ()
     """GPUs of this machine that it uses; none if a batch scheduler assigns them."""
-    submitted: float = field(default_factory=time.monotonic)
     running_since: float | None = None
     connected_since: float | None = None
     lost_since: float | None = None

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ..batch.system import HOST, System
 from ..clusters import cancel as cancelling
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
@@ -53,12 +53,15 @@ logger = logging.getLogger("gpujobs")
 class JobPool:
     """The jobs of a cluster that this process owns. Blocking calls run in threads."""
 
-    def __init__(self, spec: ClusterSpec, plan: Plan, ledger: Ledger) -> None:
+    def __init__(
+        self, spec: ClusterSpec, plan: Plan, ledger: Ledger, system: System = HOST
+    ) -> None:
+        self.system = system
         self.plan = plan
         self.ledger = ledger
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, owner="client")
-        self.groups = {group.group: WorkerGroup(group) for group in plan.groups}
+        self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
         self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
         self.error: Exception | None = None
         """Why no more jobs are submitted."""
@@ -68,8 +71,10 @@ class JobPool:
         self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
-        self._client = client_of(self.record, stopping=self._closing.is_set)
-        self._monitor = ClusterMonitor([self.record], ledger, stopping=self._closing.is_set)
+        self._client = client_of(self.record, stopping=self._closing.is_set, system=system)
+        self._monitor = ClusterMonitor(
+            [self.record], ledger, stopping=self._closing.is_set, system=system
+        )
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -139,7 +144,7 @@ class JobPool:
         for script in scripts:
             record = await asyncio.to_thread(send, self.record, script, self._client, self.ledger)
             self.record = record
-            for job in self._submitter.jobs_of(record, script):
+            for job in self._submitter.jobs_of(record, script, self.system.monotonic()):
                 self.jobs.add(job)
         self.query_soon()
 
@@ -187,7 +192,7 @@ class JobPool:
             self._update(finished=True)
             return
         try:
-            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT)
+            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
         except GpujobsError as error:
             logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 
@@ -229,7 +234,7 @@ class JobPool:
         replaced.
         """
         report = self.report = await asyncio.to_thread(self._monitor.report, connected)
-        now = time.monotonic()
+        now = self.system.monotonic()
         async with lock:
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]

@@ -52,8 +52,8 @@ class Submitter:
         finally:
             self._next_number = number
 
-    def jobs_of(self, record: ClusterRecord, script: Script) -> Iterator[PoolJob]:
-        """Yield the jobs of a script that was just submitted."""
+    def jobs_of(self, record: ClusterRecord, script: Script, now: float) -> Iterator[PoolJob]:
+        """Yield the jobs of a script that was submitted at ``now``, of the monotonic clock."""
         jobs, gpus = script.jobs, script.jobs.shape.gpus
         workers = jobs is not self.plan.head
         for n, (number, job) in enumerate(record.submissions[-1].jobs.items()):
@@ -67,7 +67,7 @@ class Submitter:
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
             )
-            yield PoolJob(report, devices=script.devices[n * gpus : (n + 1) * gpus])
+            yield PoolJob(report, now, devices=script.devices[n * gpus : (n + 1) * gpus])
 
     def _render(
         self,
