@@ -241,7 +241,7 @@ def recover_submission(
         return record_submission(record, min(found), ledger, client)
     if recent:
         return record
-    if record.submissions:
+    if record.submissions or record.owner == "client":  # which submits again
         return ledger.update(record.id, intent=None)
     reason = "gpujobs was interrupted before the batch scheduler accepted a job"
     folders.end(record.path, EndKind.FAILED, 70, reason)

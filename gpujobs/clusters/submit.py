@@ -80,6 +80,7 @@ def send(
     try:
         submission_id = client.submit(script.text, record.id, known, record.path)
     except RefusedError as error:
+        ledger.update(record.id, intent=None)
         raise _refusal(error, group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
 

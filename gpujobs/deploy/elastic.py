@@ -15,7 +15,7 @@ from ..clusters.report import JobReport
 from ..clusters.scale import check_group_names
 from ..injob.names import job_name
 from ..planning.transport import LOOPBACK
-from .adaptive import JobAdaptive
+from .adaptive import JobAdaptive, check_bounds
 from .amount import Amount
 from .control import DaskControl
 from .display import JobsDisplay
@@ -133,8 +133,13 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._adaptive = self.adaptives.get(group)
         self.new_spec = {**self.new_spec, "options": workers.worker_options}
         adaptive = SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
+        check_bounds(adaptive, workers)
         self.adaptives[group] = adaptive
         return adaptive
+
+    def set_demand(self, group: str, jobs: int, maximum: int) -> None:
+        """Want ``jobs`` jobs, and at no time more than ``maximum``; `JobAdaptive` calls this."""
+        self._scaler.set_demand(group, jobs, maximum)
 
     async def grow(self, group: str, workers: int) -> None:
         """Request as many of ``workers`` workers as are possible; `JobAdaptive` calls this."""

@@ -26,6 +26,8 @@ class WorkerGroup:
         self.name = jobs.group
         self.target = 0
         """Wanted number of jobs."""
+        self.maximum: int | None = None
+        """Most jobs that there may be at any time, while the group adapts; None: it does not."""
         self.attempts = Attempts(system)
         self.ceiling = Ceiling(system)
 

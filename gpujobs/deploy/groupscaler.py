@@ -10,6 +10,7 @@ from ..text import plural
 from .daskside import DaskSide
 from .group import WorkerGroup
 from .pool import JobPool
+from .room import possible, room
 
 logger = logging.getLogger("gpujobs")
 
@@ -34,11 +35,11 @@ class GroupScaler:
 
         Failures are not forgotten: adaptive scaling asks every second.
         """
-        jobs, why_not = self.pool.possible(self.group, self.group.jobs_for(workers))
+        jobs, why_not = possible(self.pool, self.group, self.group.jobs_for(workers))
         self._report(why_not)
         if self.pool.error is not None:
             return
-        self.group.target = max(jobs, self._present())
+        self.group.target = jobs
         await self.replace()
         self.pool.write_targets()
 
@@ -47,7 +48,7 @@ class GroupScaler:
         pool, attempts = self.pool, self.group.attempts
         async with self._lock:
             alive = self._present()
-            missing = self.group.target - alive
+            missing = min(self.group.target - alive, room(pool, self.group))
             if missing <= 0 or attempts.pausing():
                 return
             if not attempts.exhausted(missing, alive):
@@ -71,7 +72,10 @@ class GroupScaler:
         if error is None:
             return
         accepted = self._present()
-        if self.dask.adapts(self.group.name) and accepted:
+        occupied = self.pool.jobs.occupied()[self.group.name]
+        if occupied > accepted:  # there may be room when those that leave have left
+            self.group.ceiling.refused(occupied, error)
+        elif self.dask.adapts(self.group.name) and accepted:
             self.group.ceiling.refused(accepted, error)
             self.group.target = accepted
         elif accepted == before:

@@ -43,6 +43,10 @@ class PoolJob:
     """The batch scheduler requeued it, and its workers have not connected again yet."""
     counted: bool = False
     """Its success has been counted."""
+    cancels: int = 0
+    """How often it has been cancelled."""
+    cancel_again: float = 0.0
+    """When it is cancelled again if the batch scheduler still has it, once it is released."""
 
     def update(self, report: JobReport, now: float) -> bool:
         """Take over a new report; return whether the phase has changed."""
@@ -52,6 +56,7 @@ class PoolJob:
         if report.phase.waits:
             self.requeued = self.requeued or self.running_since is not None
             self.running_since = self.connected_since = None
+            self.leaving = False
         elif self.running_since is None:
             self.running_since = now
         self._update_connection(now)
