@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config.sitefiles import data_folder, load_site, site_of_this_host
-from gpujobs.config.spec import load_spec
+from gpujobs.config.spec import load_spec, settings_document
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.sitecheck import site_problems
@@ -104,7 +104,7 @@ def test_no_such_site(home: Path) -> None:
 def test_settings(home: Path, setting: str) -> None:
     (home / "svd.yaml").write_text("gpus: 1\n")
     with pytest.raises(InputError, match="--set"):
-        load_spec(home / "svd.yaml", site="local", settings=(setting,))
+        load_spec(home / "svd.yaml", site="local", settings=settings_document((setting,)))
 
 
 def test_an_unset_variable_in_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +261,24 @@ def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.Monkey
     (own / "mine.yaml").write_text("extends: mine\ndirectory: /scratch/x\n")
     monkeypatch.setenv("GPUJOBS_SITE_PATH", f"{own}:{folder}")
     assert site_of_this_host() == "mine"
+
+
+def test_variables_select_a_site_before_the_host_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "environment_variables: {LMOD_SYSTEM_NAME: 'front.*', ARCH: x}\n"
+    (folder / "other.yaml").write_text(SLURM + other)
+    assert site_of_this_host() == "mine"
+    monkeypatch.setenv("LMOD_SYSTEM_NAME", "frontera")
+    assert site_of_this_host() == "mine"
+    monkeypatch.setenv("ARCH", "x")
+    assert site_of_this_host() == "other"
+    (folder / "third.yaml").write_text(SLURM + "environment_variables: {ARCH: x}\n")
+    with pytest.raises(InputError, match="several sites match the environment variables here: ot"):
+        site_of_this_host()
+    (folder / "third.yaml").write_text(SLURM + "environment_variables: {A-B: x}\n")
+    with pytest.raises(InputError, match="'A-B' is not a variable's name"):
+        load_site("third")
 
 
 def test_paths_that_are_no_files(folder: Path) -> None:
