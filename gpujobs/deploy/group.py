@@ -36,6 +36,11 @@ class WorkerGroup:
         """Number of workers of a job."""
         return self.jobs.shape.workers
 
+    def workers(self, present: int) -> int:
+        """Return the wanted number of workers; `adapt` keeps idle ones of the ``present`` jobs."""
+        kept = 0 if self.maximum is None else present
+        return max(self.target, kept) * self.size
+
     def jobs_for(self, workers: int) -> int:
         """Return the number of jobs that have ``workers`` workers or more."""
         return math.ceil(workers / self.size)

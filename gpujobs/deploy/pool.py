@@ -205,8 +205,9 @@ class JobPool:
 
     def write_targets(self) -> None:
         """Write the wanted numbers of workers into the ledger."""
+        present = self.jobs.numbers(counting=True)
         groups = tuple(
-            replace(record, workers=self.groups[record.name].target * record.workers_per_job)
+            replace(record, workers=self.groups[record.name].workers(present[record.name]))
             for record in self.record.groups
         )
         if groups != self.record.groups:
