@@ -47,9 +47,12 @@ class GroupScaler:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
         pool, attempts = self.pool, self.group.attempts
         async with self._lock:
-            alive = self._present()
-            missing = min(self.group.target - alive, room(pool, self.group))
-            if missing <= 0 or attempts.pausing():
+            if self._missing() <= 0 or attempts.pausing():
+                return
+            if not await pool.recover():
+                attempts.postpone()
+            alive, missing = self._present(), self._missing()
+            if missing <= 0 or pool.unanswered:
                 return
             if not attempts.exhausted(missing, alive):
                 await self._submit_possible(missing)
@@ -57,6 +60,9 @@ class GroupScaler:
                 pool.stop_submitting(self.group)
             if pool.error is not None:
                 self.group.target = self._present()
+
+    def _missing(self) -> int:
+        return min(self.group.target - self._present(), room(self.pool, self.group))
 
     def _present(self) -> int:
         return len(self.pool.jobs.counting(self.group.name))

@@ -19,7 +19,7 @@ from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
-from ..errors import JobFailedError, UnavailableError
+from ..errors import JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..planning.plan import Plan
@@ -103,7 +103,6 @@ class JobPool:
         """Submit ``count`` jobs of a group as one array, or as few arrays as the site allows."""
         if self.ended:
             raise self._ended_error()
-        await self._recover()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
         check_job_limits(self.plan, self.record, group.name, numbers)
@@ -144,11 +143,13 @@ class JobPool:
         for job in self._submitter.jobs_of(submission, now, devices):
             self.jobs.add(job)
 
-    async def _recover(self) -> None:
-        """Take over the jobs of a submission without a reply, which was accepted all the same.
+    async def recover(self) -> bool:
+        """Add the jobs of a submission without a reply; return whether its outcome is known.
 
-        Raises UnavailableError while that is unknown: another one would replace its intent.
+        Until then nothing is to be submitted: a second submission would replace the intent.
         """
+        if not self.unanswered:
+            return True
 
         def recover() -> ClusterRecord:
             record = self.ledger.get(self.id)
@@ -156,8 +157,7 @@ class JobPool:
 
         self.record = await asyncio.to_thread(recover)
         self._adopt(self.record)
-        if self.record.intent is not None:
-            raise UnavailableError("a submission got no reply, and may still be accepted")
+        return not self.unanswered
 
     def _adopt(self, record: ClusterRecord) -> None:
         """Add the jobs of submissions that were found again."""

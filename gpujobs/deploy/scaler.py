@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from ..clusters.report import JobPhase, ended_message
-from ..errors import GpujobsError, InputError, JobFailedError
+from ..errors import GpujobsError, InputError, JobFailedError, UnavailableError
 from ..injob.folder import EndKind
 from .daskside import DaskSide
 from .group import WorkerGroup
@@ -65,6 +65,7 @@ class Scaler:
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
+            await self.pool.recover()
             for group in self.pool.groups.values():
                 try:
                     await self._reach_target(group)
@@ -80,6 +81,9 @@ class Scaler:
         surplus = len(counting) - group.target
         if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
             await self._remove(group, surplus, counting)
+        elif surplus < 0 and self.pool.unanswered:
+            message = "a submission got no reply, and its jobs may still be accepted"
+            raise UnavailableError(message, hint="try again in two minutes")
         elif surplus < 0:
             try:
                 await self.pool.submit(group, -surplus)
