@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import logging
 import random
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from ..schedulers.jobs import cancel_targets
 from .command import run_command
+from .system import HOST, System
 
 logger = logging.getLogger("gpujobs")
 
@@ -53,6 +53,7 @@ class SchedulerClient:
     """Seconds for which a command is retried."""
     stopping: Callable[[], bool] = never
     """Return whether to give up waiting."""
+    system: System = HOST
 
     # -- submit ------------------------------------------------------------------------------------
     def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
@@ -63,9 +64,8 @@ class SchedulerClient:
         RefusedError if the batch scheduler refuses it.
         """
         argv = [*self.scheduler.submit_command(), *self.arguments]
-        deadline = time.monotonic() + self.timeout
-        garbled_replies = 0
-        delays = _delays()
+        deadline = self.system.monotonic() + self.timeout
+        garbled_replies, delays = 0, _delays()
         while True:
             result = self._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
@@ -76,7 +76,7 @@ class SchedulerClient:
             if submission := self._recover_submission(name, known, deadline, next(delays)):
                 return submission
             garbled_replies += result.exit_code == 0
-            if time.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
+            if self.system.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
                 message = f"{self.scheduler.name} returned no job id: {result.message}"
                 raise UnavailableError(message)
 
@@ -187,13 +187,13 @@ class SchedulerClient:
 
     def _still_waiting(self, jobs: Collection[JobId], names: Sequence[str]) -> list[JobId]:
         """Return those of ``jobs`` that wait in the queue some time after they were cancelled."""
-        deadline = time.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
+        deadline = self.system.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
         waiting = list(jobs)
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
                 waiting = [job for job in waiting if job in found and found[job].waits]
-                if not waiting or time.monotonic() + delay > deadline:
+                if not waiting or self.system.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
             except UnavailableError as error:
@@ -230,7 +230,7 @@ class SchedulerClient:
                     return min(found, default=None)
                 reported_none, delay = True, CONFIRM_DELAY
                 continue
-            if time.monotonic() > deadline:
+            if self.system.monotonic() > deadline:
                 raise self._no_response(result)
             delay = min(LONGEST_DELAY, delay * 2)
 
@@ -247,7 +247,7 @@ class SchedulerClient:
         self, argv: Sequence[str], accept: Callable[[CommandResult], bool] = lambda result: False
     ) -> CommandResult:
         """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
-        deadline = time.monotonic() + self.timeout
+        deadline = self.system.monotonic() + self.timeout
         delays = _delays()
         while True:
             result = self._run(argv)
@@ -258,7 +258,7 @@ class SchedulerClient:
                 return result
             delay = next(delays)
             name, reason = self.scheduler.name, result.first_line
-            if time.monotonic() + delay > deadline:
+            if self.system.monotonic() + delay > deadline:
                 message = f"{name} is not available: {reason}"
                 raise UnavailableError(message, hint="try again later")
             logger.warning("%s is not available (%s); retrying", name, reason)
@@ -268,16 +268,22 @@ class SchedulerClient:
         self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
     ) -> CommandResult:
         return run_command(
-            self.scheduler, self.commands, argv, stdin=stdin, cwd=cwd, timeout=self.timeout
+            self.scheduler,
+            self.commands,
+            argv,
+            stdin=stdin,
+            cwd=cwd,
+            timeout=self.timeout,
+            system=self.system,
         )
 
     def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = self.system.monotonic() + seconds
+        while (left := deadline - self.system.monotonic()) > 0:
             if self.stopping():
                 name = self.scheduler.name
                 raise UnavailableError(f"{name} did not respond before the cluster was closed")
-            time.sleep(min(0.25, left))
+            self.system.sleep(min(0.25, left))
 
     def _check_started(self, result: CommandResult) -> None:
         if result.started:

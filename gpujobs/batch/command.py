@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..schedulers import CommandResult, Scheduler
 from . import process
+from .system import HOST, System
 
 SHORTEST_TIMEOUT = 5.0
 
@@ -19,12 +20,13 @@ def run_command(
     stdin: str = "",
     cwd: Path | None = None,
     timeout: float = process.COMMAND_TIMEOUT,
+    system: System = HOST,
 ) -> CommandResult:
     """Run ``argv``; ``commands`` are other paths of commands, ``timeout`` is in seconds."""
     command, *arguments = argv
     if command in commands:
         command = str(Path(commands[command]).expanduser())
-    return process.run(
+    return system.run(
         [command, *arguments],
         stdin=stdin,
         cwd=cwd,

@@ -73,13 +73,15 @@ def send(
     with disk_errors(record.path):
         path.write_text(script.text)
         path.chmod(0o700)
-    intent = Intent(first=script.first, count=script.count, group=group, array=script.array)
+    now = client.system.time()
+    intent = Intent(script.first, script.count, group, script.array, time=now)
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
     try:
         client = replace(client, arguments=script.jobs.submit_arguments)
         submission_id = client.submit(script.text, record.id, known, record.path)
     except RefusedError as error:
+        ledger.update(record.id, intent=None)
         raise _refusal(error, group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
 
