@@ -107,6 +107,9 @@ def _facts(report: ClusterReport) -> Iterator[str]:
         yield f"  run      {shlex.join(record.run)}"
     if report.folder.address and not report.finished:
         yield f"  dask     {report.folder.address}"
+    if report.ends_at:
+        ends = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
+        yield f"  ends     at {ends}, unless it gets work (`idle_timeout`)"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
     for note in report.notes:

@@ -27,7 +27,7 @@ def cluster_state(
 ) -> tuple[ClusterState, str]:
     """Return the state of a cluster and its reason; ``connected``: names of its workers."""
     if folder.ended is not None:
-        return _STATE_OF_KIND[folder.ended.kind], _end_reason(folder.ended, jobs)
+        return _state_of(folder.ended), _end_reason(folder.ended, jobs)
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if not any(job.active for job in jobs):
@@ -41,6 +41,12 @@ def cluster_state(
     if not started:
         return ClusterState.PENDING, _waiting(jobs)
     return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
+
+
+def _state_of(ended: Ended) -> ClusterState:
+    if ended.kind is EndKind.IDLE and ended.exit_code:  # `run` was stopped
+        return ClusterState.FAILED
+    return _STATE_OF_KIND[ended.kind]
 
 
 def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:

@@ -50,6 +50,8 @@ class FolderState:
     """The protocol between dask's processes."""
     over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
     """Workers that were restarted because of their memory."""
+    ends_at: float | None = None
+    """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
 
@@ -120,6 +122,7 @@ class FolderReader:
             ended=_ended(self._json("ended")),
             workers=registry.get("workers", {}),
             over_memory=registry.get("over_memory", {}),
+            ends_at=registry.get("ends_at"),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},

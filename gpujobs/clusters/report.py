@@ -137,6 +137,11 @@ class ClusterReport:
         return self.state in (ClusterState.DONE, ClusterState.FAILED, ClusterState.CANCELLED)
 
     @property
+    def ends_at(self) -> float | None:
+        """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
+        return None if self.finished else self.folder.ends_at
+
+    @property
     def target(self) -> int:
         """Wanted number of workers."""
         return self.record.workers
@@ -241,6 +246,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
+        "ends_at": report.ends_at,
         "run": list(record.run),
         "notes": list(report.notes),
         "jobs": [job_json(job) for job in report.jobs],

@@ -157,6 +157,11 @@ def duration(value: object) -> int:
     return seconds
 
 
+def timeout(value: object) -> int:
+    """Return seconds of a `duration`, or 0, which turns a timeout off."""
+    return 0 if value in ("0", 0) and value is not False else duration(value)
+
+
 def _seconds(text: str) -> int:
     if re.fullmatch(r"\d+", text):
         raise ValueError(f"{text} needs a unit: {text}m or {text}h?")

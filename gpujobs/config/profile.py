@@ -16,6 +16,7 @@ from .kinds import (
     SCRIPT,
     SIZE,
     TEXT,
+    TIMEOUT,
     VARIABLE,
     WORD,
     Scalar,
@@ -199,6 +200,12 @@ class Profile(Model):
     )
     start_timeout: int = optional(
         DURATION, "how long an active process may take to register", default=300
+    )
+    idle_timeout: int | None = optional(
+        TIMEOUT, "the cluster ends after so long without tasks; 0: never"
+    )
+    client_timeout: int | None = optional(
+        TIMEOUT, "the cluster ends after so long without clients; 0: never"
     )
     workers: Workers = optional(Section(Workers), "worker options", default=Workers())
     network: Network = optional(

@@ -36,6 +36,6 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     ranks.sh       environment of the ranks; not every MPI launcher passes it to other nodes
     launch-start, launch-stop, launch-exit
                    connect a container with the MPI launcher outside: see `outside`
-    idle           written by the dask scheduler if it closes because it was idle for too long
+    idle           written by the dask scheduler if the cluster must end because it had no work
     lease          touched by a client that owns the cluster; when it grows old, the head exits
 """

@@ -24,7 +24,9 @@ EXIT_STOPPED = 143
 HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
 IDLE = "idle"
-"""File that the dask scheduler writes if it closes because it was idle for too long."""
+"""File that the dask scheduler writes if the cluster must end because it had no work."""
+END_AFTER = "GPUJOBS_END_AFTER"
+"""Variable with the rules of `idle`, for the dask scheduler."""
 
 
 class EndKind(str, Enum):

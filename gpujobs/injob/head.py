@@ -9,7 +9,15 @@ import time
 from typing import NoReturn
 
 from .choice import TransportChoice
-from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at, over_memory_message
+from .folder import (
+    END_AFTER,
+    EXIT_STOPPED,
+    HEARTBEAT,
+    IDLE,
+    EndKind,
+    modified_at,
+    over_memory_message,
+)
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
@@ -56,6 +64,8 @@ class Head(Job):
         self._check_interface()
         protocol = self._choose_protocol()
         self.environ.update(dask_config(self.folder.path, protocol))
+        if self.options.end_after:
+            self.environ[END_AFTER] = self.options.end_after
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
@@ -66,6 +76,7 @@ class Head(Job):
             if self.command is not None and not self.command.running and not self.stop_reason:
                 self._command_ended(self.command, scheduler)
             self._check_stop()
+            self._check_idle()
             if not scheduler.running:
                 self._scheduler_ended(scheduler)
             self.check_end()
@@ -83,6 +94,7 @@ class Head(Job):
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
             self._check_stop()
+            self._check_idle()
             self.check_end()
             self._check_lease()
             if launcher.running:
@@ -192,15 +204,20 @@ class Head(Job):
     def _scheduler_ended(self, scheduler: ManagedProcess) -> NoReturn:
         if scheduler.exit_code != 0:
             raise failure(scheduler.exit_message())
+        self._check_idle()
         if self.command is None:
-            if idle := self.folder.read(IDLE):
-                raise JobExit(0, EndKind.IDLE, idle["reason"])
             raise JobExit(0, EndKind.SHUTDOWN, "a client shut the dask scheduler down")
         # The command called client.shutdown() and may have more to do.
         while self.command.running:
             self.pause(_POLL_INTERVAL)
             self._check_stop()
         self._command_ended(self.command, scheduler)
+
+    def _check_idle(self) -> None:
+        """Exit if the dask scheduler asks for it; `run` has not succeeded then."""
+        if idle := self.folder.read(IDLE):
+            code = EXIT_STOPPED if self.command is not None else 0
+            raise JobExit(code, EndKind.IDLE, idle["reason"])
 
     def _check_stop(self) -> None:
         """Stop `run` and exit if the batch scheduler or the walltime requires it."""

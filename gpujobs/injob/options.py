@@ -57,6 +57,7 @@ class SuperviseOptions:
     )
     start_timeout: int = _option("limit for processes to register", type=int, default=300)
     cancel: str = _option("command that cancels waiting jobs; ids are appended", default="")
+    end_after: str = _option("when a cluster without work ends, see idle.py", default="")
     lease: int = _option("limit for the owner to renew its lease", type=int, default=0)
     batch_script: int = _option("its process, if not the parent", type=int, default=0)
     python_folder: str = _option("folder that is first on PATH", default="")

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..injob.idle import rules_text
 from ..injob.names import ARCHIVE, HEAD
 from .bash import Bash, command
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
@@ -90,6 +91,8 @@ def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     lines = [" ".join([protocols, *plan.transport.interface_option()])]
     if plan.profile.run_on == "ranks":
         lines.append("--run-on=ranks")
+    if plan.end_after:
+        lines.append(f"--end-after={rules_text(plan.end_after)}")
     if plan.scheduler.cancel_waiting and not jobs.container:  # whose image has no such command
         lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
     return lines

@@ -7,7 +7,8 @@ exceeds one is an InputError with the positions of both.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ..config.groups import group_specs
 from ..config.profile import Profile
@@ -23,6 +24,7 @@ from .groups import GroupPlanner
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
+from .lifetime import end_after
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
@@ -50,6 +52,8 @@ class Plan:
     """Folder of the clusters' folders, expanded on this host."""
     workdir: str
     start_workers: int
+    end_after: Mapping[str, int] = field(default_factory=dict)
+    """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
     devices: tuple[str, ...] = ()
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
@@ -150,6 +154,7 @@ class _Planner:
         self.layout = LAYOUTS[self.profile.layout](self.profile, self.site, self.scheduler)
         self.machine = machine if self.scheduler.on_this_machine else None
         self.this_python = python
+        self.owned = elastic
         self.elastic = elastic and self.layout.elastic
         self.diagnostics = Diagnostics(spec)
 
@@ -163,6 +168,7 @@ class _Planner:
         head = self._head(head_key, root)
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, [group.profile for group in groups])
+        rules = {} if self.owned else end_after(self.diagnostics)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
@@ -179,6 +185,7 @@ class _Planner:
             root=root,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
+            end_after=rules,
             devices=self._devices(sum(group.gpus for group in groups)),
             notes=tuple(self.diagnostics.notes),
         )

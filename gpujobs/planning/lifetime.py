@@ -1,0 +1,52 @@
+"""How long a cluster lives: its end without work."""
+
+from __future__ import annotations
+
+from ..injob.idle import RULES
+from ..text import walltime_text
+from .diagnostics import Diagnostics
+
+DEFAULT = 1800
+"""Seconds without tasks and clients after which a cluster without `run` ends."""
+
+
+def end_after(diagnostics: Diagnostics) -> dict[str, int]:
+    """Return when a cluster without work ends: seconds by rule (see `injob.idle`).
+
+    `idle_timeout` and `client_timeout` act each by itself. Without both of them, a cluster without
+    `run` ends after `DEFAULT` seconds without tasks and clients, or the site's limit.
+    """
+    profile = diagnostics.spec.profile
+    most = None if profile.run else diagnostics.spec.site.site.max_idle_timeout
+    given = {"idle": profile.idle_timeout, "client": profile.client_timeout}
+    for name, seconds in given.items():
+        _check_limit(diagnostics, f"{name}_timeout", seconds, most)
+    rules = {name: seconds for name, seconds in given.items() if seconds}
+    if not profile.run and set(given.values()) == {None}:
+        rules = {"unused": min(DEFAULT, most or DEFAULT)}
+    for name, seconds in rules.items():
+        diagnostics.note(_note(name, seconds, can_turn_off=not most))
+    return rules
+
+
+def _check_limit(diagnostics: Diagnostics, key: str, seconds: int | None, most: int | None) -> None:
+    if most is None or seconds is None or 0 < seconds <= most:
+        return
+    limit = walltime_text(most)
+    place = diagnostics.spec.site_position("max_idle_timeout")
+    message = f"the site allows at most {limit} (`max_idle_timeout`)"
+    diagnostics.profile_error(f"`{key}`: {message}", key, hint=f"{key}: {limit}", related=place)
+
+
+def _note(name: str, seconds: int, *, can_turn_off: bool) -> str:
+    text = f"the cluster ends after {_duration(seconds)} {RULES[name]}"
+    if name == "unused" and can_turn_off:
+        text += "; `idle_timeout: 0` turns this off"
+    return text
+
+
+def _duration(seconds: int) -> str:
+    minutes, rest = divmod(seconds, 60)
+    if rest or minutes > 120:
+        return walltime_text(seconds)
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"
