@@ -55,18 +55,21 @@ class SchedulerClient:
     """Return whether to give up waiting."""
 
     # -- submit ------------------------------------------------------------------------------------
-    def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
+    def submit(
+        self, script: str, name: str, known: Collection[str], cwd: Path, after: Sequence[str] = ()
+    ) -> str:
         """Submit ``script`` exactly once, from the folder ``cwd``; return the submission's id.
 
         ``name`` is the job's name, unique to the cluster, and ``known`` are the earlier submissions
         of that name: if a reply is lost, a submission of that name that is not one of them is ours.
-        RefusedError if the batch scheduler refuses it.
+        It starts after all submissions ``after``. RefusedError if the batch scheduler refuses it.
         """
         deadline = time.monotonic() + self.timeout
         garbled_replies = 0
         delays = _delays()
+        argv = [*self.scheduler.submit_command(), *self.scheduler.after_options(after)]
         while True:
-            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
+            result = self._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
                 return submission
             # The reply was lost or garbled: the job may have been accepted all the same.
@@ -182,7 +185,7 @@ class SchedulerClient:
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
-                waiting = [job for job in waiting if job in found and _waits(found[job])]
+                waiting = [job for job in waiting if job in found and found[job].waits]
                 if not waiting or time.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
@@ -286,10 +289,6 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
-
-
-def _waits(status: JobStatus) -> bool:
-    return status.stuck or status.state is JobState.PENDING
 
 
 def _delays(first: float = FIRST_DELAY) -> Iterator[float]:

@@ -87,9 +87,9 @@ def ask_to_leave(folder: Path, number: int) -> None:
     write_atomically(folder / f"leave-{number}", "")
 
 
-def write_job_ids(folder: Path, targets: Iterable[str]) -> None:
-    """Write the ids with which the head cancels the cluster's waiting jobs."""
-    write_atomically(folder / "job-ids", "".join(f"{target}\n" for target in targets))
+def write_job_ids(folder: Path, suffix: str, targets: Iterable[str]) -> None:
+    """Write ids with which the head cancels waiting jobs into ``job-ids`` with this suffix."""
+    write_atomically(folder / f"job-ids{suffix}", "".join(f"{target}\n" for target in targets))
 
 
 def spec_path(folder: Path) -> Path:

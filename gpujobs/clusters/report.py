@@ -84,6 +84,8 @@ class JobReport:
     starts: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
+    attempt: int = 1
+    """Which start of the cluster it is for."""
     group: str = ""
     """Of its workers; "" if the cluster has no groups, or for the head's own job."""
     workers: tuple[str, ...] = ()
@@ -125,6 +127,8 @@ class ClusterReport:
     folder: FolderState
     connected: int = 0
     """Number of connected workers."""
+    attempt: int = 1
+    """Which start of the cluster this is."""
 
     @property
     def active(self) -> bool:
@@ -193,6 +197,7 @@ def job_json(job: JobReport) -> dict[str, Json]:
     group: dict[str, Json] = {"group": job.group} if job.group else {}
     return {
         "number": job.number,
+        "attempt": job.attempt,
         **group,
         "id": job.id,
         "phase": job.phase.value,
@@ -246,6 +251,8 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
+        "attempt": report.attempt,
+        "attempts": record.attempts,
         "ends_at": report.ends_at,
         "run": list(record.run),
         "notes": list(report.notes),

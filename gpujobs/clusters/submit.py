@@ -73,11 +73,18 @@ def send(
     with disk_errors(record.path):
         path.write_text(script.text)
         path.chmod(0o700)
-    intent = Intent(first=script.first, count=script.count, group=group, array=script.array)
+    intent = Intent(
+        first=script.first,
+        count=script.count,
+        group=group,
+        array=script.array,
+        attempt=script.attempt,
+    )
+    after = [sent.id for sent in record.submissions if sent.attempt == script.attempt - 1]
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
     try:
-        submission_id = client.submit(script.text, record.id, known, record.path)
+        submission_id = client.submit(script.text, record.id, known, record.path, after)
     except RefusedError as error:
         raise _refusal(error, group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
@@ -109,6 +116,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         multi_cluster=plan.site.cluster,
         commands=dict(plan.site.commands),
         layout=plan.layout.name,
+        attempts=plan.attempts,
         owner=owner,
         notes=plan.notes,
         contact=plan.site.contact,

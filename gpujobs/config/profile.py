@@ -9,8 +9,10 @@ from typing import Literal, TypeAlias
 from . import fields
 from .kinds import (
     ARGV,
+    COUNT,
     DIRECTIVES,
     DURATION,
+    EXIT_CODE,
     FLAG,
     POSITIVE,
     SCRIPT,
@@ -191,6 +193,12 @@ class Profile(Model):
         choice("head", "ranks"),
         "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
         default="head",
+    )
+    requeue: int = optional(
+        COUNT, "how often the cluster starts again after its walltime or a preemption", default=0
+    )
+    walltime_exit: int | None = optional(
+        EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
     )
     workdir: str | None = optional(
         TEXT, "working directory of run; default: the one in which submit was called"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from .attempts import begin_attempt, end_attempt, over
 from .folder import EXIT_FAILED, Ended, EndKind, Folder
 from .head import Head
 from .log import log
@@ -20,6 +21,13 @@ def supervise(options: SuperviseOptions) -> int:
     """
     folder = Folder(options.folder)
     _write_start(folder, options)
+    if over(options.attempt) in folder.names():
+        log(f"attempt {options.attempt} ended before this job started")
+        return 0
+    if not begin_attempt(folder, options.attempt):
+        reason = f"attempt {options.attempt} has not begun: its first job did not set it up"
+        folder.end(Ended(EndKind.FAILED, EXIT_FAILED, reason, options.job))
+        return EXIT_FAILED
     if not options.scheduler:
         return Workers(options).run()
     try:
@@ -50,5 +58,9 @@ def _second_start(folder: Folder, options: SuperviseOptions) -> int:
         return Workers(options).run()
     # The batch scheduler restarted the head: the dask scheduler's state and `run` are lost.
     reason = f"the batch scheduler started the head's job again, on {node_name()}; submit again"
+    if options.attempt < options.attempts:
+        log(reason)
+        end_attempt(folder, options.attempt, reason)
+        return 0
     folder.end(Ended(EndKind.FAILED, EXIT_FAILED, reason, options.job))
     return Head(options).run()

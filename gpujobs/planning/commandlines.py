@@ -45,7 +45,7 @@ def warning(walltime: int | None) -> int:
     return min(LONGEST_WARNING, max(SHORTEST_WARNING, walltime // 10))
 
 
-def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
+def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> list[Bash]:
     """Return the options of the job's supervisor, one line each."""
     lines = []
     if jobs.shape.gpus:
@@ -57,6 +57,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
     if jobs.walltime:
         lines.append(f"--walltime={jobs.walltime} --warning={warning(jobs.walltime)}")
     lines.append(" ".join(_start_options(plan, jobs, roles)))
+    if plan.attempts > 1:
+        lines.append(" ".join(_attempt_options(plan, attempt)))
     if jobs.container:
         lines.append(" ".join(_container_options(jobs)))
     if roles.scheduler:
@@ -76,6 +78,13 @@ def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
         options.append(f"--start-workers={plan.start_workers}")
         if groups := [f"{name}={n}" for name, n in plan.start_groups.items()]:
             options.append(f"--start-groups={','.join(groups)}")
+    return options
+
+
+def _attempt_options(plan: Plan, attempt: int) -> list[str]:
+    options = [f"--attempt={attempt}", f"--attempts={plan.attempts}"]
+    if plan.profile.walltime_exit:
+        options.append(f"--walltime-exit={plan.profile.walltime_exit}")
     return options
 
 

@@ -1,9 +1,10 @@
-"""How long a cluster lives: its end without work."""
+"""How long a cluster lives: its end without work, and its attempts."""
 
 from __future__ import annotations
 
 from ..injob.idle import RULES
-from ..text import walltime_text
+from ..schedulers import Scheduler
+from ..text import plural, walltime_text
 from .diagnostics import Diagnostics
 
 DEFAULT = 1800
@@ -27,6 +28,33 @@ def end_after(diagnostics: Diagnostics) -> dict[str, int]:
     for name, seconds in rules.items():
         diagnostics.note(_note(name, seconds, can_turn_off=not most))
     return rules
+
+
+def attempts(diagnostics: Diagnostics, scheduler: Scheduler, jobs: int) -> int:
+    """Return how often a cluster of ``jobs`` jobs starts at most: 1, and `requeue` times again."""
+    profile = diagnostics.spec.profile
+    if profile.walltime_exit and not profile.requeue:
+        message = "`walltime_exit` asks for another attempt, but there is none"
+        diagnostics.profile_error(message, "walltime_exit", hint="requeue: 1")
+    if profile.requeue and not scheduler.after_options(["1"]):
+        diagnostics.note(f"`requeue` is ignored: {scheduler.name} has no dependencies of jobs")
+        return 1
+    starts = profile.requeue + 1
+    _check_queued(diagnostics, jobs, starts)
+    if starts > 1:
+        diagnostics.note(f"the jobs of {starts} attempts are submitted at once (`requeue`)")
+    return starts
+
+
+def _check_queued(diagnostics: Diagnostics, jobs: int, starts: int) -> None:
+    """Report more queued jobs than the site allows: those of all attempts are submitted at once."""
+    most = diagnostics.spec.site.site.max_queued_jobs
+    if starts > 1 and most and jobs <= most < jobs * starts:
+        queued = f"{plural(jobs, 'job')} of {starts} attempts"
+        message = f"{queued}; the site allows {most} of one user (`max_queued_jobs`)"
+        place = diagnostics.spec.site_position("max_queued_jobs")
+        hint = f"requeue: {most // jobs - 1}"
+        diagnostics.profile_error(message, "requeue", hint=hint, related=place)
 
 
 def _check_limit(diagnostics: Diagnostics, key: str, seconds: int | None, most: int | None) -> None:

@@ -24,7 +24,7 @@ from .groups import GroupPlanner
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
-from .lifetime import end_after
+from .lifetime import attempts, end_after
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
@@ -54,6 +54,8 @@ class Plan:
     start_workers: int
     end_after: Mapping[str, int] = field(default_factory=dict)
     """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
+    attempts: int = 1
+    """How often the cluster starts at most (`requeue`)."""
     devices: tuple[str, ...] = ()
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
@@ -78,6 +80,11 @@ class Plan:
     def jobs_with_workers(self) -> int:
         """Number of all jobs with workers."""
         return sum(group.shape.jobs for group in self.groups)
+
+    @property
+    def jobs_of_attempt(self) -> int:
+        """Number of all jobs of one attempt."""
+        return self.jobs_with_workers + (self.head is not None)
 
     @property
     def start_groups(self) -> dict[str, int]:
@@ -169,6 +176,8 @@ class _Planner:
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, [group.profile for group in groups])
         rules = {} if self.owned else end_after(self.diagnostics)
+        jobs = sum(group.shape.jobs for group in (head, *groups) if group)
+        starts = 1 if self.owned else attempts(self.diagnostics, self.scheduler, jobs)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
@@ -186,6 +195,7 @@ class _Planner:
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
             end_after=rules,
+            attempts=starts,
             devices=self._devices(sum(group.gpus for group in groups)),
             notes=tuple(self.diagnostics.notes),
         )

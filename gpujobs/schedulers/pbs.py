@@ -72,6 +72,7 @@ class PBS(Scheduler):
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
+    after = ("-W", "depend=afterany:{ids}")
     # No `cancel_waiting`: qdel cannot choose by state, and would end running jobs, too. A pending
     # job finds that the cluster has ended when it starts.
 

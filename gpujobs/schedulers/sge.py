@@ -100,6 +100,9 @@ class GridEngine(Scheduler):
     def submit_command(self) -> list[str]:
         return ["qsub", "-terse"]
 
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        return ["-hold_jid", ",".join(submissions)] if submissions else []
+
     def parse_submit(self, stdout: str) -> str | None:
         for line in reversed(stdout.strip().splitlines()):
             if found := re.fullmatch(r"(\d+)(\.\d+-\d+:\d+)?", line.strip()):

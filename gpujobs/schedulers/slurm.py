@@ -94,13 +94,14 @@ class Slurm(Scheduler):
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
         "export": "it selects the variables that reach the job: name them in `env`",
         "export-file": "it selects the variables that reach the job: name them in `env`",
-        "requeue": "a job that is started again has lost its dask scheduler",
+        "requeue": "use the key `requeue`: a job that starts again has lost its dask scheduler",
         "test-only": "sbatch would submit nothing",
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
+    after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
 
@@ -187,8 +188,7 @@ class Slurm(Scheduler):
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        # By name: `squeue -j` fails if one id has left the queue. The pending jobs of an array are
-        # one line.
+        # By name: `squeue -j` fails if an id has left the queue. An array's pending jobs: one line.
         return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
@@ -239,8 +239,8 @@ class Slurm(Scheduler):
         return job.submission if job.index is None else f"{job.submission}_{job.index}"
 
     def already_ended(self, result: CommandResult) -> bool:
-        ended = ("Invalid job id", "already completing or completed")
-        return any(text in result.stderr for text in ended)
+        ended = r"Invalid job id|already completing or completed"
+        return re.search(ended, result.stderr) is not None
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []

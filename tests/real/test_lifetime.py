@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ..support.backend import Backend
-from ..support.cli import Cli
+from ..support.cli import ROOT, Cli
 from ..support.processes import patience, until
 from .test_clusters import state
 
@@ -42,3 +42,78 @@ def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
     assert found["reason"] == f"the cluster was without tasks for {seconds} s"
     assert found["ends_at"] is None
     backend.wait_empty(20, cluster)
+
+
+# -- attempts ------------------------------------------------------------------------------------------
+ATTEMPT = """
+import os, sys, time
+print("attempt", os.environ["GPUJOBS_ATTEMPT"], flush=True)
+if os.environ["GPUJOBS_ATTEMPT"] == "1":
+    time.sleep(600)
+"""
+
+
+def attempt_runs(cli: Cli, cluster: str, attempt: int) -> None:
+    """Wait until `run` of an attempt has begun."""
+    line = f"attempt {attempt}"
+    until(lambda: line in cli("logs", cluster).stdout, 90, f"{line} of {cluster}", every=0.5)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_preempted_head_starts_again(cli: Cli, backend: Backend) -> None:
+    cli.write("attempt.py", ATTEMPT)
+    profile = {"gpus": 2, "gpus_per_job": 1, "requeue": 2, "run": "python attempt.py"}
+    cluster = cli.submit(profile)
+    attempt_runs(cli, cluster, 1)
+    jobs = cli.status(cluster)["jobs"]
+    assert [job["attempt"] for job in jobs] == [1, 1, 2, 2, 3, 3]
+    assert {job["state"] for job in jobs[2:]} == {"PENDING"}
+    backend.kill_job(next(job["id"] for job in jobs if job["head"]))
+    attempt_runs(cli, cluster, 2)
+    backend.wait_empty(60, cluster)  # the third attempt was cancelled
+    found = cli.status(cluster)
+    assert (found["state"], found["attempt"], found["attempts"]) == ("DONE", 2, 3)
+    assert "attempt  2 of 3" in cli("status", cluster).stdout
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
+    cli.write("attempt.py", ATTEMPT)
+    cluster = cli.submit({"gpus": 1, "requeue": 2, "run": "python attempt.py"})
+    attempt_runs(cli, cluster, 1)
+    refused = cli("scale", cluster, "2")
+    assert refused.returncode == 2 and "the jobs of all its attempts" in refused.stderr
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(60, cluster)
+    found = cli.status(cluster)
+    assert (found["state"], found["attempt"]) == ("CANCELLED", 1)
+    assert "attempt 2" not in cli("logs", cluster).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
+    """About five minutes of steps in jobs of two minutes."""
+    examples = cli.work / "examples"
+    examples.mkdir()
+    for name in ("checkpoints.yaml", "checkpoints.py"):
+        (examples / name).write_text((ROOT / "examples" / name).read_text())
+    words = ["--set", "walltime=2m", "--wait"]
+    program = "examples/checkpoints.py"
+    run = f"run=[python, {program}, --file, c.json, --steps, '130', --tasks, '2', --pause, '2']"
+    profile = "examples/checkpoints.yaml"
+    done = cli("submit", profile, "--site", "here", *words, "--set", run, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    found = cli.status(cluster)
+    assert found["state"] == "DONE" and 3 <= found["attempt"] < found["attempts"] == 6
+    lines = cli("logs", cluster).stdout.splitlines()
+    steps = [0]
+    for attempt in range(1, found["attempt"] + 1):
+        assert f"attempt {attempt} begins with step {steps[-1]}" in lines
+        stops = [line for line in lines if line.startswith(f"attempt {attempt} stops after step")]
+        steps += [int(line.rsplit(" ", 1)[1]) for line in stops]
+    assert steps == sorted(set(steps)) and len(steps) == found["attempt"]
+    assert lines[-1] == "pi is about 3.14158"
+    assert "KilledWorker" not in cli("logs", cluster, "--all").stdout
+    backend.wait_empty(30, cluster)

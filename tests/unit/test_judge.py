@@ -279,6 +279,7 @@ def test_one_json_of_a_job() -> None:
     job = job_json(found.jobs[0])
     assert job == {
         "number": 0,
+        "attempt": 1,
         "id": "7",
         "phase": "RUNNING",
         "state": "RUNNING",
