@@ -8,6 +8,9 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .clusters.connect import connect as connect
+    from .clusters.handle import ClusterHandle as ClusterHandle
+    from .clusters.handle import plan as plan
+    from .clusters.handle import submit as submit
     from .deploy import GPUJobQueueCluster as GPUJobQueueCluster
     from .deploy import GPULocalCluster as GPULocalCluster
     from .deploy import GPULSFCluster as GPULSFCluster
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from .deploy import GPUSLURMCluster as GPUSLURMCluster
 
 __all__ = [
+    "ClusterHandle",
     "GPUJobQueueCluster",
     "GPULSFCluster",
     "GPULocalCluster",
@@ -24,9 +28,12 @@ __all__ = [
     "GPUSLURMCluster",
     "__version__",
     "connect",
+    "plan",
+    "submit",
 ]
 
 _LAZY = {"connect": "clusters.connect"}
+_LAZY.update(dict.fromkeys(("ClusterHandle", "plan", "submit"), "clusters.handle"))
 _LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "deploy"))
 
 

@@ -69,7 +69,8 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
     ) -> None:
         from ..config import spec
 
-        command(spec.load_spec(profile, site=site, settings=settings), *arguments, **options)
+        own = spec.settings_document(settings)
+        command(spec.load_spec(profile, site=site, settings=own), *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run
     for decorate in (settings_option, site_option, profile_argument):

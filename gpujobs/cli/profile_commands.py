@@ -34,19 +34,18 @@ def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) 
     if dry_run:
         _print_scripts(spec, None)
         return
-    from ..clusters import prepare, submit
+    from ..clusters import handle, prepare
 
     plan = prepare.make_cluster_plan(spec)
     _write_notes(plan)
-    ledger = options.open_ledger()
-    record = submit.submit(spec, plan, ledger)
-    _print_submitted(plan, record, as_json)
+    cluster = handle.submit_planned(spec, plan)
+    _print_submitted(plan, cluster.record, as_json)
     if wait_for_end:
         from . import wait
 
-        wait.wait_for_cluster(record, ledger)
+        wait.wait_for_cluster(cluster)
         return
-    commands = (f"gpujobs {words} {record.id}" for words in ("status", "logs -f", "cancel"))
+    commands = (f"gpujobs {words} {cluster.id}" for words in ("status", "logs -f", "cancel"))
     messages.progress.write("   |   ".join(commands))
 
 

@@ -20,6 +20,7 @@ from ..errors import InputError, Position, Problem
 from .document import Document
 from .model import build
 from .site import Site
+from .trust import check_writers
 from .yamlfile import read
 
 logger = logging.getLogger("gpujobs")
@@ -59,6 +60,13 @@ def site_folders() -> list[Path]:
     listed = os.environ.get("GPUJOBS_SITE_PATH", "").split(os.pathsep)
     own = [Path(item).expanduser() for item in listed if item]
     return [*own, user_config_path("gpujobs") / "sites", SYSTEM_SITES, data_folder("site_configs")]
+
+
+def _trusted(path: Path) -> Path:
+    """Return the path of a file that was found in a folder. InputError if others can write it."""
+    if path.is_file() and path.parent != data_folder("site_configs"):
+        check_writers(path)
+    return path
 
 
 def site_paths() -> dict[str, Path]:
@@ -152,7 +160,7 @@ def _site_path(name: str, base: Path | None) -> Path:
 def _named_path(name: str) -> Path:
     paths = site_paths()
     if name in paths:
-        return paths[name]
+        return _trusted(paths[name])
     message = f"there is no site `{name}`; known: {', '.join(paths)}"
     hint = "`gpujobs sites list` shows their files"
     if near := difflib.get_close_matches(name, paths, n=1):
@@ -184,7 +192,7 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
         for folder in site_folders():
             other = folder / f"{name}.yaml"
             if other not in upper and other.is_file():
-                return other
+                return _trusted(other)
         raise InputError(Problem(f"`extends: {name}`: no other site has this name", position))
     try:
         return _site_path(name, path.parent)
@@ -200,7 +208,7 @@ def _hostname_patterns() -> Iterator[tuple[str, str]]:
         if path.parent == included and "hostnames:" not in path.read_text():
             continue
         try:
-            hostnames = _layered(path, ()).value.get("hostnames")
+            hostnames = _layered(_trusted(path), ()).value.get("hostnames")
         except InputError as error:
             logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
             continue

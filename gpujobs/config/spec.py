@@ -53,9 +53,9 @@ class ClusterSpec:
 
 
 def load_spec(
-    profile: Path, *, site: str | None = None, settings: tuple[str, ...] = ()
+    profile: Path, *, site: str | None = None, settings: Document | None = None
 ) -> ClusterSpec:
-    """Load the profile at the path ``profile``, with ``key=value`` ``settings`` laid over it.
+    """Load the profile at the path ``profile``, with ``settings`` laid over it.
 
     ``site`` is as in `make_spec`. InputError with all problems of the first file that has any.
     """
@@ -63,7 +63,7 @@ def load_spec(
         message = f"{profile} is a program; is this a profile?"
         run = f"run: [python, {profile.name}]" if profile.suffix == ".py" else f"run: [{profile}]"
         raise InputError(message, hint=f"write a profile, such as job.yaml, with gpus: 1 and {run}")
-    document = settings_document(settings).over(read(profile))
+    document = (settings or Document({})).over(read(profile))
     return make_spec(document, site=site, base=profile.parent, name=default_name(profile.stem))
 
 

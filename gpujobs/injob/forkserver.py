@@ -81,6 +81,8 @@ def _forking() -> Iterator[None]:
     """Have `multiprocessing` fork its helpers, where it would start a new Python."""
     original, helpers = util.spawnv_passfds, vars(util)
     helpers["spawnv_passfds"] = _fork
+    # Python 3.11.0: all users of the node could connect to an abstract socket (CVE-2022-42919).
+    helpers["abstract_sockets_supported"] = False
     try:
         yield
     finally:

@@ -13,7 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import (
+    ChoiceLoader,
     FileSystemLoader,
+    PrefixLoader,
     StrictUndefined,
     Template,
     TemplateError,
@@ -22,7 +24,8 @@ from jinja2 import (
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..config.sitefiles import data_folder
+from ..config.sitefiles import data_folder, site_folders
+from ..config.trust import check_writers
 from ..errors import InputError, Position, Problem
 from ..text import control_character
 from .bash import Bash
@@ -31,7 +34,13 @@ SUFFIX = ".sh.j2"
 
 
 def load_template(name: str, site_folder: Path | None) -> Template:
-    """Return the template of the batch scheduler ``name``: the site's own, else the package's."""
+    """Return the template of the batch scheduler ``name``: the site's own, else the package's.
+
+    The site's may extend ``gpujobs/NAME.sh.j2`` and override its blocks.
+    """
+    if site_folder in site_folders():
+        for path in (site_folder / "templates").glob("*.j2"):
+            check_writers(path)
     try:
         return _environment(site_folder).get_template(f"{name}{SUFFIX}")
     except TemplateNotFound:
@@ -55,9 +64,10 @@ def fill(template: Template, context: Mapping[str, object]) -> str:
 @lru_cache(maxsize=8)
 def _environment(site_folder: Path | None) -> ImmutableSandboxedEnvironment:
     """Return the environment. It keeps compiled templates until their files change."""
-    folders = [site_folder / "templates"] if site_folder else []
+    ours = FileSystemLoader(data_folder("templates"))
+    own = [FileSystemLoader(site_folder / "templates")] if site_folder else []
     environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([*folders, data_folder("templates")]),
+        loader=ChoiceLoader([*own, ours, PrefixLoader({"gpujobs": ours})]),
         undefined=StrictUndefined,
         finalize=_quoted,
         trim_blocks=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.config.spec import ClusterSpec, load_spec
+from gpujobs.config.spec import ClusterSpec, load_spec, settings_document
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine, Plan, make_plan
 
@@ -38,7 +38,9 @@ def make_spec(
     path.write_text(text_of(profile))
     own = SITES / f"{site}.yaml"
     words = tuple(f"{key}={value}" for key, value in settings.items())
-    return load_spec(path, site=str(own) if own.exists() else site, settings=words)
+    return load_spec(
+        path, site=str(own) if own.exists() else site, settings=settings_document(words)
+    )
 
 
 def plan(

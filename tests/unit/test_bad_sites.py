@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config.sitefiles import data_folder, load_site, site_of_this_host
-from gpujobs.config.spec import load_spec
+from gpujobs.config.spec import load_spec, settings_document
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.sitecheck import site_problems
@@ -104,7 +104,7 @@ def test_no_such_site(home: Path) -> None:
 def test_settings(home: Path, setting: str) -> None:
     (home / "svd.yaml").write_text("gpus: 1\n")
     with pytest.raises(InputError, match="--set"):
-        load_spec(home / "svd.yaml", site="local", settings=(setting,))
+        load_spec(home / "svd.yaml", site="local", settings=settings_document((setting,)))
 
 
 def test_an_unset_variable_in_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

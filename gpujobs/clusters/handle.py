@@ -1,0 +1,157 @@
+"""Clusters for programs: `plan`, `submit` and `ClusterHandle`, which the command line uses, too."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config.document import Document
+from ..config.spec import ClusterSpec, load_spec, make_spec
+from ..errors import JobFailedError
+from . import cancel, connect, logs, prepare, scale
+from . import submit as submission
+from .ledger import ClusterRecord, Ledger
+from .monitor import ClusterMonitor
+from .report import ClusterReport, ClusterState
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from ..planning.plan import Plan
+
+WAIT_INTERVAL = 0.5
+"""Seconds between two reports of `ClusterHandle.wait`."""
+EXIT_TIMEOUT = 15.0
+"""Seconds for which the jobs of a cluster that has ended may take to exit."""
+
+Profile = str | os.PathLike[str] | Mapping[str, object]
+"""The path of a profile, or its content: the keys of docs/profiles.md."""
+
+
+def plan(
+    profile: Profile, *, site: str | None = None, settings: Mapping[str, object] | None = None
+) -> Plan:
+    """Return the jobs that ``profile`` describes, checked against the limits of the site.
+
+    ``site`` is a name or a path, ``settings`` are keys that are laid over the profile. Nothing is
+    submitted. Raises InputError with the place of each problem.
+    """
+    return prepare.make_cluster_plan(_spec(profile, site, settings))
+
+
+def submit(
+    profile: Profile, *, site: str | None = None, settings: Mapping[str, object] | None = None
+) -> ClusterHandle:
+    """Submit the cluster that ``profile`` describes; the arguments are those of `plan`.
+
+    It does not depend on this process. Raises InputError, RefusedError in the batch scheduler's
+    words, or UnavailableError; no job is left then.
+    """
+    spec = _spec(profile, site, settings)
+    return submit_planned(spec, prepare.make_cluster_plan(spec))
+
+
+def submit_planned(spec: ClusterSpec, planned: Plan, ledger: Ledger | None = None) -> ClusterHandle:
+    """Submit a cluster whose plan was made from ``spec``; see `submit`."""
+    ledger = ledger or Ledger()
+    return ClusterHandle(submission.submit(spec, planned, ledger).id, ledger)
+
+
+class ClusterHandle:
+    """A cluster that was submitted, by this process or another one."""
+
+    def __init__(self, cluster_id: str, ledger: Ledger | None = None) -> None:
+        """Raises NoSuchClusterError."""
+        self._ledger = ledger or Ledger()
+        self.id = self._ledger.get(cluster_id).id
+
+    def __repr__(self) -> str:
+        return f"ClusterHandle({self.id!r})"
+
+    @property
+    def record(self) -> ClusterRecord:
+        """The record of the cluster, as it is now."""
+        return self._ledger.get(self.id)
+
+    @cached_property
+    def _monitor(self) -> ClusterMonitor:
+        return ClusterMonitor([self.record], self._ledger)
+
+    def status(self) -> ClusterReport:
+        """Return the state of the cluster and its jobs. Call it as often as you like.
+
+        The batch scheduler is queried only if some time has passed since the last query.
+        """
+        return self._monitor.report()
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        *,
+        watch: Callable[[ClusterReport], None] = lambda report: None,
+    ) -> ClusterReport:
+        """Wait until `run` has ended; without `run`, until all workers are connected.
+
+        ``watch`` is called with every report. Raises JobFailedError if the cluster fails or is
+        cancelled, and TimeoutError after ``timeout`` seconds.
+        """
+        report = self._wait_until_done(timeout, watch)
+        if not report.finished:
+            return report
+        report = self._monitor.wait_until_inactive(EXIT_TIMEOUT)
+        watch(report)
+        if report.state is not ClusterState.DONE:
+            message, hint = f"{self.id}: {report.reason}", f"gpujobs status {self.id}"
+            raise JobFailedError(message, hint=hint, code=report.exit_code)
+        return report
+
+    def _wait_until_done(
+        self, timeout: float | None, watch: Callable[[ClusterReport], None]
+    ) -> ClusterReport:
+        started = time.monotonic()
+        while True:
+            report = self.status()
+            watch(report)
+            if report.finished or (report.complete and not report.record.run):
+                return report
+            if timeout is not None and time.monotonic() - started > timeout:
+                raise TimeoutError(f"{self.id} is {report.state} after {timeout:g} s")
+            time.sleep(WAIT_INTERVAL)
+
+    def logs(
+        self, *, worker: str | None = None, everything: bool = False, follow: bool = False
+    ) -> Iterator[str]:
+        """Yield the lines of the output of `run`, of the job of a ``worker``, or of all logs.
+
+        ``follow``: go on until the cluster has ended. Raises InputError if there is no such worker.
+        """
+        paths = logs.choose(self.record, worker, everything)
+        return logs.lines(paths, everything, lambda: not follow or self.status().finished)
+
+    def scale(self, workers: int | None = None, **groups: int) -> None:
+        """Change the number of workers: of the cluster, or of each of its ``groups``.
+
+        Whole jobs are added or removed. Raises InputError if the cluster cannot be scaled.
+        """
+        numbers = groups if workers is None else {"": workers, **groups}
+        scale.scale(self.record, numbers, self._ledger)
+
+    def cancel(self) -> None:
+        """End the cluster and cancel its jobs. Raises UnavailableError or RefusedError."""
+        cancel.cancel(self.record, self._ledger)
+
+    def client(self, **options: object) -> Client:
+        """Return a dask Client of the cluster; ``options`` go to it. See `connect`."""
+        return connect.connect(self.id, **options)
+
+
+def _spec(profile: Profile, site: str | None, settings: Mapping[str, object] | None) -> ClusterSpec:
+    own = Document(settings or {}, source="settings")
+    if not isinstance(profile, Mapping):
+        return load_spec(Path(profile), site=site, settings=own)
+    document = own.over(Document(profile, source="profile"))
+    return make_spec(document, site=site)
