@@ -53,6 +53,8 @@ def cluster_state(
         return ClusterState.RUNNING, _suspended(jobs)
     started = any(job.number == folder.head or job.state is JobState.RUNNING for job in jobs)
     if not started:
+        if folder.waits_for:
+            return ClusterState.PENDING, f"waits for {folder.waits_for}"
         return ClusterState.PENDING, _waiting(jobs)
     return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
 

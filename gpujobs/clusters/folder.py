@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
-from ..injob.folder import Ended, EndKind
+from ..injob.folder import AFTER, Ended, EndKind
 from ..injob.names import ARCHIVE
 from ..injob.transport import FILE, Choice
 from ..text import clean
@@ -80,6 +80,12 @@ def write_transport(folder: Path, transport: Choice) -> None:
 def renew_lease(folder: Path) -> None:
     """Write the owner's sign of life."""
     write_atomically(folder / "lease", f"{time.time()}\n")
+
+
+def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> None:
+    """Write that this cluster starts after the end of ``cluster``, whose folder is ``other``."""
+    value = {"cluster": cluster, "folder": str(other), "any_end": any_end}
+    write_atomically(folder / AFTER, json.dumps(value))
 
 
 def ask_to_leave(folder: Path, number: int) -> None:

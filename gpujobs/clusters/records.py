@@ -91,6 +91,8 @@ class ClusterRecord:
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
     """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
+    after: str = ""
+    """The cluster after whose end this one starts."""
     attempts: int = 1
     """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()

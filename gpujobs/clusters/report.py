@@ -251,6 +251,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
+        "after": record.after or None,
         "attempt": report.attempt,
         "attempts": record.attempts,
         "ends_at": report.ends_at,

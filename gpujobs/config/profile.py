@@ -61,6 +61,25 @@ def _gpus(value: object) -> int | Literal["auto"]:
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
 RUNTIME: Scalar[Runtime] = choice("apptainer", "singularity", "pyxis", "charliecloud")
 
+
+@dataclass(frozen=True)
+class After:
+    """A cluster that must have ended before this one starts."""
+
+    cluster: str
+    any_end: bool
+    """Whether it may have failed."""
+
+
+def _after(value: object) -> After:
+    text = fields.printable(value)
+    found = re.fullmatch(r"([A-Za-z0-9-]+)(:ok|:any)?", text)
+    if not found:
+        raise ValueError(f"{text!r} must be the id of a cluster, ID:ok or ID:any")
+    return After(found[1], found[2] == ":any")
+
+
+AFTER = Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
 _NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GROUP_NAME = Scalar(
     _group_name,
@@ -193,6 +212,9 @@ class Profile(Model):
         choice("head", "ranks"),
         "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
         default="head",
+    )
+    after: After | None = optional(
+        AFTER, "a cluster that must have ended before: ID or ID:ok, or ID:any after a failure, too"
     )
     requeue: int = optional(
         COUNT, "how often the cluster starts again after its walltime or a preemption", default=0

@@ -30,6 +30,7 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.reason  why, as a sentence
     jobs/N.claim   which job of the batch scheduler does the work of number N
     job-ids        the ids with which jobs that still wait are cancelled
+    after          the cluster after whose end this one starts: cluster, folder, any_end
     over-N         attempt N has ended, and each of its jobs exits (see `attempts`)
     attempt        the number of the attempt that runs; attempt-N/ has the state of an earlier one
     leave-N        asks the workers of job N to exit

@@ -25,6 +25,8 @@ HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
 IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
+AFTER = "after"
+"""File that names another cluster, after whose end this one starts."""
 END_AFTER = "GPUJOBS_END_AFTER"
 """Variable with the rules of `idle`, for the dask scheduler."""
 

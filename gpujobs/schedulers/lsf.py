@@ -56,8 +56,8 @@ class LSF(Scheduler):
     refused: ClassVar = {
         "-K": "bsub would wait for the job",
         "-I": "a job cannot be interactive",
-        "-w": "a dependency of one job of an array holds all of them",
-        "-r": "use the key `requeue`: a job that starts again has lost its dask scheduler",
+        "-w": "a dependency on another cluster is the key `after`",
+        "-r": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }

@@ -63,7 +63,7 @@ class PBS(Scheduler):
         "-z": "qsub would not print the job's id",
         "-C": "it changes the prefix of directives",
         "-W block": "qsub would wait for the end of the job",
-        "-W depend": "a dependency of one job of an array holds all of them",
+        "-W depend": "a dependency on another cluster is the key `after`",
     }
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""

@@ -90,11 +90,11 @@ class Slurm(Scheduler):
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
         "gpu-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
-        "dependency": "a dependency of one job of an array holds all of them",
+        "dependency": "a dependency on another cluster is the key `after`",
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
         "export": "it selects the variables that reach the job: name them in `env`",
         "export-file": "it selects the variables that reach the job: name them in `env`",
-        "requeue": "use the key `requeue`: a job that starts again has lost its dask scheduler",
+        "requeue": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "test-only": "sbatch would submit nothing",
     }
     memory_unit = "M"

@@ -94,15 +94,16 @@ def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
 @pytest.mark.filterwarnings("default")
 def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
     """About five minutes of steps in jobs of two minutes."""
-    examples = cli.work / "examples"
-    examples.mkdir()
-    for name in ("checkpoints.yaml", "checkpoints.py"):
-        (examples / name).write_text((ROOT / "examples" / name).read_text())
+    folder = "examples/checkpoints"
+    (cli.work / folder).mkdir(parents=True)
+    for name in ("profile.yaml", "checkpoints.py"):
+        cli.write(f"{folder}/{name}", (ROOT / folder / name).read_text())
     words = ["--set", "walltime=2m", "--wait"]
-    program = "examples/checkpoints.py"
+    program = f"{folder}/checkpoints.py"
     run = f"run=[python, {program}, --file, c.json, --steps, '130', --tasks, '2', --pause, '2']"
-    profile = "examples/checkpoints.yaml"
-    done = cli("submit", profile, "--site", "here", *words, "--set", run, timeout=1200)
+    done = cli(
+        "submit", f"{folder}/profile.yaml", "--site", "here", *words, "--set", run, timeout=1200
+    )
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     found = cli.status(cluster)
@@ -117,3 +118,25 @@ def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> Non
     assert lines[-1] == "pi is about 3.14158"
     assert "KilledWorker" not in cli("logs", cluster, "--all").stdout
     backend.wait_empty(30, cluster)
+
+
+# -- after another cluster -----------------------------------------------------------------------------
+@pytest.mark.filterwarnings("default")
+def test_a_cluster_after_another_one(cli: Cli, backend: Backend) -> None:
+    first = cli.submit(
+        {"gpus": 1, "run": ["bash", "-c", "until [ -e go ]; do sleep 0.2; done; exit 3"]}
+    )
+    good, bad = (
+        cli.submit({"gpus": 1, "run": "echo here"}, "--after", f"{first}{how}")
+        for how in (":any", "")
+    )
+    until(lambda: state(cli, first) == "RUNNING", 60, first, every=0.5)
+    found = cli.status(good)
+    assert (found["state"], found["reason"]) == ("PENDING", f"waits for {first}")
+    assert found["after"] == first
+    cli.write("go", "")
+    backend.wait_empty(90)
+    assert (state(cli, good), state(cli, bad)) == ("DONE", "FAILED")
+    assert f"{first}, which must succeed before, has failed" in cli.status(bad)["reason"]
+    refused = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--after", first)
+    assert refused.returncode == 2 and f"{first} is FAILED" in refused.stderr

@@ -1,4 +1,4 @@
-"""Estimate pi in many steps, and write a checkpoint after each: see checkpoints.yaml.
+"""Estimate pi in many steps, and write a checkpoint after each: see profile.yaml.
 
 Near the walltime, this program gets SIGTERM. It finishes its step and exits with 0, and the next
 attempt continues.
