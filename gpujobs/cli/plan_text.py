@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ..clusters.ledger import ClusterRecord
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import HEAD
 from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan
@@ -163,7 +163,8 @@ def _head_text(plan: Plan) -> str:
     if plan.head is None and plan.profile.groups:
         groups = [group.group for group in plan.groups if plan.may_be_head(group)]
         return f"in the job that starts first, of group {' or '.join(groups)}"
-    return plan.layout.head_text(plan.groups[0].shape, plan.head is not None)
+    layout = plan.layout_of(plan.groups[0])
+    return layout.head_text(plan.groups[0].shape, plan.head is not None)
 
 
 def _worker_text(group: JobGroup) -> str:

@@ -18,7 +18,7 @@ def _line(option: str) -> str:
     return f"write it as a line for the batch scheduler, as in directives: [--{option}=NAME]"
 
 
-_LINES = {name: _line(name) for name in ("qos", "constraint", "reservation", "nodelist", "exclude")}
+_LINES = {name: _line(name) for name in ("qos", "constraint", "nodelist", "exclude")}
 
 HINTS: dict[str, dict[str, str]] = {
     "Profile": {
@@ -55,7 +55,7 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("mem", "memory"), "`memory_per_node`"),
         **dict.fromkeys(("cpus", "cores", "ncpus"), "`cpus_per_node`"),
         **dict.fromkeys(("gpus", "gpu", "ngpus"), "`gpus_per_node`"),
-        **dict.fromkeys(("walltime", "time", "max_time", "time_limit"), "`max_walltime`"),
+        **dict.fromkeys(("time", "max_time", "time_limit"), "`max_walltime`"),
         **dict.fromkeys(("partition", "queue"), "`name`"),
         "node_count": "`nodes`",
     },

@@ -134,6 +134,8 @@ class Items(Kind[tuple[T, ...]]):
     split: Callable[[object], Sequence[object]] = fields.sequence
     text_too: bool = False
     """One string is allowed, too."""
+    extendable: bool = False
+    """``{append: [...]}`` is allowed, too; `layers` replaces it by a list."""
 
     def read(self, value: object, place: Place) -> tuple[T, ...]:
         """Return the items."""
@@ -151,10 +153,13 @@ class Items(Kind[tuple[T, ...]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
-        array = {"type": "array", "items": self.item.schema(definitions)}
-        if self.text_too:
-            return {"anyOf": [{"type": "string"}, array]}
-        return array
+        array: Schema = {"type": "array", "items": self.item.schema(definitions)}
+        forms: list[Schema] = [{"type": "string"}] if self.text_too else []
+        forms.append(array)
+        if self.extendable:
+            append: Schema = {"properties": {"append": array}, "required": ["append"]}
+            forms.append({"type": "object", **append, "additionalProperties": False})
+        return {"anyOf": forms} if len(forms) > 1 else array
 
     def key_names(self) -> Iterator[str]:
         """Yield the names of the keys of an item."""
@@ -169,6 +174,8 @@ class Table(Kind[dict[str, T]]):
     value: Kind[T]
     empty: str = ""
     """Error message for an empty table, if it must not be empty."""
+    removable: bool = False
+    """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
         """Return the values by name."""
@@ -190,10 +197,13 @@ class Table(Kind[dict[str, T]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
+        value = self.value.schema(definitions)
+        if self.removable:
+            value = {"anyOf": [value, {"type": "null"}]}
         schema = {
             "type": "object",
             "propertyNames": self.name.schema(definitions),
-            "additionalProperties": self.value.schema(definitions),
+            "additionalProperties": value,
         }
         return {**schema, "minProperties": 1} if self.empty else schema
 

@@ -36,6 +36,15 @@ RESERVED_GROUPS = ("n", "jobs", "memory", "cores", "minimum", "maximum", "head",
 """Arguments of `scale` and `adapt`, and the name of the head's own jobs."""
 
 
+def option_value(value: object) -> str:
+    """Return the value of a site's option, which stands in a directive, without quotes."""
+    text = fields.printable(value)
+    if not text or (found := re.search(r"[\s\"'`$\\#;]", text)):
+        shown = repr(found[0]) if text and found else "nothing"
+        raise ValueError(f"{text!r} cannot stand in a directive: it has {shown}")
+    return text
+
+
 def _name(value: object) -> str:
     text = fields.printable(value)
     if not NAME.fullmatch(text) or len(text) > LONGEST_NAME:
@@ -80,6 +89,7 @@ def _after(value: object) -> After:
 
 
 AFTER = Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
+OPTIONS = Table(WORD, Scalar(option_value, {"type": ["string", "number"]}))
 _NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GROUP_NAME = Scalar(
     _group_name,
@@ -138,6 +148,7 @@ class Head(Model):
 
     group: str | None = optional(WORD, "the jobs of this group; excludes the other keys")
     queue: str | None = optional(WORD, "default: the first queue without GPUs")
+    account: str | None = optional(WORD, "default: the profile's")
     cpus: int = optional(POSITIVE, "CPUs", default=1)
     memory: int | None = optional(SIZE, "host memory")
     walltime: int | None = optional(DURATION, "default: the profile's")
@@ -169,6 +180,8 @@ class Group(Model):
         Section(Environment), "setup, python, container", default=Environment()
     )
     env: dict[str, str] = optional(Table(VARIABLE, TEXT), "environment variables", default={})
+    options: dict[str, str] = optional(OPTIONS, "values of the site's options", default={})
+    reservation: str | None = optional(WORD, "reservation")
     directives: tuple[str, ...] = optional(DIRECTIVES, "extra directives", default=())
 
 
@@ -247,6 +260,10 @@ class Profile(Model):
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
     )
+    options: dict[str, str] = optional(
+        OPTIONS, "values of the options that the site has, e.g. storage", default={}
+    )
+    reservation: str | None = optional(WORD, "reservation in the batch scheduler")
     directives: tuple[str, ...] = optional(
         DIRECTIVES, "extra directives for the batch scheduler", default=()
     )

@@ -57,7 +57,7 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     if jobs.walltime:
         lines.append(f"--walltime={jobs.walltime} --warning={warning(jobs.walltime)}")
     lines.append(" ".join(_start_options(plan, jobs, roles)))
-    if plan.attempts > 1:
+    if plan.lifetime.attempts > 1:
         lines.append(" ".join(_attempt_options(plan, attempt)))
     if jobs.container:
         lines.append(" ".join(_container_options(jobs)))
@@ -82,7 +82,7 @@ def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
 
 
 def _attempt_options(plan: Plan, attempt: int) -> list[str]:
-    options = [f"--attempt={attempt}", f"--attempts={plan.attempts}"]
+    options = [f"--attempt={attempt}", f"--attempts={plan.lifetime.attempts}"]
     if plan.profile.walltime_exit:
         options.append(f"--walltime-exit={plan.profile.walltime_exit}")
     return options
@@ -100,8 +100,8 @@ def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     lines = [" ".join([protocols, *plan.transport.interface_option()])]
     if plan.profile.run_on == "ranks":
         lines.append("--run-on=ranks")
-    if plan.end_after:
-        lines.append(f"--end-after={rules_text(plan.end_after)}")
+    if plan.lifetime.end_after:
+        lines.append(f"--end-after={rules_text(plan.lifetime.end_after)}")
     if plan.scheduler.cancel_waiting and not jobs.container:  # whose image has no such command
         lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
     return lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD, RANK_SCRIPT
 from ..text import plural
 from . import workeroptions
@@ -47,7 +47,9 @@ class WorkersLayout(Layout):
         if queue.exclusive:
             return per_node
         most = min(gpus, per_node, most or per_node)
-        return max(n for n in range(1, most + 1) if gpus % n == 0)
+        whole = [n for n in range(1, most + 1) if gpus % n == 0]
+        # If the queue allows none of them, `fit` reports the largest one.
+        return max([n for n in whole if n in queue.gpus_per_job] or whole)
 
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1

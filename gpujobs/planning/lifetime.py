@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
 from ..injob.idle import RULES
 from ..schedulers import Scheduler
 from ..text import plural, walltime_text
 from .diagnostics import Diagnostics
+from .shape import JobGroup
 
 DEFAULT = 1800
 """Seconds without tasks and clients after which a cluster without `run` ends."""
 
 
-def end_after(diagnostics: Diagnostics) -> dict[str, int]:
+@dataclass(frozen=True)
+class Lifetime:
+    """How long a cluster lives."""
+
+    end_after: Mapping[str, int] = MappingProxyType({})
+    """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
+    attempts: int = 1
+    """How often the cluster starts at most (`requeue`)."""
+
+
+def plan_lifetime(
+    diagnostics: Diagnostics,
+    scheduler: Scheduler,
+    groups: Iterable[JobGroup | None],
+    owned: bool,
+) -> Lifetime:
+    """Return the lifetime of a cluster of these jobs; if a process owns it, that decides."""
+    if owned:
+        return Lifetime()
+    jobs = sum(group.shape.jobs for group in groups if group)
+    return Lifetime(_end_after(diagnostics), _attempts(diagnostics, scheduler, jobs))
+
+
+def _end_after(diagnostics: Diagnostics) -> dict[str, int]:
     """Return when a cluster without work ends: seconds by rule (see `injob.idle`).
 
     `idle_timeout` and `client_timeout` act each by itself. Without both of them, a cluster without
@@ -30,7 +58,7 @@ def end_after(diagnostics: Diagnostics) -> dict[str, int]:
     return rules
 
 
-def attempts(diagnostics: Diagnostics, scheduler: Scheduler, jobs: int) -> int:
+def _attempts(diagnostics: Diagnostics, scheduler: Scheduler, jobs: int) -> int:
     """Return how often a cluster of ``jobs`` jobs starts at most: 1, and `requeue` times again."""
     profile = diagnostics.spec.profile
     if profile.walltime_exit and not profile.requeue:

@@ -7,13 +7,13 @@ exceeds one is an InputError with the positions of both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from ..config.document import Document
 from ..config.groups import group_specs
-from ..config.profile import Profile
+from ..config.profile import Head, Profile
 from ..config.site import Site
-from ..config.spec import ClusterSpec
+from ..config.spec import ClusterSpec, with_settings
 from ..errors import InputError
 from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
@@ -24,7 +24,7 @@ from .groups import GroupPlanner
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
-from .lifetime import attempts, end_after
+from .lifetime import Lifetime, plan_lifetime
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
@@ -52,10 +52,7 @@ class Plan:
     """Folder of the clusters' folders, expanded on this host."""
     workdir: str
     start_workers: int
-    end_after: Mapping[str, int] = field(default_factory=dict)
-    """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
-    attempts: int = 1
-    """How often the cluster starts at most (`requeue`)."""
+    lifetime: Lifetime
     devices: tuple[str, ...] = ()
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
@@ -82,11 +79,6 @@ class Plan:
         return sum(group.shape.jobs for group in self.groups)
 
     @property
-    def jobs_of_attempt(self) -> int:
-        """Number of all jobs of one attempt."""
-        return self.jobs_with_workers + (self.head is not None)
-
-    @property
     def start_groups(self) -> dict[str, int]:
         """`start_workers` of the groups that have their own."""
         named = (group for group in self.groups if group.group)
@@ -105,7 +97,8 @@ class Plan:
 
     def layout_of(self, jobs: JobGroup) -> Layout:
         """Return the layout for the profile of ``jobs``."""
-        return replace(self.layout, profile=jobs.profile)
+        site = self.site.in_queue(jobs.queue_key)
+        return replace(self.layout, profile=jobs.profile, site=site)
 
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
@@ -175,12 +168,12 @@ class _Planner:
         head = self._head(head_key, root)
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, [group.profile for group in groups])
-        rules = {} if self.owned else end_after(self.diagnostics)
-        jobs = sum(group.shape.jobs for group in (head, *groups) if group)
-        starts = 1 if self.owned else attempts(self.diagnostics, self.scheduler, jobs)
+        lifetime = plan_lifetime(self.diagnostics, self.scheduler, (head, *groups), self.owned)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
+        for note in self.site.notes:
+            self.diagnostics.note(note)
         return Plan(
             name=self.spec.name,
             site_name=self.spec.site.name,
@@ -194,8 +187,7 @@ class _Planner:
             root=root,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
-            end_after=rules,
-            attempts=starts,
+            lifetime=lifetime,
             devices=self._devices(sum(group.gpus for group in groups)),
             notes=tuple(self.diagnostics.notes),
         )
@@ -224,7 +216,7 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        texts = request_texts(self.site, self.scheduler, key, gpus=False)
+        texts = request_texts(self.site, self.scheduler, key, gpus=False, nodes=1)
         try:
             shape = head_shape(head, self.site.queues[key], texts)
         except QueueMismatch as mismatch:
@@ -232,7 +224,15 @@ class _Planner:
             loc = mismatch.key.split(".")
             self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
             return None
-        return self._planner("", self.spec, root).plan_head(key, shape)
+        return self._planner("", self._head_spec(head), root).plan_head(key, shape)
+
+    def _head_spec(self, head: Head) -> ClusterSpec:
+        if not head.account:
+            return self.spec
+        position = self.spec.position("head", "account")
+        return with_settings(
+            self.spec, Document({"account": head.account}, {("account",): position})
+        )
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
         n_workers = sum(group.n_workers for group in groups)

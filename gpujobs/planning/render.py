@@ -42,7 +42,7 @@ def render(
     """
     return [
         script
-        for attempt in range(1, plan.attempts + 1)
+        for attempt in range(1, plan.lifetime.attempts + 1)
         for script in _render_attempt(plan, cluster_id, attempt, limit, site_folder)
     ]
 
@@ -51,7 +51,7 @@ def _render_attempt(
     plan: Plan, cluster_id: str, attempt: int, limit: int | None, site_folder: Path | None
 ) -> list[Script]:
     scripts = []
-    first, devices = (attempt - 1) * plan.jobs_of_attempt, plan.devices
+    first, devices = (attempt - 1) * sum(jobs.shape.jobs for jobs in plan.all_jobs), plan.devices
     number_of_head = first + plan.jobs_with_workers
     for jobs in plan.all_jobs:
         scripts += render_jobs(
@@ -137,19 +137,20 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
         "walltime": Bash(scheduler.walltime(walltime)) if walltime else "",
         "warning": warning(walltime),
         "array": Bash(scheduler.array(script.count)) if script.array else "",
-        "attempt": script.attempt if plan.attempts > 1 else 0,
+        "attempt": script.attempt if plan.lifetime.attempts > 1 else 0,
     }
 
 
 def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
     jobs = script.jobs
     python, profile = Path(jobs.python), jobs.profile
+    layout = plan.layout_of(jobs)
     on_path = python.is_absolute() and not jobs.container
     return {
         "workdir": plan.workdir,
-        "site_setup": Bash(plan.site.setup),
+        "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
-        "mpi_setup": Bash(plan.layout.setup),
+        "mpi_setup": Bash(layout.setup),
         "environment_file": ENVIRONMENT if plan.working_ranks else "",
         "staging": jobs.software.staging,
         "python": jobs.python,

@@ -52,6 +52,10 @@ class Scheduler(ABC):
     cpu_request: ClassVar[tuple[str, ...]]
     """The same for a job without GPUs."""
     account_directive: ClassVar[str] = "-A {account}"
+    reservation_directive: ClassVar[str] = ""
+    """Directive with {reservation}; "" if a job cannot name one."""
+    reservation_is_queue: ClassVar[bool] = False
+    """A reservation has a queue of its own name, in which its jobs are submitted."""
     visible_devices: ClassVar[str | None] = None
     """How a job finds its own GPUs; None if each site must say."""
     mpi_command: ClassVar[tuple[str, ...]]

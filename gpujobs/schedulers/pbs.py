@@ -46,6 +46,8 @@ class PBS(Scheduler):
 
     name = "pbs"
     prefix = "#PBS"
+    reservation_directive = "-q {reservation}"
+    reservation_is_queue = True
     environment = ("PBS_CONF_FILE", "PBS_SERVER", "PBS_EXEC", "PBS_DEFAULT", "PBS_HOME")
     request: ClassVar[tuple[str, ...]] = (
         "-q {queue}",

@@ -211,7 +211,8 @@ def test_hints_name_keys_that_exist() -> None:
     from gpujobs.config.hints import HINTS
     from gpujobs.config.model import key_names, keys_of
     from gpujobs.config.profile import Profile
-    from gpujobs.config.site import Queue, Site
+    from gpujobs.config.queue import Queue
+    from gpujobs.config.site import Site
     from gpujobs.config.workers import Workers
 
     models = {model.__name__: model for model in (Profile, Workers, Queue, Site)}

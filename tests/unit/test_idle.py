@@ -73,7 +73,7 @@ def test_rules_as_an_option() -> None:
 )  # fmt: skip
 def test_timeouts_of_a_profile(home: Path, keys: str, option: str, note: str) -> None:
     plan = made_plan(home, f"gpus: 1\nnetwork: {{protocol: tcp}}\n{keys}\n")
-    assert rules_text(plan.end_after) == option
+    assert rules_text(plan.lifetime.end_after) == option
     notes = [text for text in plan.notes if "the cluster ends" in text]
     assert notes == ([f"the cluster {note}"] if note else [])
     (script,) = render(plan, "svd-0000")
@@ -84,7 +84,7 @@ def test_timeouts_of_a_profile(home: Path, keys: str, option: str, note: str) ->
 def test_limit_of_the_site(home: Path) -> None:
     (home / "s.yaml").write_text(CAPPED)
     plan = made_plan(home, "gpus: 1\n")
-    assert plan.end_after == {"unused": 1200}
+    assert plan.lifetime.end_after == {"unused": 1200}
     assert not any("turns this off" in note for note in plan.notes)
     for text in ("0", "1h"):
         message = error_of(home, f"gpus: 1\nidle_timeout: {text}\n")
@@ -93,16 +93,18 @@ def test_limit_of_the_site(home: Path) -> None:
             in message
         )
         assert "s.yaml:7" in message
-    assert made_plan(home, "gpus: 1\nrun: sleep 9\nidle_timeout: 1h\n").end_after == {"idle": 3600}
+    assert made_plan(home, "gpus: 1\nrun: sleep 9\nidle_timeout: 1h\n").lifetime.end_after == {
+        "idle": 3600
+    }
 
 
 def test_default_of_the_site(home: Path) -> None:
     """It is for clusters without `run`, which would be stopped by it."""
     site = home / "s.yaml"
     site.write_text(SLURM.replace("{walltime: 1h}", "{walltime: 1h, idle_timeout: 2h}"))
-    assert made_plan(home, "gpus: 1\n").end_after == {"idle": 7200}
-    assert made_plan(home, "gpus: 1\nidle_timeout: 0\n").end_after == {}
-    assert made_plan(home, "gpus: 1\nrun: sleep 9\n").end_after == {}
+    assert made_plan(home, "gpus: 1\n").lifetime.end_after == {"idle": 7200}
+    assert made_plan(home, "gpus: 1\nidle_timeout: 0\n").lifetime.end_after == {}
+    assert made_plan(home, "gpus: 1\nrun: sleep 9\n").lifetime.end_after == {}
     profile = home / "svd.yaml"
     profile.write_text("gpus: 1\n")
     assert load_spec(profile, site=str(site)).profile.idle_timeout == 7200

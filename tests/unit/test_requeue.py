@@ -90,12 +90,12 @@ def test_numbers_of_attempts_that_are_refused(home: Path) -> None:
     message = error_of(home, RUN + "requeue: 3\n")
     assert "svd.yaml:5:10: 2 jobs of 4 attempts; the site allows 6 of one user" in message
     assert "hint: requeue: 2" in message
-    assert made_plan(home, RUN + "requeue: 2\n").attempts == 3
+    assert made_plan(home, RUN + "requeue: 2\n").lifetime.attempts == 3
 
 
 def test_without_a_batch_scheduler_it_is_ignored(home: Path) -> None:
     plan = made_plan(home, "gpus: 0\nrequeue: 2\nrun: ls\n", "local")
-    assert plan.attempts == 1
+    assert plan.lifetime.attempts == 1
     assert any("`requeue` is ignored: local" in note for note in plan.notes)
 
 
