@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from ..injob.idle import RULES
 from ..schedulers import Scheduler
@@ -20,7 +19,7 @@ DEFAULT = 1800
 class Lifetime:
     """How long a cluster lives."""
 
-    end_after: Mapping[str, int] = MappingProxyType({})
+    end_after: Mapping[str, int] = field(default_factory=dict)
     """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
     attempts: int = 1
     """How often the cluster starts at most (`requeue`)."""

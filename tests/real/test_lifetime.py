@@ -91,6 +91,7 @@ def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
     """About five minutes of steps in jobs of two minutes."""
