@@ -108,6 +108,8 @@ class ClusterRecord:
     notes: tuple[str, ...] = ()
     contact: str | None = None
     """The site's contact, who can explain a refused job."""
+    dashboard: str = "on"
+    """`network.dashboard` of the profile."""
     unlisted: dict[str, float] = field(default_factory=dict)
     """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
     version: int = VERSION

@@ -174,11 +174,18 @@ class Table(Kind[dict[str, T]]):
     value: Kind[T]
     empty: str = ""
     """Error message for an empty table, if it must not be empty."""
+    from_text: Callable[[str], Mapping[str, object]] | None = None
+    """Makes a mapping of a string, if one is allowed, too; raises ValueError."""
     removable: bool = False
     """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
         """Return the values by name."""
+        if self.from_text and isinstance(value, str):
+            try:
+                value = self.from_text(value)
+            except ValueError as error:
+                raise place.error(error) from None
         if not isinstance(value, Mapping):
             raise place.error(ValueError("must be a mapping of keys"))
         if self.empty and not value:
@@ -205,6 +212,8 @@ class Table(Kind[dict[str, T]]):
             "propertyNames": self.name.schema(definitions),
             "additionalProperties": value,
         }
+        if self.from_text:
+            return {"anyOf": [{"type": "string"}, schema]}
         return {**schema, "minProperties": 1} if self.empty else schema
 
     def key_names(self) -> Iterator[str]:
@@ -241,8 +250,9 @@ ARGV = Items(TEXT, split=fields.argv, text_too=True)
 """The words of a command."""
 
 
-def choice(*words: L) -> Scalar[L]:
-    """Return the kind of a value that is one of ``words``."""
+def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
+    """Return the kind of a value that is one of ``words``, or a synonym of one."""
+    others = synonyms or {}
     listed = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
     def parse(value: object) -> L:
@@ -251,6 +261,8 @@ def choice(*words: L) -> Scalar[L]:
                 return word
         if not isinstance(value, str):
             raise ValueError(f"must be {listed}, not {fields.shown(value)}")
+        if value in others:
+            return others[value]
         raise ValueError(f"{value!r} is not one of {listed}")
 
-    return Scalar(parse, {"type": "string", "enum": list(words)})
+    return Scalar(parse, {"type": "string", "enum": [*words, *others]})

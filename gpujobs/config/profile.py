@@ -107,7 +107,7 @@ class Network(Model):
     """How dask's processes communicate."""
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
-        choice("auto", "tcp", "ucxx", "ws"),
+        choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
         "auto: the first of the site's protocols that works",
         default="auto",
     )
@@ -115,6 +115,11 @@ class Network(Model):
         FLAG, "TLS between all processes; default: true for tcp and ws"
     )
     interface: str | None = optional(WORD, "as `ip link` names it; default: the site's")
+    dashboard: Literal["off", "local", "on"] = optional(
+        choice("off", "local", "on"),
+        "local: on the loopback interface of its node; on: on all, without a password",
+        default="local",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +203,7 @@ class Profile(Model):
     )
     gpus: int | Literal["auto"] = optional(
         _GPUS,
-        "number of workers, one on each GPU; auto: all free GPUs (local); 0: CPU workers",
+        "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
         default=1,
     )
     gpus_per_job: int | None = optional(

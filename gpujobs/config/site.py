@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..schedulers import get_scheduler
 from .kinds import (
@@ -15,6 +16,7 @@ from .kinds import (
     WORD,
     Items,
     Table,
+    choice,
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
@@ -53,6 +55,16 @@ class SiteNetwork(Model):
         "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
         default=("tcp",),
     )
+    encryption: Literal["required", "optional"] = optional(
+        choice("required", "optional"),
+        "required: refuse profiles with unencrypted traffic between nodes",
+        default="optional",
+    )
+
+    def check(self) -> None:
+        """Refuse a protocol that has no encryption where it is required."""
+        if self.encryption == "required" and "ucxx" in self.protocols:
+            raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,9 @@ IMAGES = Table(WORD, Scalar(_image, _PATH))
 BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
-PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols, extendable=True)
+PROTOCOLS: Items[Protocol] = Items(
+    choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
+)
 LAYOUTS: Items[LayoutName] = Items(choice("workers", "mpi"), extendable=True)
 RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
 DEFAULTS = _Defaults(TEXT, ANYTHING)

@@ -9,16 +9,8 @@ from typing import NoReturn
 
 from .attempts import STOPPED_CODES, ids_to_cancel, last_attempt_text
 from .choice import TransportChoice
-from .folder import (
-    END_AFTER,
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    HEARTBEAT,
-    IDLE,
-    EndKind,
-    modified_at,
-    over_memory_message,
-)
+from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at, over_memory_message
+from .idle import END_AFTER
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
@@ -247,8 +239,15 @@ class Head(Job):
         if code == 0 and self.options.attempts == 1:
             raise JobExit(0, EndKind.DONE)
         if self.options.attempts > 1 and code not in STOPPED_CODES:
-            raise failure(f"{reason}; run: ended with exit code {code}", code or EXIT_FAILED)
+            raise failure(f"{reason}; run: ended with exit code {code}", code or EXIT_STOPPED)
         raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
+
+    def end_with_cluster(self, ended: Ended) -> JobExit:
+        """After a cancel, `run` has as long to exit as after a signal of the batch scheduler."""
+        if ended.kind is EndKind.CANCELLED and self.command is not None:
+            self.command.terminate()
+            self.command.wait(_RUN_CANCEL_TIMEOUT)
+        return JobExit(ended.exit_code)
 
     def _stopped(self, reason: str) -> JobExit:
         near = self.walltime.explains_signal()

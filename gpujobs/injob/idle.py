@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+END_AFTER = "GPUJOBS_END_AFTER"
+"""Variable with the rules, for the dask scheduler."""
 RULES = {
     "idle": "without tasks",
     "client": "without clients",

@@ -13,9 +13,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import add_handler
-from .folder import END_AFTER, IDLE, Folder, Gpu, OverMemory, RegisteredWorker
+from .folder import IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
-from .idle import IdleWatch, parse_rules
+from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
 from .loopback import confine_if_wanted
 

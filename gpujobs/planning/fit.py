@@ -33,7 +33,7 @@ class QueueFit:
         return self.layout.profile
 
     def gpu_shape(self, gpus: int) -> JobShape:
-        """Return the shape of jobs with ``gpus`` GPUs in all, one worker each."""
+        """Return the shape of jobs with ``gpus`` GPUs in all, and workers on each."""
         self._check_gpu_type()
         most = self.queue.max_gpus if self.within_max_gpus else None
         per_job, nodes = self.layout.divide(gpus, self.queue, most)
@@ -45,21 +45,22 @@ class QueueFit:
     def shape_of(self, gpus: int, per_job: int, nodes: int) -> JobShape:
         """Return the shape of jobs with ``per_job`` of all ``gpus`` GPUs on ``nodes`` nodes."""
         on_node = per_job // nodes
+        workers = self._workers_on(on_node)
         cpus = self._cpus(on_node, nodes)
         request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
         memory = self._gpu_memory(request, on_node)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
-        self._check_workers(on_node, cpus=cpus, memory=memory and memory // nodes)
+        self._check_workers(workers, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
             jobs=gpus // per_job,
             nodes=nodes,
             gpus=per_job,
             cpus=cpus and cpus * nodes,
             memory=memory,
-            workers=per_job,
-            worker_threads=perjob.worker_threads(self.profile, cpus, on_node),
-            worker_memory=self._worker_memory(memory, per_job),
+            workers=workers * nodes,
+            worker_threads=perjob.worker_threads(self.profile, cpus, workers),
+            worker_memory=self._worker_memory(memory, workers * nodes),
         )
 
     def cpu_shape(self, count: int) -> JobShape:
@@ -81,6 +82,14 @@ class QueueFit:
             worker_threads=perjob.worker_threads(profile, cpus, 1),
             worker_memory=self._worker_memory(memory, 1),
         )
+
+    def _workers_on(self, gpus: int) -> int:
+        """Return the number of workers on the ``gpus`` GPUs of a job on one node."""
+        size = self.profile.workers.size
+        if gpus % size.gpus:
+            message = f"{gpus} GPUs of a job on a node; a worker has {size.gpus}"
+            raise QueueMismatch("workers.gpus_per_worker", message, limit="gpus_per_node")
+        return size.workers(gpus)
 
     def _check_gpu_type(self) -> None:
         queue, wanted = self.queue, self.profile.gpu_type

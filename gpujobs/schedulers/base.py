@@ -86,6 +86,8 @@ class Scheduler(ABC):
     """Option of `submit_command` for jobs that wait until the submissions {ids} have ended."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    slow_cancel: ClassVar[bool] = False
+    """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 

@@ -75,6 +75,9 @@ class PBS(Scheduler):
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
     after = ("-W", "depend=afterany:{ids}")
+    # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
+    # other processes only every 10 s or more; the end of a script it sees immediately.
+    slow_cancel = True
     # No `cancel_waiting`: qdel cannot choose by state, and would end running jobs, too. A pending
     # job finds that the cluster has ended when it starts.
 

@@ -29,6 +29,7 @@ class Torque(PBS):
     """Torque 4 and newer. It accepts `-l select=…` without an error and ignores it."""
 
     name = "torque"
+    slow_cancel = False
     request = (
         "-q {queue}",
         "-l nodes={nodes}:ppn={cpus_per_node}:gpus={gpus_per_node}",

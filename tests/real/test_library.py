@@ -76,7 +76,7 @@ def test_a_wait_that_takes_too_long() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["sleep", "600"]})
     try:
         with pytest.raises(TimeoutError, match=cluster.id):
-            cluster.wait(0)
+            cluster.wait(patience(1))
     finally:
         cluster.cancel()
     until(lambda: not cluster.status().active, 60)
