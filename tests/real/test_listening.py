@@ -52,16 +52,18 @@ def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     lines = cli("connect", cluster).stdout
     tunnel = re.search(r"ssh -N -L (\d+):(\S+):(\d+) (.*)", lines)
     # dask scheduler, nannies and workers accept connections with the cluster's certificate only
-    open_to_others = [item for item in found if not item.loopback_only]
+    open_to_others = {item.port for item in found if not item.loopback_only}
+    local = {item.port for item in found if item.loopback_only}
     assert len(open_to_others) == (6 if dashboard == "on" else 5)
-    assert len([item for item in found if item.loopback_only]) == (2 if dashboard == "on" else 3)
+    assert len(local) == (2 if dashboard == "on" else 3)
     if dashboard == "off":
         assert tunnel is None and "dashboard" not in lines
+        assert cli("cancel", cluster).returncode == 0
         return
     assert tunnel
     port = int(tunnel[1])
     assert status_of(port, "/status") == 200
-    assert (port in {item.port for item in open_to_others}) is (dashboard == "on")
+    assert (port in open_to_others) is (dashboard == "on")
     head = next(job for job in cli.status(cluster)["jobs"] if job["head"])
     if dashboard == "local":
         assert tunnel[2] == "127.0.0.1" and tunnel[4].startswith("-J ")

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.parametrize("backend", ["pbs"], indirect=True)
 OBEYS = """
 touch {folder}/jobs/0.started
 until [ -e {folder}/ended ]; do sleep 0.1; done
+sleep 2
 echo '{{"exit_code": 143}}' > {folder}/jobs/0.json
 exit 143
 """
@@ -43,7 +44,8 @@ def running(
         until((folder / "jobs" / "0.started").exists, 30, "the job")
         group = GroupRecord("", workers=1, workers_per_job=1, gpus_per_job=1)
         return ClusterRecord(
-            name, "here", "pbs", str(folder), 1.0, groups=(group,), submissions=(submission,)
+            name, "here", "pbs", str(folder), 1.0, groups=(group,), submissions=(submission,),
+            run=(), encrypted=True,
         )  # fmt: skip
 
     return start

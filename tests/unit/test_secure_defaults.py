@@ -19,7 +19,8 @@ MACHINE = Machine(gpus=("0",), cpus=8, memory=32 * 2**30, busy={})
 
 def text(home: Path, site: str = "s.yaml", **network: object) -> str:
     made = made_plan(home, {"gpus": 1, "network": network}, site, MACHINE)
-    return "\n".join(script.text for script in render(made, "svd-1"))
+    text = "\n".join(script.text for script in render(made, "svd-1"))
+    return " ".join(text.replace("\\\n", " ").split())
 
 
 @pytest.mark.parametrize("site", ["s.yaml", "local"])

@@ -64,21 +64,21 @@ export PYTHONUNBUFFERED=1
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=8 --visible-devices=scheduler --gpu-memory=pool --ranks=2 --nodes=2 --ranks-per-node=1 --workers-per-gpu=2 \
+    --gpus=8 --visible-devices=scheduler --ranks=16 --nodes=2 --ranks-per-node=8 --workers-per-gpu=2 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
     --schemes=ucxx,tls \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=2 \
-        --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=2 \
-        --gpus=4 --workers-per-gpu=2 --on-node=1 --nodes=2 --visible-devices=scheduler \
+    --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=16 \
+        --ntasks-per-node=8 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=16 \
+        --gpus=1 --workers-per-gpu=2 --on-node=8 --nodes=2 --visible-devices=scheduler \
         -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=62720MiB \
+        --worker-class=distributed.Nanny --nthreads=1 --memory-limit=62720MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1", "device_memory_limit": "0.4", "rmm_pool_size": "0.4"}' \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
