@@ -56,14 +56,17 @@ class SchedulerClient:
     system: System = HOST
 
     # -- submit ------------------------------------------------------------------------------------
-    def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
+    def submit(
+        self, script: str, name: str, known: Collection[str], cwd: Path, after: Sequence[str] = ()
+    ) -> str:
         """Submit ``script`` exactly once, from the folder ``cwd``; return the submission's id.
 
         ``name`` is the job's name, unique to the cluster, and ``known`` are the earlier submissions
         of that name: if a reply is lost, a submission of that name that is not one of them is ours.
-        RefusedError if the batch scheduler refuses it.
+        It starts after all submissions ``after``. RefusedError if the batch scheduler refuses it.
         """
-        argv = [*self.scheduler.submit_command(), *self.arguments]
+        after_options = self.scheduler.after_options(after)
+        argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
         deadline = self.system.monotonic() + self.timeout
         garbled_replies, delays = 0, _delays()
         while True:

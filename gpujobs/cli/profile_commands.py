@@ -30,9 +30,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Wait until `run` has ended; without `run`, until all workers are connected.",
 )
+@options.after_option
 @options.json_option
-def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) -> None:
+def submit(
+    spec: ClusterSpec, dry_run: bool, wait_for_end: bool, after: str | None, as_json: bool
+) -> None:
     """Submit the cluster that PROFILE describes; print its id."""
+    if after is not None:
+        spec = options.with_after(spec, after)
     if dry_run:
         _print_scripts(spec, None)
         return

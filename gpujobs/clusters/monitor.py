@@ -10,12 +10,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ..batch.client import SchedulerClient
 from ..batch.system import HOST, System
 from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
 from ..injob.folder import EndKind
-from ..schedulers import JobId, JobState, JobStatus, get_scheduler
+from ..schedulers import JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
@@ -212,11 +213,22 @@ def record_submission(
         group=intent.group,
         array=intent.array,
         first_index=client.scheduler.first_index,
+        attempt=intent.attempt,
     )
     record = ledger.end_submission(record.id, submission)
-    targets = [word for sent in record.submissions for word in client.scheduler.target(sent.id)]
-    folders.write_job_ids(record.path, targets)
+    _write_job_ids(record, client.scheduler)
     return record
+
+
+def _write_job_ids(record: ClusterRecord, scheduler: Scheduler) -> None:
+    """Write the ids with which a head cancels waiting jobs: of its attempt, or of the cluster."""
+    targets: dict[int, list[str]] = {}
+    for sent in record.submissions:
+        targets.setdefault(sent.attempt, []).extend(scheduler.target(sent.id))
+    folders.write_job_ids(record.path, "", chain(*targets.values()))
+    if record.attempts > 1:
+        for attempt, words in targets.items():
+            folders.write_job_ids(record.path, f"-{attempt}", words)
 
 
 def recover_submission(

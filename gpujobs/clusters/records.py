@@ -25,6 +25,7 @@ class Submission:
     group: str = ""
     array: bool = False
     first_index: int = 0
+    attempt: int = 1
 
     def job(self, number: int) -> JobId:
         """Return the batch scheduler's id of the cluster's job ``number``."""
@@ -47,6 +48,7 @@ class Intent:
     array: bool = False
     time: float = 0.0
     """Seconds since the epoch."""
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class ClusterRecord:
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
     """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
+    after: str = ""
+    """The cluster after whose end this one starts."""
+    attempts: int = 1
+    """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()
     intent: Intent | None = None
     removed: tuple[int, ...] = ()

@@ -80,6 +80,14 @@ def positive(value: object) -> int:
     return number
 
 
+def exit_code(value: object) -> int:
+    """Return the exit code of a program that has not succeeded: 1 to 255."""
+    code = count(value)
+    if not 1 <= code <= 255:
+        raise ValueError(f"{code} is not an exit code from 1 to 255")
+    return code
+
+
 def number(value: object) -> float:
     """Return a finite number of at least 0."""
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):
@@ -166,6 +174,11 @@ def duration(value: object) -> int:
     if seconds > _LONGEST_S:
         raise ValueError(f"{value!r} is more than ten years")
     return seconds
+
+
+def timeout(value: object) -> int:
+    """Return seconds of a `duration`, or 0, which turns a timeout off."""
+    return 0 if value in ("0", 0) and value is not False else duration(value)
 
 
 def _seconds(text: str) -> int:

@@ -196,6 +196,9 @@ class Site(Model):
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    max_idle_timeout: int | None = optional(
+        DURATION, "longest idle_timeout and client_timeout of clusters without run"
+    )
     layouts: tuple[LayoutName, ...] = optional(
         LAYOUTS, "layouts of profiles that the site allows; default: all", default=()
     )

@@ -24,7 +24,9 @@ EXIT_STOPPED = 143
 HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
 IDLE = "idle"
-"""File that the dask scheduler writes if it closes because it was idle for too long."""
+"""File that the dask scheduler writes if the cluster must end because it had no work."""
+AFTER = "after"
+"""File that names another cluster, after whose end this one starts."""
 
 
 class EndKind(str, Enum):

@@ -83,6 +83,8 @@ class Scheduler(ABC):
     """Environment variable with the job's index in the array."""
     job_variable: ClassVar[str]
     """Environment variable with the job's id."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Option of `submit_command` for jobs that wait until the submissions {ids} have ended."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
     inventory: ClassVar[type[Inventory] | None] = None
@@ -152,6 +154,15 @@ class Scheduler(ABC):
     @abstractmethod
     def submit_command(self) -> list[str]:
         """Return the command that submits the script on its standard input."""
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        """Return the options of `submit_command` for jobs that wait for ``submissions``.
+
+        They start when all jobs of these have ended, however they ended. [] without submissions,
+        and if that is not supported.
+        """
+        ids = ":".join(submissions)
+        return [word.replace("{ids}", ids) for word in self.after] if ids else []
 
     @abstractmethod
     def parse_submit(self, stdout: str) -> str | None:

@@ -59,8 +59,8 @@ class LSF(Scheduler):
     refused: ClassVar = {
         "-K": "bsub would wait for the job",
         "-I": "a job cannot be interactive",
-        "-w": "a dependency of one job of an array holds all of them",
-        "-r": "a job that is started again has lost its dask scheduler",
+        "-w": "a dependency on another cluster is the key `after`",
+        "-r": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }
@@ -109,6 +109,10 @@ class LSF(Scheduler):
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["bsub"]
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        text = " && ".join(f"ended({submission})" for submission in submissions)
+        return ["-w", text] if text else []
 
     def parse_submit(self, stdout: str) -> str | None:
         found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)

@@ -68,7 +68,7 @@ class PBS(Scheduler):
         "-z": "qsub would not print the job's id",
         "-C": "it changes the prefix of directives",
         "-W block": "qsub would wait for the end of the job",
-        "-W depend": "a dependency of one job of an array holds all of them",
+        "-W depend": "a dependency on another cluster is the key `after`",
     }
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
@@ -77,6 +77,7 @@ class PBS(Scheduler):
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
+    after = ("-W", "depend=afterany:{ids}")
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
     # other processes only every 10 s or more; the end of a script it sees immediately.
     slow_cancel = True

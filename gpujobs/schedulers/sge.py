@@ -54,8 +54,8 @@ class GridEngine(Scheduler):
         "-w v": "qsub would submit nothing",
         "-w p": "qsub would submit nothing",
         "-r": "a job that is started again has lost its dask scheduler",
-        "-hold_jid": "a dependency of one job of an array holds all of them",
-        "-hold_jid_ad": "a dependency of one job of an array holds all of them",
+        "-hold_jid": "a dependency on another cluster is the key `after`",
+        "-hold_jid_ad": "a dependency on another cluster is the key `after`",
     }
     name_rule = (
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
@@ -102,6 +102,9 @@ class GridEngine(Scheduler):
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["qsub", "-terse"]
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        return ["-hold_jid", ",".join(submissions)] if submissions else []
 
     def parse_submit(self, stdout: str) -> str | None:
         for line in reversed(stdout.strip().splitlines()):

@@ -93,17 +93,18 @@ class Slurm(Scheduler):
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
         "gpu-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
-        "dependency": "a dependency of one job of an array holds all of them",
+        "dependency": "a dependency on another cluster is the key `after`",
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
         "export": "it selects the variables that reach the job: name them in `env`",
         "export-file": "it selects the variables that reach the job: name them in `env`",
-        "requeue": "a job that is started again has lost its dask scheduler",
+        "requeue": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "test-only": "sbatch would submit nothing",
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
+    after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
 
@@ -190,7 +191,7 @@ class Slurm(Scheduler):
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        # By name: `squeue -j` fails if one id is gone. An array's pending jobs are one line.
+        # By name: `squeue -j` fails if an id has left the queue. An array's pending jobs: one line.
         return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:

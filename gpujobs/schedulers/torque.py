@@ -61,6 +61,14 @@ class Torque(PBS):
     def array(self, count: int) -> str:
         return f"-t 0-{count - 1}"
 
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        kinds: dict[str, list[str]] = {}
+        for submission in submissions:
+            kind = "afteranyarray" if "[]" in submission else "afterany"
+            kinds.setdefault(kind, []).append(submission)
+        texts = [":".join([kind, *ids]) for kind, ids in kinds.items()]
+        return ["-W", f"depend={','.join(texts)}"] if texts else []
+
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the
         # list of all jobs has it.
