@@ -5,22 +5,20 @@ from __future__ import annotations
 import getpass
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from ..schedulers.jobs import cancel_targets
-from .command import run_command
+from .command import LONGEST_DELAY, check_started, delays, run_command
 from .system import HOST, System
 
 logger = logging.getLogger("gpujobs")
 
 RETRY_TIMEOUT = 90.0
 """Seconds for which a command is retried while the batch scheduler is unreachable."""
-FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
-"""Seconds between two attempts: doubled each time."""
 CONFIRM_DELAY = 3.0
 """Seconds after which the batch scheduler is asked again whether it has a submission."""
 CANCEL_TIMEOUT = 8.0
@@ -68,7 +66,7 @@ class SchedulerClient:
         after_options = self.scheduler.after_options(after)
         argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
         deadline = self.system.monotonic() + self.timeout
-        garbled_replies, delays = 0, _delays()
+        garbled_replies, pauses = 0, delays()
         while True:
             result = self._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
@@ -76,7 +74,7 @@ class SchedulerClient:
             # The reply was lost or garbled: the job may have been accepted all the same.
             message = "%s did not respond (%s); checking whether it accepted the job"
             logger.warning(message, self.scheduler.name, result.first_line)
-            if submission := self._recover_submission(name, known, deadline, next(delays)):
+            if submission := self._recover_submission(name, known, deadline, next(pauses)):
                 return submission
             garbled_replies += result.exit_code == 0
             if self.system.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
@@ -118,7 +116,7 @@ class SchedulerClient:
             return None
         result = self._run(argv, stdin=script, cwd=cwd)
         if self.scheduler.unreachable(result):
-            self._check_started(result)
+            check_started(result)
             raise UnavailableError(f"{self.scheduler.name} is not available: {result.first_line}")
         return self.scheduler.refuses(result)
 
@@ -192,7 +190,7 @@ class SchedulerClient:
         """Return those of ``jobs`` that wait in the queue some time after they were cancelled."""
         deadline = self.system.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
         waiting = list(jobs)
-        for delay in _delays(first=0.1):
+        for delay in delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
                 waiting = [job for job in waiting if job in found and found[job].waits]
@@ -210,7 +208,7 @@ class SchedulerClient:
         """Return the submission's id in the reply of a submit command, None if it has none."""
         if result.exit_code == 0:
             return self.scheduler.parse_submit(result.stdout)
-        self._check_started(result)
+        check_started(result)
         if result.exit_code is not None and not self.scheduler.unreachable(result):
             raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
         return None
@@ -251,15 +249,15 @@ class SchedulerClient:
     ) -> CommandResult:
         """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
         deadline = self.system.monotonic() + self.timeout
-        delays = _delays()
+        pauses = delays()
         while True:
             result = self._run(argv)
             if not self.scheduler.unreachable(result):
                 return result
-            self._check_started(result)
+            check_started(result)
             if accept(result):
                 return result
-            delay = next(delays)
+            delay = next(pauses)
             name, reason = self.scheduler.name, result.first_line
             if self.system.monotonic() + delay > deadline:
                 message = f"{name} is not available: {reason}"
@@ -287,21 +285,3 @@ class SchedulerClient:
                 name = self.scheduler.name
                 raise UnavailableError(f"{name} did not respond before the cluster was closed")
             self.system.sleep(min(0.25, left))
-
-    def _check_started(self, result: CommandResult) -> None:
-        if result.started:
-            return
-        name = Path(result.argv[0]).name
-        hint = (
-            "is this a login node? If it is, write the path in the site file:"
-            f" commands: {{{name}: /path/to/{name}}}"
-        )
-        raise UnavailableError(result.problem, hint=hint)
-
-
-def _delays(first: float = FIRST_DELAY) -> Iterator[float]:
-    """Yield the seconds to wait before the next attempts."""
-    delay = first
-    while True:
-        yield delay
-        delay = min(LONGEST_DELAY, delay * 2)

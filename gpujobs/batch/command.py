@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..errors import UnavailableError
 from ..schedulers import CommandResult, Scheduler
 from . import process
 from .system import HOST, System
 
 SHORTEST_TIMEOUT = 5.0
+FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
+"""Seconds between two attempts: doubled each time."""
 
 
 def run_command(
@@ -33,3 +36,23 @@ def run_command(
         timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, timeout)),
         env=process.environment(scheduler.environment, scheduler.fixed_environment),
     )
+
+
+def check_started(result: CommandResult) -> None:
+    """Raise UnavailableError if the command of ``result`` could not be started."""
+    if result.started:
+        return
+    name = Path(result.argv[0]).name
+    hint = (
+        "is this a login node? If it is, write the path in the site file:"
+        f" commands: {{{name}: /path/to/{name}}}"
+    )
+    raise UnavailableError(result.problem, hint=hint)
+
+
+def delays(first: float = FIRST_DELAY) -> Iterator[float]:
+    """Yield the seconds to wait before the next attempts."""
+    delay = first
+    while True:
+        yield delay
+        delay = min(LONGEST_DELAY, delay * 2)

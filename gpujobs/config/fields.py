@@ -147,17 +147,6 @@ def _fraction(text: str) -> str:
     return text
 
 
-def ports(value: object) -> str:
-    """Return a range of ports, as ``8000-8100``."""
-    found = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
-    if not found:
-        raise ValueError(f"{shown(value)} is not a range of ports; write it as 8000-8100")
-    first, last = map(int, found.groups())
-    if not 1024 <= first <= last <= 65535:
-        raise ValueError(f"{value}: ports are from 1024 to 65535, the smaller one first")
-    return f"{first}-{last}"
-
-
 def duration(value: object) -> int:
     """Return seconds of ``2h``, ``1h30m``, ``02:00:00``, ``1-12:00:00`` or a timedelta.
 

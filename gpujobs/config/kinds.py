@@ -242,7 +242,6 @@ TIMEOUT = Scalar(fields.timeout, {"type": ["string", "integer"], "examples": ["3
 SIZE_OR_FRACTION = Scalar(
     fields.size_or_fraction, {"type": ["string", "number"], "examples": ["12GiB", 0.8]}
 )
-PORTS = Scalar(fields.ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
 PATTERN = Scalar(fields.regular_expression, {"type": "string", "format": "regex"})
 SCRIPT = Scalar(fields.script, {"type": "string"})
 DIRECTIVES = Items(Scalar(fields.directive, {"type": "string", "pattern": "^-"}))

@@ -165,6 +165,17 @@ class SchedulerName(Kind[str]):
         return {"type": "string", "enum": scheduler_names()}
 
 
+def _ports(value: object) -> str:
+    """Return a range of ports, as ``8000-8100``."""
+    found = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(f"{fields.shown(value)} is not a range of ports; write it as 8000-8100")
+    first, last = map(int, found.groups())
+    if not 1024 <= first <= last <= 65535:
+        raise ValueError(f"{value}: ports are from 1024 to 65535, the smaller one first")
+    return f"{first}-{last}"
+
+
 def _one_key(name: str) -> Schema:
     return {
         "type": "object",
@@ -197,6 +208,7 @@ PROTOCOLS: Items[Protocol] = Items(
     choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )
 LAYOUTS: Items[LayoutName] = Items(choice("workers", "mpi"), extendable=True)
+PORTS = Scalar(_ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
 RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
 DEFAULTS = _Defaults(TEXT, ANYTHING)
 VISIBLE_DEVICES = _VisibleDevicesKind()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..config.document import Document
 from ..config.profile import Head
 from ..config.queue import Queue
 from ..config.site import Site
+from ..config.spec import ClusterSpec, with_settings
 from .diagnostics import Diagnostics
 from .memory import MemoryRequest, cpu_share, requested_memory
 from .shape import JobShape
@@ -41,6 +43,14 @@ def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
         worker_threads=0,
         worker_memory=None,
     )
+
+
+def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
+    """Return the specification for the head's own job, which may have an account of its own."""
+    if not head.account:
+        return spec
+    position = spec.position("head", "account")
+    return with_settings(spec, Document({"account": head.account}, {("account",): position}))
 
 
 def _queue_without_gpus(site: Site) -> str | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..config.document import Document
 from ..config.groups import group_specs
-from ..config.profile import Head, Profile
+from ..config.profile import Profile
 from ..config.site import Site
-from ..config.spec import ClusterSpec, with_settings
+from ..config.spec import ClusterSpec
 from ..errors import InputError
 from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
@@ -21,7 +20,7 @@ from .diagnostics import Diagnostics
 from .directives import request_texts
 from .directory import expand_directory
 from .groups import GroupPlanner
-from .head import head_queue, head_shape
+from .head import head_queue, head_shape, head_spec
 from .layout import Layout
 from .layouts import LAYOUTS
 from .lifetime import Lifetime, plan_lifetime
@@ -225,15 +224,7 @@ class _Planner:
             loc = mismatch.key.split(".")
             self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
             return None
-        return self._planner("", self._head_spec(head), root).plan_head(key, shape)
-
-    def _head_spec(self, head: Head) -> ClusterSpec:
-        if not head.account:
-            return self.spec
-        position = self.spec.position("head", "account")
-        return with_settings(
-            self.spec, Document({"account": head.account}, {("account",): position})
-        )
+        return self._planner("", head_spec(self.spec, head), root).plan_head(key, shape)
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
         n_workers = sum(group.n_workers for group in groups)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
 from .slurm_inventory import SlurmInventory
+from .slurm_output import STATES, UNREACHABLE
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -30,29 +31,6 @@ _FAMILIES = (
     {"gpus", "gpus-per-node", "gpus-per-socket", "gres/gpu"},
 )
 """Each option of a family overrides the others; gres/gpu is ``--gres=gpu``."""
-
-_STATES = {
-    "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
-    "RESV_DEL_HOLD": JobState.PENDING, "SPECIAL_EXIT": JobState.PENDING,
-    "RUNNING": JobState.RUNNING, "COMPLETING": JobState.RUNNING, "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.RUNNING,
-    "SUSPENDED": JobState.SUSPENDED, "STOPPED": JobState.SUSPENDED,
-    "COMPLETED": JobState.COMPLETED,
-    "FAILED": JobState.FAILED, "BOOT_FAIL": JobState.FAILED, "LAUNCH_FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED, "REVOKED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMEOUT, "DEADLINE": JobState.TIMEOUT,
-    "PREEMPTED": JobState.PREEMPTED, "NODE_FAIL": JobState.NODE_FAIL,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
-}  # fmt: skip
-
-_UNREACHABLE = re.compile(
-    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
-    r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"
-    r"temporarily (unable|disabled)|resource temporarily unavailable|"
-    r"unable to establish (controller|control machine)|in standby mode|slurm backup controller",
-    re.I,
-)
 
 
 class Slurm(Scheduler):
@@ -166,7 +144,7 @@ class Slurm(Scheduler):
     def unreachable(self, result: CommandResult) -> bool:
         if result.exit_code in (None, 0):
             return result.exit_code is None
-        return _UNREACHABLE.search(result.stderr) is not None
+        return UNREACHABLE.search(result.stderr) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
         return self._squeue(user, name, "%F|%j")
@@ -279,7 +257,7 @@ def _abbreviates(option: str, name: str) -> bool:
 
 
 def _state(native: str) -> JobState:
-    return _STATES.get(native.split(" ")[0].rstrip("+"), JobState.UNKNOWN)
+    return STATES.get(native.split(" ")[0].rstrip("+"), JobState.UNKNOWN)
 
 
 def _jobs(number: str, indexes: str) -> Iterator[JobId]:
