@@ -72,6 +72,7 @@ for command in (
     profile_commands.plan,
     profile_commands.render,
     cluster_commands.status,
+    cluster_commands.report,
     cluster_commands.logs,
     cluster_commands.connect,
     cluster_commands.scale,

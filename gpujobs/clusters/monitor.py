@@ -199,6 +199,7 @@ def record_submission(
         group=intent.group,
         array=intent.array,
         first_index=client.scheduler.first_index,
+        time=intent.time,
     )
     record = ledger.end_submission(record.id, submission)
     targets = [word for sent in record.submissions for word in client.scheduler.target(sent.id)]

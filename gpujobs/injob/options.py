@@ -120,6 +120,15 @@ class TrialOptions:
 
 
 @dataclass(frozen=True)
+class UsageOptions:
+    """Options of ``usage``: samples of the GPUs of a job on one node."""
+
+    folder: str = _option("the cluster's folder")
+    job: int = _option("number of this job", type=int)
+    devices: tuple[str, ...] = _option("index or UUID, with commas", type=_words)
+
+
+@dataclass(frozen=True)
 class TryUcxxOptions:
     """Options of ``try-ucxx``."""
 
@@ -139,6 +148,7 @@ Options = Union[
     RankOptions,
     RetireOptions,
     TrialOptions,
+    UsageOptions,
     TryUcxxOptions,
     LaunchOptions,
 ]
@@ -149,6 +159,7 @@ _SUBCOMMANDS: dict[str, type[Options]] = {
     "rank": RankOptions,
     "retire": RetireOptions,
     "trial": TrialOptions,
+    "usage": UsageOptions,
     "try-ucxx": TryUcxxOptions,
     "launch": LaunchOptions,
 }

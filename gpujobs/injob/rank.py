@@ -21,6 +21,7 @@ from .names import EXTRA_RANKS, PRELOAD
 from .network import node_name
 from .options import RankOptions
 from .transport import FILE
+from .usage import start_sampler
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -98,13 +99,17 @@ def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
 def _take_gpus(options: RankOptions, place: int) -> None:
     """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node.
 
-    Its own GPUs come first; the others stay visible, for NVLink among them.
+    Its own GPUs come first; the others stay visible, for NVLink among them. The first rank of a
+    node starts the sampler of all.
     """
     source, count = options.visible_devices, options.gpus * options.on_node
     devices = job_devices(source, count, os.environ, explicit=options.on_node > 1)
     if devices is not None:
         first = place * options.gpus
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
+    if place == 0 and count:
+        sampled = devices or [str(index) for index in range(count)]
+        start_sampler(options.folder, sampled, os.environ)
 
 
 # -- workers ---------------------------------------------------------------------------------------
