@@ -99,6 +99,13 @@ def shared_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def fresh_folder(parent: Path, name: str) -> Path:
+    """Make a folder for one boot: a fixture of a module may be set up twice in a test process."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    folder.chmod(0o755)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def slurm_backend(shared_folder: Path) -> Iterator[SlurmBackend]:
     """A real Slurm of 4 nodes with 4 fake GPUs each."""

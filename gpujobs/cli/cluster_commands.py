@@ -159,6 +159,8 @@ def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
     from ..clusters import cancel
 
     errors: list[GpujobsError] = []
+    for record in records:  # the jobs of all of them exit at the same time
+        cancel.end(record)
     for record in records:
         try:
             cancel.cancel(record, ledger)

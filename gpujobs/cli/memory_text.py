@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from ..config.workers import Workers
 from ..planning.plan import JobGroup, Plan
+from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
 from ..text import size_text
 
-DEVICE_MEMORY_LIMIT = "0.8"
-"""dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
 OFF = "0"
 """dask-cuda's value for no limit and for no pool."""
 
 
 def memory_text(plan: Plan, group: JobGroup) -> str:
-    """Return spilling and RMM's settings of each GPU, in bytes if the site states its memory."""
-    workers = group.profile.workers
+    """Return spilling and RMM's settings of each worker, in bytes if the site states its memory."""
+    workers = with_shares(group.profile.workers)
     if not group.gpus or workers.worker_class != "cuda":
         return "no GPU memory is managed"
     return ", ".join(_parts(workers, plan.site.queues[group.queue_key].gpu_memory))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 
 from ..clusters.ledger import ClusterRecord
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import HEAD
+from ..injob.size import WorkerSize
 from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan
 from ..text import plural, size_text, walltime_text
@@ -44,7 +46,9 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     """Return the plan as JSON; memory in bytes, times in seconds."""
     groups = [_group_json(plan, group, cluster_id) for group in plan.groups]
     grouped = bool(plan.profile.groups)
-    worker_keys = ("worker_threads", "worker_memory", "worker_class")
+    worker_keys = (
+        "worker_threads", "worker_memory", "worker_class", "gpus_per_worker", "workers_per_gpu",
+    )  # fmt: skip
     return {
         "version": 1,
         "cluster": cluster_id,
@@ -88,6 +92,8 @@ def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, objec
         "worker_threads": shape.worker_threads,
         "worker_memory": shape.worker_memory,
         "worker_class": profile.workers.worker_class if group.gpus else "nanny",
+        "gpus_per_worker": profile.workers.gpus_per_worker if group.gpus else 0,
+        "workers_per_gpu": profile.workers.workers_per_gpu if group.gpus else 0,
         "python": group.python,
         "start_workers": plan.start_groups.get(group.group),
     }
@@ -138,8 +144,19 @@ def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
 def _gpus_text(plan: Plan) -> str:
     if not plan.gpus:
         return "none: CPU workers"
-    workers = sum(group.n_workers for group in plan.groups if group.gpus)
-    return f"{plan.gpus} requested, {workers} with a worker of their own"
+    sizes = Counter[WorkerSize]()
+    for group in plan.groups:
+        sizes[group.profile.workers.size] += group.n_workers if group.gpus else 0
+    texts = [_size_text(size, workers) for size, workers in sizes.items() if workers]
+    return f"{plan.gpus} requested, {', '.join(texts)}"
+
+
+def _size_text(size: WorkerSize, workers: int) -> str:
+    if size.usual:
+        return f"{workers} with a worker of their own"
+    if size.gpus > 1:
+        return f"{plural(workers, 'worker')} with {size.gpus} of them each"
+    return f"{workers} workers, {size.per_gpu} on each"
 
 
 def _names_text(names: list[str]) -> str:
@@ -163,7 +180,8 @@ def _head_text(plan: Plan) -> str:
     if plan.head is None and plan.profile.groups:
         groups = [group.group for group in plan.groups if plan.may_be_head(group)]
         return f"in the job that starts first, of group {' or '.join(groups)}"
-    return plan.layout.head_text(plan.groups[0].shape, plan.head is not None)
+    layout = plan.layout_of(plan.groups[0])
+    return layout.head_text(plan.groups[0].shape, plan.head is not None)
 
 
 def _worker_text(group: JobGroup) -> str:
@@ -171,6 +189,10 @@ def _worker_text(group: JobGroup) -> str:
     kind, limit = "CPU worker", "no memory limit of its own"
     if group.gpus:
         kind = _WORKER_CLASSES[workers.worker_class]
+        if workers.gpus_per_worker > 1:
+            kind += f", {workers.gpus_per_worker} GPUs"
+        elif workers.workers_per_gpu > 1:
+            kind += f", 1/{workers.workers_per_gpu} of a GPU"
     if shape.worker_memory:
         limit = f"memory limit {size_text(shape.worker_memory)}"
     return f"{kind}, {plural(shape.worker_threads, 'thread')}, {limit}"

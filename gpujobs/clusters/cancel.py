@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+from pathlib import Path
 
 from ..injob.folder import EndKind
 from . import folder as folders
-from .folderstate import read_state
+from .folderstate import FolderReader, read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import client_of, recover_submission
 
@@ -16,6 +18,14 @@ OWNER_TIMEOUT = 60.0
 """Seconds without a new lease after which the owner of a cluster is gone."""
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
+EXIT_TIMEOUT = 5.0
+"""Seconds for running jobs to find `ended` and exit, before they are cancelled."""
+
+
+def end(record: ClusterRecord) -> None:
+    """Write `ended` into a cluster's folder, unless it exists already; its jobs begin to exit."""
+    if record.path.is_dir():
+        folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
 
 
 def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIMEOUT) -> None:
@@ -25,8 +35,7 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
 
     Raises UnavailableError or RefusedError; jobs that could not be cancelled find `ended`.
     """
-    if record.path.is_dir():
-        folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
+    end(record)
     record = recover_submission(record, ledger, at_once=True)
     if record.finished:
         return
@@ -39,7 +48,20 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
         return
     current = record.current_jobs(read_state(record.path).claims)
     jobs = {*record.jobs.values(), *current.values()}
-    client_of(record, timeout=timeout).cancel(sorted(jobs, key=str), [record.id])
+    client = client_of(record, timeout=timeout)
+    if client.scheduler.slow_cancel:
+        _wait_for_exits(record.path)
+    client.cancel(sorted(jobs, key=str), [record.id])
+
+
+def _wait_for_exits(folder: Path) -> None:
+    """Wait until all jobs that have started have exited, `EXIT_TIMEOUT` at most."""
+    reader = FolderReader(folder)
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    while not (state := reader.read()).exits.keys() >= state.nodes.keys():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.2)
 
 
 def orphaned(record: ClusterRecord) -> bool:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..errors import GpujobsError, JobFailedError
-from ..injob.names import CERTIFICATE, KEY, UCX_WARNINGS
+from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS
 from ..injob.network import dask_config
-from ..planning.transport import LOOPBACK
 from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
 from .report import ended_message
@@ -77,19 +76,31 @@ def instructions(record: ClusterRecord) -> str:
     state = read_state(record.path)
     host = urlsplit(address_of(record, state)).hostname
     lines = ["import gpujobs", f'client = gpujobs.connect("{record.id}")']
-    if state.dashboard:
-        # That of a dask scheduler in a Python process listens on the loopback interface only.
-        lines += ["", *_dashboard_lines(LOOPBACK if state.head is None else host, state.dashboard)]
+    if state.dashboard and record.dashboard != "off":
+        lines += ["", *_dashboard_lines(record, state, host or "", state.dashboard)]
     return "\n".join(lines)
 
 
-def _dashboard_lines(host: str | None, port: int) -> list[str]:
-    login = f"{getpass.getuser()}@{socket.getfqdn()}"
-    return [
-        f"# dashboard: http://{host}:{port}/status, or from your own computer:",
-        f"#   ssh -N -L {port}:{host}:{port} {login}",
-        f"#   http://localhost:{port}/status",
-    ]
+def dashboard_node(record: ClusterRecord, state: FolderState) -> str:
+    """Return the node on whose loopback interface the dashboard listens; "" if not in a job."""
+    if state.head is None or record.dashboard != "local":
+        return ""
+    return state.nodes.get(state.head, "")
+
+
+def _dashboard_lines(record: ClusterRecord, state: FolderState, host: str, port: int) -> list[str]:
+    user = getpass.getuser()
+    login = f"{user}@{socket.getfqdn()}"
+    node = dashboard_node(record, state)
+    if not node or host == LOOPBACK:
+        # That of a dask scheduler in a Python process listens on the loopback interface only.
+        host = LOOPBACK if state.head is None else host
+        first = f"# dashboard: http://{host}:{port}/status, or from your own computer:"
+        tunnel = f"{port}:{host}:{port} {login}"
+    else:
+        first = f"# dashboard: only from {node} itself; from your own computer:"
+        tunnel = f"{port}:{LOOPBACK}:{port} -J {login} {user}@{node}"
+    return [first, f"#   ssh -N -L {tunnel}", f"#   http://localhost:{port}/status"]
 
 
 def environment_lines(record: ClusterRecord) -> str:

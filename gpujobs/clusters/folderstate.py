@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..injob.folder import Ended, OverMemory, RegisteredWorker, over_memory_message
+from ..injob.folder import (
+    Ended,
+    OverMemory,
+    RegisteredWorker,
+    all_gpus,
+    over_memory_message,
+)
 from ..injob.transport import FILE, Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -75,7 +81,8 @@ class FolderState:
         return sorted({name for worker in self.workers.values() for name in _fast(worker)})
 
     def _between(self, network: str) -> str:
-        gpus = sum(network in _fast(worker) for worker in self.workers.values())
+        workers = (worker for worker in self.workers.values() if network in _fast(worker))
+        gpus = len({gpu["uuid"] for worker in workers for gpu in all_gpus(worker.get("gpu"))})
         return f"{network} between {gpus} GPUs" if gpus > 1 else network
 
     @property

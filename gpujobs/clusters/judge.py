@@ -6,12 +6,12 @@ A record, the state of the cluster's folder and the batch scheduler's answers go
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..errors import InputError
-from ..injob.folder import EndKind
+from ..injob.folder import EndKind, all_gpus
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .clusterstate import cluster_state
@@ -136,7 +136,7 @@ class _Judge:
             group="" if group == HEAD else group,
             workers=workers,
             connected=connected,
-            gpus=tuple(gpu for name in connected if (gpu := self._gpu(name))),
+            gpus=tuple(gpu for name in connected for gpu in self._gpus(name)),
             stuck=status.stuck,
             id=self.scheduler.show_id(job) if self.scheduler else str(job),
         )
@@ -216,13 +216,11 @@ class _Judge:
         exit_record = self.folder.exits.get(number)
         return exit_record.host if exit_record else self.folder.nodes.get(number, "")
 
-    def _gpu(self, worker: str) -> WorkerGpu | None:
+    def _gpus(self, worker: str) -> Iterator[WorkerGpu]:
         row = self.folder.workers.get(worker)
-        gpu = row.get("gpu") if row else None
-        uuid = gpu.get("uuid") if gpu else None
-        if gpu is None or not uuid:
-            return None
-        return WorkerGpu(worker, gpu.get("node", ""), uuid, gpu.get("model"), gpu.get("memory"))
+        for gpu in all_gpus(row.get("gpu") if row else None):
+            node, uuid = gpu.get("node", ""), str(gpu["uuid"])
+            yield WorkerGpu(worker, node, uuid, gpu.get("model"), gpu.get("memory"))
 
     def _phase(
         self,

@@ -118,6 +118,8 @@ class ClusterRecord:
     """The site's contact, who can explain a refused job."""
     targets: tuple[Target, ...] = ()
     """All changes of the target, oldest first, with the first target; empty without a change."""
+    dashboard: str = "on"
+    """`network.dashboard` of the profile."""
     unlisted: dict[str, float] = field(default_factory=dict)
     """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
     version: int = VERSION

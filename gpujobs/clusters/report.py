@@ -59,7 +59,7 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """Which GPU a connected worker has; ``memory`` is in bytes."""
+    """A GPU of a connected worker; ``memory`` is in bytes."""
 
     worker: str
     node: str
@@ -94,6 +94,7 @@ class JobReport:
     """Names of its workers."""
     connected: tuple[str, ...] = ()
     gpus: tuple[WorkerGpu, ...] = ()
+    """Of all connected workers: several of one worker, or one of several workers."""
     stuck: bool = False
     """It has failed, and stays in the queue until it is cancelled."""
     log: tuple[str, ...] = ()

@@ -112,6 +112,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         owner=owner,
         notes=plan.notes,
         contact=plan.site.contact,
+        dashboard=plan.profile.network.dashboard,
     )
 
 

@@ -189,6 +189,14 @@ def comma_list(value: object) -> Sequence[object]:
     return sequence(value)
 
 
+def amounts(text: str) -> dict[str, object]:
+    """Return ``GPU=2 MEMORY=10``, as dask writes resources, as a mapping; commas are allowed."""
+    pairs = [item.partition("=") for item in text.replace(",", " ").split()]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(f"{text!r} is not a list of resources; write {{GPU: 2}} or GPU=2")
+    return {name: amount for name, _, amount in pairs}
+
+
 def sequence(value: object) -> list[object]:
     """Return a list; a single string is refused, because its items would be its letters."""
     if not isinstance(value, list | tuple):

@@ -31,4 +31,13 @@ def _group_specs(spec: ClusterSpec) -> Iterator[tuple[str, ClusterSpec]]:
     groups = spec.document.section("groups")
     for name in spec.profile.groups:
         document = groups.section(name).over(defaults)
-        yield name, replace(spec, document=document, profile=build(Profile, document))
+        own = groups.section(name).value
+        yield (
+            name,
+            replace(
+                spec,
+                document=document,
+                profile=build(Profile, document),
+                from_site=spec.from_site - set(own),
+            ),
+        )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 _CORES = "`cpus_per_job`; threads of a worker: `workers.threads`"
 _ENV = "`env`"
-_GPUS = "`gpus`: there is one worker on each GPU; GPUs of one job: `gpus_per_job`"
+_GPUS = "`gpus`: each GPU has one worker, or as `workers` says; GPUs of one job: `gpus_per_job`"
+_GPUS_PER_WORKER = "`workers.gpus_per_worker`; GPUs of one job: `gpus_per_job`"
 _MEMORY = "`memory_per_job`; memory of each worker: `workers.memory`"
 _QUEUE = "`queue`"
 _SETUP = "`environment.setup`"
@@ -18,7 +19,7 @@ def _line(option: str) -> str:
     return f"write it as a line for the batch scheduler, as in directives: [--{option}=NAME]"
 
 
-_LINES = {name: _line(name) for name in ("qos", "constraint", "reservation", "nodelist", "exclude")}
+_LINES = {name: _line(name) for name in ("qos", "constraint", "nodelist", "exclude")}
 
 HINTS: dict[str, dict[str, str]] = {
     "Profile": {
@@ -27,7 +28,9 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("time", "time_limit", "wall_time", "max_walltime"), _WALLTIME),
         **dict.fromkeys(("mem", "memory", "mem_per_node", "memory_limit"), _MEMORY),
         **dict.fromkeys(("cpus", "cores", "ncpus", "cpus_per_task", "job_cpu"), _CORES),
-        **dict.fromkeys(("worker_gpu", "worker_gpus", "gpus_per_worker", "ngpus", "gpu"), _GPUS),
+        **dict.fromkeys(("worker_gpu", "worker_gpus", "gpus_per_worker"), _GPUS_PER_WORKER),
+        **dict.fromkeys(("ngpus", "gpu"), _GPUS),
+        "workers_per_gpu": "`workers.workers_per_gpu`",
         **dict.fromkeys(("nodes", "n_workers", "nworkers", "jobs", "ntasks", "gres"), _GPUS),
         **dict.fromkeys(("nthreads", "threads"), "`workers.threads`"),
         **dict.fromkeys(("environ", "envs", "variables", "environment_variables"), _ENV),
@@ -42,6 +45,7 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("nthreads", "cpus", "cores"), "`workers.threads`"),
         **dict.fromkeys(("mem", "memory_limit"), "`workers.memory`"),
         **dict.fromkeys(("n_workers", "nworkers", "number"), "`workers.count`"),
+        **dict.fromkeys(("worker_gpu", "worker_gpus", "gpus"), "`workers.gpus_per_worker`"),
     },
     "Site": {
         **dict.fromkeys(("qos", "constraint"), "a line of `directives`, of the site or of a queue"),
@@ -56,7 +60,7 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("mem", "memory"), "`memory_per_node`"),
         **dict.fromkeys(("cpus", "cores", "ncpus"), "`cpus_per_node`"),
         **dict.fromkeys(("gpus", "gpu", "ngpus"), "`gpus_per_node`"),
-        **dict.fromkeys(("walltime", "time", "max_time", "time_limit"), "`max_walltime`"),
+        **dict.fromkeys(("time", "max_time", "time_limit"), "`max_walltime`"),
         **dict.fromkeys(("partition", "queue"), "`name`"),
         "node_count": "`nodes`",
     },

@@ -134,6 +134,8 @@ class Items(Kind[tuple[T, ...]]):
     split: Callable[[object], Sequence[object]] = fields.sequence
     text_too: bool = False
     """One string is allowed, too."""
+    extendable: bool = False
+    """``{append: [...]}`` is allowed, too; `layers` replaces it by a list."""
 
     def read(self, value: object, place: Place) -> tuple[T, ...]:
         """Return the items."""
@@ -151,10 +153,13 @@ class Items(Kind[tuple[T, ...]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
-        array = {"type": "array", "items": self.item.schema(definitions)}
-        if self.text_too:
-            return {"anyOf": [{"type": "string"}, array]}
-        return array
+        array: Schema = {"type": "array", "items": self.item.schema(definitions)}
+        forms: list[Schema] = [{"type": "string"}] if self.text_too else []
+        forms.append(array)
+        if self.extendable:
+            append: Schema = {"properties": {"append": array}, "required": ["append"]}
+            forms.append({"type": "object", **append, "additionalProperties": False})
+        return {"anyOf": forms} if len(forms) > 1 else array
 
     def key_names(self) -> Iterator[str]:
         """Yield the names of the keys of an item."""
@@ -169,9 +174,18 @@ class Table(Kind[dict[str, T]]):
     value: Kind[T]
     empty: str = ""
     """Error message for an empty table, if it must not be empty."""
+    from_text: Callable[[str], Mapping[str, object]] | None = None
+    """Makes a mapping of a string, if one is allowed, too; raises ValueError."""
+    removable: bool = False
+    """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
         """Return the values by name."""
+        if self.from_text and isinstance(value, str):
+            try:
+                value = self.from_text(value)
+            except ValueError as error:
+                raise place.error(error) from None
         if not isinstance(value, Mapping):
             raise place.error(ValueError("must be a mapping of keys"))
         if self.empty and not value:
@@ -190,11 +204,16 @@ class Table(Kind[dict[str, T]]):
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""
+        value = self.value.schema(definitions)
+        if self.removable:
+            value = {"anyOf": [value, {"type": "null"}]}
         schema = {
             "type": "object",
             "propertyNames": self.name.schema(definitions),
-            "additionalProperties": self.value.schema(definitions),
+            "additionalProperties": value,
         }
+        if self.from_text:
+            return {"anyOf": [{"type": "string"}, schema]}
         return {**schema, "minProperties": 1} if self.empty else schema
 
     def key_names(self) -> Iterator[str]:
@@ -228,8 +247,9 @@ ARGV = Items(TEXT, split=fields.argv, text_too=True)
 """The words of a command."""
 
 
-def choice(*words: L) -> Scalar[L]:
-    """Return the kind of a value that is one of ``words``."""
+def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
+    """Return the kind of a value that is one of ``words``, or a synonym of one."""
+    others = synonyms or {}
     listed = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
     def parse(value: object) -> L:
@@ -238,6 +258,8 @@ def choice(*words: L) -> Scalar[L]:
                 return word
         if not isinstance(value, str):
             raise ValueError(f"must be {listed}, not {fields.shown(value)}")
+        if value in others:
+            return others[value]
         raise ValueError(f"{value!r} is not one of {listed}")
 
-    return Scalar(parse, {"type": "string", "enum": list(words)})
+    return Scalar(parse, {"type": "string", "enum": [*words, *others]})

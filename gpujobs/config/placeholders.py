@@ -2,7 +2,8 @@
 
 They are not Jinja and not ``str.format``: each name of a fixed list is replaced by a number or by
 an allow-listed word. The name contains the scope (per node, job, CPU or GPU, always of one job),
-and the placeholder contains the memory unit.
+and the placeholder contains the unit of a size. A queue's `resources` add
+placeholders of their own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ RESOURCES = (
     "gpus_per_node", "gpus_per_job", "gpus_per_cpu",
     "cpus_per_node", "cpus_per_job", "cpus_per_gpu",
     "memory_per_node", "memory_per_job", "memory_per_cpu", "memory_per_gpu",
+    "gpu_memory", "walltime",
 )  # fmt: skip
 ACCOUNT = ("account",)
 LAUNCH = ("ranks", "nodes", "ranks_per_node")
+SCOPES = ("node", "job", "cpu", "gpu")
+RESOURCE_NAME = r"[a-z][a-z0-9_]*"
 
 _TOKEN = re.compile(r"\{(?P<name>\w+)(?::(?P<unit>\w+))?\}|[{}]")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_RESOURCE = re.compile(rf"{RESOURCE_NAME}_per_({'|'.join(SCOPES)})")
 _UNIT = re.compile(r"([KMGT])(i?B)?")
 
 
@@ -45,7 +50,7 @@ def names(text: str) -> list[str]:
 def memory_units(text: str) -> Iterator[tuple[str, int]]:
     """Yield the name and the bytes of the unit of every memory placeholder in ``text``."""
     for token in _TOKEN.finditer(text):
-        if unit := token["unit"]:
+        if (unit := token["unit"]) and _is_memory(token["name"]):
             yield token["name"], _UNITS[unit[0]]
 
 
@@ -55,23 +60,42 @@ def memory_suffixes(text: str) -> Iterator[tuple[str, str, str]]:
     Units are K, M, G or T; the one after it is "" if there is none.
     """
     for token in _TOKEN.finditer(text):
-        if unit := token["unit"]:
+        if (unit := token["unit"]) and _is_memory(token["name"]):
             found = re.match(r"[KMGT](?![A-Z]{2})", text[token.end() :].upper())
             yield token[0], unit[0], found[0] if found else ""
 
 
-def check(text: str, known: Sequence[str] = RESOURCES) -> str:
+def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:
     """Return ``text`` if every brace in it belongs to a placeholder of ``known``.
 
-    Otherwise raise PlaceholderError.
+    Otherwise raise PlaceholderError. Where all RESOURCES are known, those of queues may be, too.
+    None: every name without a unit is known.
     """
     for token in _TOKEN.finditer(text):
-        _check_token(token, known)
+        name = token["name"] or ""
+        if known is None:
+            _check_token(token, [*RESOURCES, name])
+            continue
+        of_queue = known is RESOURCES and token["unit"] and _RESOURCE.fullmatch(name)
+        _check_token(token, [*known, name] if of_queue else known)
     return text
 
 
+def without(text: str, name: str) -> str:
+    """Return the directive ``text`` without the part that has the placeholder ``name``.
+
+    A part stands between colons or commas, as in ``gpu:{gpu_type}:2``; "" if it is the whole value
+    of the option. Other text is returned as it is.
+    """
+    token = rf"\{{{name}\}}"
+    if re.fullmatch(rf"-\S+?[ =]([\"']?)(\w+=|\w+\[[^\]&|]*)?{token}[^\]&|:,\s]*\]?\1", text):
+        return ""
+    text = re.sub(rf"(?<=[\s:,\"'])\w+={token}[:,]|(?<=[:,]){token}[:,]", "", text)
+    return re.sub(rf"[:,](\w+=)?{token}(?=[\s:,\"']|$)", "", text)
+
+
 def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
-    """Return ``text`` with its placeholders replaced; memory ``values`` are in bytes.
+    """Return ``text`` with its placeholders replaced; sizes in ``values`` are bytes.
 
     Raise LookupError with the placeholder's name if its value is None: the site does not define it.
     """
@@ -87,9 +111,9 @@ def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
     name, unit = token["name"], token["unit"]
     if name not in known:
         raise _error(token, f" is not a placeholder; known: {_list(known)}")
-    if not unit and _is_memory(name):
+    if not unit and _is_size(name):
         raise _error(token, f" needs a unit, as in {{{name}:GB}}")
-    if unit and not _is_memory(name):
+    if unit and not _is_size(name):
         raise _error(token, " cannot have a unit")
     if unit and not _UNIT.fullmatch(unit):
         raise _error(token, ": the unit must be one of KB, MB, GB, TB")
@@ -103,17 +127,23 @@ def _is_memory(name: str) -> bool:
     return name.startswith("memory")
 
 
+def _is_size(name: str) -> bool:
+    if name in (*RESOURCES, *LAUNCH):
+        return "memory" in name
+    return _RESOURCE.fullmatch(name) is not None
+
+
 def _value_text(value: int | float | str | None, name: str, unit: str | None) -> str:
     if value is None:
         raise LookupError(name)
     if unit:
-        return _memory_text(int(value), name, unit)
+        return _size_text(int(value), name, unit)
     if isinstance(value, float):
         return number_text(value)
     return str(value)
 
 
-def _memory_text(n_bytes: int, name: str, unit: str) -> str:
+def _size_text(n_bytes: int, name: str, unit: str) -> str:
     number = n_bytes // _UNITS[unit[0]]
     if number == 0:
         raise ValueError(f"{name} is less than 1 {unit}")
@@ -121,5 +151,5 @@ def _memory_text(n_bytes: int, name: str, unit: str) -> str:
 
 
 def _list(known: Sequence[str]) -> str:
-    memory_units = {True: ":GB", False: ""}
-    return " ".join(f"{{{name}{memory_units[_is_memory(name)]}}}" for name in known)
+    units = {True: ":GB", False: ""}
+    return " ".join(f"{{{name}{units[_is_size(name)]}}}" for name in known)

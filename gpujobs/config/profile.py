@@ -33,6 +33,15 @@ RESERVED_GROUPS = ("n", "jobs", "memory", "cores", "minimum", "maximum", "head",
 """Arguments of `scale` and `adapt`, and the name of the head's own jobs."""
 
 
+def option_value(value: object) -> str:
+    """Return the value of a site's option, which stands in a directive, without quotes."""
+    text = fields.printable(value)
+    if not text or (found := re.search(r"[\s\"'`$\\#;]", text)):
+        shown = repr(found[0]) if text and found else "nothing"
+        raise ValueError(f"{text!r} cannot stand in a directive: it has {shown}")
+    return text
+
+
 def _name(value: object) -> str:
     text = fields.printable(value)
     if not NAME.fullmatch(text) or len(text) > LONGEST_NAME:
@@ -58,6 +67,7 @@ def _gpus(value: object) -> int | Literal["auto"]:
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
 RUNTIME: Scalar[Runtime] = choice("apptainer", "singularity", "pyxis", "charliecloud")
 
+OPTIONS = Table(WORD, Scalar(option_value, {"type": ["string", "number"]}))
 _NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GROUP_NAME = Scalar(
     _group_name,
@@ -75,7 +85,7 @@ class Network(Model):
     """How dask's processes communicate."""
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
-        choice("auto", "tcp", "ucxx", "ws"),
+        choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
         "auto: the first of the site's protocols that works",
         default="auto",
     )
@@ -83,6 +93,11 @@ class Network(Model):
         FLAG, "TLS between all processes; default: true for tcp and ws"
     )
     interface: str | None = optional(WORD, "as `ip link` names it; default: the site's")
+    dashboard: Literal["off", "local", "on"] = optional(
+        choice("off", "local", "on"),
+        "local: on the loopback interface of its node; on: on all, without a password",
+        default="local",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +131,7 @@ class Head(Model):
 
     group: str | None = optional(WORD, "the jobs of this group; excludes the other keys")
     queue: str | None = optional(WORD, "default: the first queue without GPUs")
+    account: str | None = optional(WORD, "default: the profile's")
     cpus: int = optional(POSITIVE, "CPUs", default=1)
     memory: int | None = optional(SIZE, "host memory")
     walltime: int | None = optional(DURATION, "default: the profile's")
@@ -147,6 +163,8 @@ class Group(Model):
         Section(Environment), "setup, python, container", default=Environment()
     )
     env: dict[str, str] = optional(Table(VARIABLE, TEXT), "environment variables", default={})
+    options: dict[str, str] = optional(OPTIONS, "values of the site's options", default={})
+    reservation: str | None = optional(WORD, "reservation")
     directives: tuple[str, ...] = optional(DIRECTIVES, "extra directives", default=())
 
 
@@ -163,7 +181,7 @@ class Profile(Model):
     )
     gpus: int | Literal["auto"] = optional(
         _GPUS,
-        "number of workers, one on each GPU; auto: all free GPUs (local); 0: CPU workers",
+        "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
         default=1,
     )
     gpus_per_job: int | None = optional(
@@ -210,6 +228,10 @@ class Profile(Model):
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
     )
+    options: dict[str, str] = optional(
+        OPTIONS, "values of the options that the site has, e.g. storage", default={}
+    )
+    reservation: str | None = optional(WORD, "reservation in the batch scheduler")
     directives: tuple[str, ...] = optional(
         DIRECTIVES, "extra directives for the batch scheduler", default=()
     )

@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..schedulers import get_scheduler
 from .kinds import (
     ARGV,
-    COUNT,
     DURATION,
-    FLAG,
     PATTERN,
     POSITIVE,
     SCRIPT,
-    SIZE,
     TEXT,
     WORD,
     Items,
-    Scalar,
     Table,
+    choice,
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
+from .queue import Account, Mpi, Queue
 from .sitekinds import (
     BINDS,
     DEFAULTS,
     FOLDER,
     IMAGES,
-    LAUNCHER,
+    LAYOUTS,
+    NOTES,
+    OPTION_DEFAULT,
+    OPTION_DIRECTIVE,
+    OPTION_NAME,
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
+    VARIABLE_NAME,
     VISIBLE_DEVICES,
+    LayoutName,
     Protocol,
     SchedulerName,
     VisibleDevices,
-    account_directive,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account(Model):
-    """How the account (project, budget, bank) is named."""
-
-    directive: str | None = optional(
-        Scalar(account_directive, {"type": "string"}),
-        "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
-    )
-    required: bool = optional(FLAG, "refuse profiles without an account", default=False)
-    pattern: str | None = optional(PATTERN, "regular expression of a valid account")
-    hint: str | None = optional(TEXT, "shown if the account does not match")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +55,16 @@ class SiteNetwork(Model):
         "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
         default=("tcp",),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mpi(Model):
-    """How one command is started on every node of a job."""
-
-    command: tuple[str, ...] | None = optional(
-        LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+    encryption: Literal["required", "optional"] = optional(
+        choice("required", "optional"),
+        "required: refuse profiles with unencrypted traffic between nodes",
+        default="optional",
     )
-    setup: str = optional(
-        SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
-    )
+
+    def check(self) -> None:
+        """Refuse a protocol that has no encryption where it is required."""
+        if self.encryption == "required" and "ucxx" in self.protocols:
+            raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,44 +99,17 @@ class Containers(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queue(Model):
-    """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
+class Option(Model):
+    """A directive of the site with a value that a profile may choose."""
 
-    name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
-    gpus_per_node: int | None = optional(
-        COUNT, "GPUs of a node; if left out, the queue has no GPUs"
+    directive: str = required(OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    default: str | None = optional(
+        OPTION_DEFAULT, "value for profiles without one; if left out, they have no directive"
     )
-    gpu_type: str | None = optional(WORD, "as the batch scheduler names it, e.g. a100")
-    gpu_memory: int | None = optional(
-        SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
+    pattern: str = optional(
+        PATTERN, "regular expression of a valid value", default=r"[A-Za-z0-9_.:+=,/-]+"
     )
-    cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
-    cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")
-    memory_per_node: int | None = optional(
-        SIZE, "memory of a node that jobs may request, e.g. 490GiB"
-    )
-    nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
-    exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
-    gpu_fractions: bool = optional(
-        FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False
-    )
-    max_walltime: int | None = optional(DURATION, "longest walltime")
-    max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
-    min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
-    max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
-    max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
-    request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    account: Account | None = optional(Section(Account), "overrides the site's")
-    visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
-
-    def check(self) -> None:
-        """Check that the limits agree."""
-        if self.cpus_per_node and self.cpus_per_gpu:
-            raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
-        if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:
-            raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
+    hint: str | None = optional(TEXT, "shown if a value does not match")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +120,23 @@ class Site(Model):
     source: str | None = optional(TEXT, "reference for these numbers, for administrators")
     contact: str | None = optional(TEXT, "contact address, for users")
     hostnames: tuple[str, ...] = optional(
-        Items(PATTERN),
+        Items(PATTERN, extendable=True),
         "regular expressions; a full match of the host name selects the site",
         default=(),
+    )
+    environment_variables: dict[str, str] = optional(
+        Table(VARIABLE_NAME, PATTERN),
+        "variable → regular expression; if all match, this selects the site before `hostnames`",
+        default={},
     )
     scheduler: str = required(SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(
-        Table(WORD, Section(Queue), empty="needs at least one queue"),
+        Table(WORD, Section(Queue), empty="needs at least one queue", removable=True),
         "name → shape and limits, in the order that `queue: auto` tries",
+    )
+    queue_defaults: Queue = optional(
+        Section(Queue), "keys of all queues that do not have them", default=Queue()
     )
     request: tuple[str, ...] | None = optional(
         SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
@@ -174,8 +144,14 @@ class Site(Model):
     cpu_request: tuple[str, ...] | None = optional(
         SITE_DIRECTIVES, "the same for jobs without GPUs"
     )
+    multi_node_request: tuple[str, ...] | None = optional(
+        SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
+    )
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
+    )
+    options: dict[str, Option] = optional(
+        Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
     )
     account: Account | None = optional(Section(Account), "how the account is named")
     visible_devices: VisibleDevices | None = optional(
@@ -212,14 +188,31 @@ class Site(Model):
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    layouts: tuple[LayoutName, ...] = optional(
+        LAYOUTS, "layouts of profiles that the site allows; default: all", default=()
+    )
+    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
     defaults: dict[str, object] = optional(DEFAULTS, "any keys of a profile", default={})
 
     instead_of_required = "extends"
 
     def check(self) -> None:
         """Check that the batch scheduler supports `cluster`."""
+        for name, option in self.options.items():
+            if f"{{{name}}}" not in option.directive:
+                raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
+
+    def in_queue(self, key: str) -> Site:
+        """Return this site with the values that the queue ``key`` has instead."""
+        queue = self.queues[key]
+        return replace(
+            self,
+            setup=self.setup if queue.setup is None else queue.setup,
+            scratch=queue.scratch or self.scratch,
+            mpi=queue.mpi or self.mpi,
+        )
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""

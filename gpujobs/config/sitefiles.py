@@ -12,11 +12,13 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from ..errors import InputError, Position, Problem
+from . import layers
 from .document import Document
 from .model import build
 from .site import Site
@@ -25,6 +27,7 @@ from .yamlfile import read
 
 logger = logging.getLogger("gpujobs")
 
+_SELECTS = re.compile("^(hostnames|environment_variables):", re.M)
 SYSTEM_SITES = Path("/etc/gpujobs/sites")
 
 
@@ -102,16 +105,23 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
     path = _site_path(name, base)
-    document = _layered(path, ())
+    document = layers.resolved(_layered(path, ()))
     return SiteFile(path.stem, path, build(Site, document), document)
 
 
 def site_of_this_host() -> str:
-    """Return the name of the one site whose ``hostnames`` match this host.
+    """Return the name of the one site whose variables or ``hostnames`` match here.
 
-    NoSiteHereError if there is none, InputError if there are several.
+    Variables come first. NoSiteHereError if there is none, InputError if there are several.
     """
-    patterns = list(_hostname_patterns())
+    selections = list(_selections())
+    found = sorted({one.name for one in selections if one.matches_variables()})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        message = f"several sites match the environment variables here: {', '.join(found)}"
+        raise InputError(message, hint="use --site")
+    patterns = [(pattern, one.name) for one in selections for pattern in one.hostnames]
     host = ""
     # The fully qualified name may need a slow query of the network, so the short name comes first.
     for get_name in (socket.gethostname, socket.getfqdn):
@@ -183,7 +193,7 @@ def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
     lower = _lower_path(name, path, (*upper, path), position)
-    return document.over(_layered(lower, (*upper, path)))
+    return layers.over(document, _layered(lower, (*upper, path)))
 
 
 def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:
@@ -200,20 +210,43 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
         raise InputError(replace(error.problems[0], position=position)) from None
 
 
-def _hostname_patterns() -> Iterator[tuple[str, str]]:
-    """Yield each pattern of a host name, and the site to which it belongs."""
+@dataclass(frozen=True)
+class _Selection:
+    """What selects the site ``name`` on a host."""
+
+    name: str
+    hostnames: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def matches_variables(self) -> bool:
+        """Return whether the environment has all variables, each with a value that matches."""
+        environ = os.environ
+        found = (_matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
+        return bool(self.variables) and all(found)
+
+
+def _selections() -> Iterator[_Selection]:
+    """Yield what selects each site that names hosts or variables."""
     included = data_folder("site_configs")
     for name, path in site_paths().items():
         # Most of the many included files name no host, and parsing all takes most of a second.
-        if path.parent == included and "hostnames:" not in path.read_text():
+        if path.parent == included and not _SELECTS.search(path.read_text()):
             continue
         try:
-            hostnames = _layered(_trusted(path), ()).value.get("hostnames")
+            value = _layered(_trusted(path), ()).value
         except InputError as error:
             logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
             continue
-        if isinstance(hostnames, list):
-            yield from ((str(pattern), name) for pattern in hostnames)
+        hostnames, variables = value.get("hostnames"), value.get("environment_variables")
+        yield _Selection(
+            name,
+            tuple(str(one) for one in hostnames) if isinstance(hostnames, list) else (),
+            variables if _is_texts(variables) else {},
+        )
+
+
+def _is_texts(value: object) -> TypeGuard[Mapping[str, str]]:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values())
 
 
 def _matches(pattern: str, host: str) -> bool:

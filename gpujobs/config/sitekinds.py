@@ -10,13 +10,25 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..schedulers import get_scheduler, scheduler_names
 from . import fields, placeholders
-from .kinds import ANYTHING, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
+from .kinds import ANYTHING, SIZE, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
 from .model import Section
-from .profile import Profile
+from .profile import Profile, option_value
 
 
 def _site_directive(value: object) -> str:
     return placeholders.check(fields.directive(value))
+
+
+def _option_name(value: object) -> str:
+    text = fields.printable(value, "a name")
+    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or text in placeholders.RESOURCES:
+        raise ValueError(f"{text!r} is not a name of an option (small letters, digits and _)")
+    return text
+
+
+def _option_directive(value: object) -> str:
+    # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
+    return placeholders.check(fields.directive(value), None)
 
 
 def account_directive(value: object) -> str:
@@ -64,6 +76,15 @@ def _image(value: object) -> str:
     return text
 
 
+def _resource(value: object) -> str:
+    text = fields.printable(value, "a name")
+    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or "_per_" in text:
+        raise ValueError(f"{text!r} is not a name of a resource (small letters, digits and _)")
+    if text in ("gpus", "cpus", "memory"):
+        raise ValueError(f"{text} of a node are `{text}_per_node`")
+    return text
+
+
 def _protocols(value: object) -> Sequence[object]:
     protocols = fields.sequence(value)
     if not protocols:
@@ -86,6 +107,7 @@ class File:
 
 
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
+LayoutName: TypeAlias = Literal["workers", "mpi"]
 VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
 
 
@@ -99,9 +121,9 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         if value == "exclusive":
             return "exclusive"
         if isinstance(value, dict) and list(value) == ["variable"]:
-            return Variable(_VARIABLE.read(value["variable"], place.inside("variable")))
+            return Variable(VARIABLE_NAME.read(value["variable"], place.inside("variable")))
         if isinstance(value, dict) and list(value) == ["file"]:
-            return File(_VARIABLE.read(value["file"], place.inside("file")))
+            return File(VARIABLE_NAME.read(value["file"], place.inside("file")))
         message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
         raise place.error(ValueError(message))
 
@@ -139,22 +161,32 @@ class SchedulerName(Kind[str]):
 def _one_key(name: str) -> Schema:
     return {
         "type": "object",
-        "properties": {name: _VARIABLE.json_schema},
+        "properties": {name: VARIABLE_NAME.json_schema},
         "required": [name],
         "additionalProperties": False,
     }
 
 
-_VARIABLE = Scalar(
+VARIABLE_NAME = Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
 )
 _PATH = {"type": "string"}
-SITE_DIRECTIVES = Items(Scalar(_site_directive, {"type": "string", "pattern": "^-"}))
+SITE_DIRECTIVES = Items(
+    Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
+)
+OPTION_NAME = Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
+OPTION_DIRECTIVE = Scalar(_option_directive, {"type": "string", "pattern": "^-"})
+OPTION_DEFAULT = Scalar(lambda value: placeholders.check(option_value(value)), {"type": "string"})
+NOTES = Items(TEXT, extendable=True)
 FOLDER = Scalar(_folder, _PATH)
 IMAGES = Table(WORD, Scalar(_image, _PATH))
-BINDS = Items(Scalar(_bind, _PATH))
+BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
-PROTOCOLS: Items[Protocol] = Items(choice("tcp", "ucxx", "ws"), split=_protocols)
+PROTOCOLS: Items[Protocol] = Items(
+    choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
+)
+LAYOUTS: Items[LayoutName] = Items(choice("workers", "mpi"), extendable=True)
+RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
 DEFAULTS = _Defaults(TEXT, ANYTHING)
 VISIBLE_DEVICES = _VisibleDevicesKind()

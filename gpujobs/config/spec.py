@@ -42,10 +42,27 @@ class ClusterSpec:
     workdir: Path
     python: str = sys.executable
     """The interpreter that runs gpujobs."""
+    from_site: frozenset[str] = frozenset()
+    """Keys of the profile whose values are the site's `defaults`."""
 
     def position(self, *loc: str | int) -> Position:
         """Return the position of the profile's value at ``loc``."""
         return self.document.position(loc)
+
+    def in_queue(self, key: str) -> ClusterSpec:
+        """Return the specification of jobs in the site's queue ``key``, with the queue's values.
+
+        Values of the queue override those of the site, not those of the profile itself.
+        """
+        queue, profile = self.site.site.queues[key], self.profile
+        walltime = profile.walltime
+        if queue.walltime and (walltime is None or "walltime" in self.from_site):
+            walltime = queue.walltime
+        return replace(
+            self,
+            site=replace(self.site, site=self.site.site.in_queue(key)),
+            profile=replace(profile, walltime=walltime, env={**queue.env, **profile.env}),
+        )
 
     def site_position(self, *loc: str | int) -> Position:
         """Return the position of the site's value at ``loc``."""
@@ -92,13 +109,15 @@ def make_spec(
         name=profile.name or name,
         # An unknown ~name stays as it is, as in a shell.
         workdir=Path(os.path.expanduser(profile.workdir or working_folder())),  # noqa: PTH111
+        from_site=frozenset(defaults.value) - set(document.value),
     )
 
 
 def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:
     """Return ``spec`` with ``settings`` laid over its profile."""
     document = settings.over(spec.document)
-    return replace(spec, document=document, profile=build(Profile, document))
+    from_site = spec.from_site - set(settings.value)
+    return replace(spec, document=document, profile=build(Profile, document), from_site=from_site)
 
 
 def write_spec(spec: ClusterSpec, path: Path) -> None:
@@ -114,6 +133,7 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
         "name": spec.name,
         "workdir": str(spec.workdir),
         "python": spec.python,
+        "from_site": sorted(spec.from_site),
     }
     path.write_text(json.dumps(value))
 
@@ -130,6 +150,7 @@ def read_spec(path: Path) -> ClusterSpec:
             name=value["name"],
             workdir=Path(value["workdir"]),
             python=value["python"],
+            from_site=frozenset(value.get("from_site", ())),  # missing in release 0.1
         )
     except InputError:
         raise

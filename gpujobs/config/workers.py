@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..injob.size import WorkerSize
 from . import fields
 from .document import core_value
 from .kinds import (
@@ -32,6 +33,15 @@ RESERVED_OPTIONS = (
     "protocol", "interface", "host", "listen_address", "contact_address",
     "security", "tls_ca_file", "tls_cert", "tls_key",
 )  # fmt: skip
+
+WORKER_CLASSES: dict[str, Literal["cuda", "nanny"]] = {
+    "dask_cuda.CUDAWorker": "cuda",
+    "CUDAWorker": "cuda",
+    "distributed.Nanny": "nanny",
+    "dask.distributed.Nanny": "nanny",
+    "Nanny": "nanny",
+}
+"""Dask's names of the worker classes."""
 
 
 def _module(value: object) -> str:
@@ -74,6 +84,7 @@ def _texts(value: object) -> Iterator[str]:
 
 _MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
 _PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
+_AMOUNTS = Table(WORD, NUMBER, from_text=fields.amounts)
 _OPTIONS = Table(Scalar(_option_name, {"type": "string"}), Scalar(_option_value, {}))
 
 
@@ -86,11 +97,19 @@ class Workers(Model):
     )
     memory: int | None = optional(SIZE, "host memory of a worker; default: its part of the job's")
     count: int | None = optional(POSITIVE, "number of CPU workers, with `gpus: 0`")
+    gpus_per_worker: int = optional(
+        POSITIVE, "GPUs of each worker, which sees no others", default=1
+    )
+    workers_per_gpu: int = optional(
+        POSITIVE, "workers on each GPU, which share its memory and the CPUs", default=1
+    )
     resources: dict[str, float] | None = optional(
-        Table(WORD, NUMBER), "dask resources; default GPU: 1 on GPU workers"
+        _AMOUNTS, "dask resources; default GPU: the worker's number of GPUs, at least 1"
     )
     worker_class: Literal["cuda", "nanny"] = optional(
-        choice("cuda", "nanny"), "nanny: a plain worker pinned to its GPU", default="cuda"
+        choice("cuda", "nanny", synonyms=WORKER_CLASSES),
+        "nanny: a plain worker pinned to its GPU",
+        default="cuda",
     )
     local_directory: str | None = optional(
         TEXT, "scratch folder; default: the site's node-local one"
@@ -132,6 +151,18 @@ class Workers(Model):
     enable_nvlink: bool | None = optional(FLAG, "UCX: as above")
     enable_rdmacm: bool | None = optional(FLAG, "UCX: as above")
     options: dict[str, object] = optional(_OPTIONS, "any other option of the worker", default={})
+
+    def check(self) -> None:
+        """Refuse workers that have several GPUs and share each of them."""
+        if self.gpus_per_worker > 1 and self.workers_per_gpu > 1:
+            raise ValueError(
+                "has `gpus_per_worker` and `workers_per_gpu`, which exclude each other"
+            )
+
+    @property
+    def size(self) -> WorkerSize:
+        """How many GPUs a worker has."""
+        return WorkerSize(self.gpus_per_worker, self.workers_per_gpu)
 
     @property
     def gpu_memory(self) -> str:

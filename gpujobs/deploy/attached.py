@@ -21,7 +21,7 @@ from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names, scale
 from ..errors import InputError
-from ..planning.transport import LOOPBACK
+from ..injob.names import LOOPBACK
 from ..schedulers import JobState
 from .display import JobsDisplay
 
@@ -97,9 +97,10 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     @property
     def dashboard_link(self) -> str:
-        """Link to the dashboard; that of a dask scheduler in its owner listens on loopback."""
+        """Link to the dashboard; by default it listens on the loopback interface only."""
         port = self.scheduler_info.get("services", {}).get("dashboard")
-        if port and read_state(self.folder).head is None:
+        local = self._ledger.get(self.id).dashboard == "local"
+        if port and (local or read_state(self.folder).head is None):
             return str(format_dashboard_link(LOOPBACK, port))
         return str(super().dashboard_link)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.document import Loc
-from ..config.fields import count, positive, sequence, size
+from ..config.fields import count, positive, sequence
+from ..config.fields import size as n_bytes
 from ..config.model import keys_of
 from ..config.workers import Workers
+from ..injob.size import WorkerSize
 
 Setting = tuple[Loc, Any]
 """A key of the profile and its value."""
@@ -84,8 +86,6 @@ def extra_args_settings(value: Any) -> Iterator[Setting]:
     for name, option in _options(_split(value)).items():
         if name in _WORKER_OPTIONS:
             yield _WORKER_OPTIONS[name], option
-        elif name == "resources":
-            yield ("workers", name), _resources(str(option))
         elif name == "death_timeout":
             yield ("workers", name), seconds(option)
         elif name == "protocol":
@@ -94,16 +94,17 @@ def extra_args_settings(value: Any) -> Iterator[Setting]:
             yield from worker_settings({name: option})
 
 
-def job_settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
+def job_settings(given: Mapping[str, Any], size: WorkerSize) -> Iterator[tuple[str, Setting]]:
     """Yield the settings of dask-jobqueue's numbers of one job, each with its keyword.
 
-    `cores` and `memory` are requested for the job and divided among its workers. If ``given`` also
-    has what to request (`job_cpu`, `job_mem`), they are only divided. Raises ValueError.
+    ``size`` is that of the workers. `cores` and `memory` are requested for the job and divided
+    among its workers. If ``given`` also has what to request (`job_cpu`, `job_mem`), they are only
+    divided. Raises ValueError.
     """
     cpu_workers = "gpus_per_job" in given and count(given["gpus_per_job"]) == 0
-    workers = _workers_of_job(given, cpu_workers)
+    workers = _workers_of_job(given, size, cpu_workers)
     if "processes" in given and not cpu_workers:
-        yield "processes", (("gpus_per_job",), workers)
+        yield "processes", (("gpus_per_job",), size.gpus_of(workers))
     if "cores" in given:
         if {"job_cpu", "ncpus"} & given.keys():
             yield "cores", (("workers", "threads"), positive(given["cores"]) // workers)
@@ -111,24 +112,33 @@ def job_settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
             yield "cores", (("cpus_per_job",), given["cores"])
     if "memory" in given:
         if {"job_mem", "mem"} & given.keys():
-            yield "memory", (("workers", "memory"), f"{size(given['memory']) // workers}B")
+            yield "memory", (("workers", "memory"), f"{n_bytes(given['memory']) // workers}B")
         else:
             yield "memory", (("memory_per_job",), given["memory"])
 
 
-def _workers_of_job(given: Mapping[str, Any], cpu_workers: bool) -> int:
+def _workers_of_job(given: Mapping[str, Any], size: WorkerSize, cpu_workers: bool) -> int:
     expected, why = None, ""
     if cpu_workers:
         expected, why = 1, "a job of CPU workers has one"
     elif "gpus_per_job" in given:
-        expected = positive(given["gpus_per_job"])
-        why = f"gpus_per_job is {expected}, one worker per GPU"
+        gpus = positive(given["gpus_per_job"])
+        expected = size.workers(gpus)
+        why = f"gpus_per_job is {gpus}, {_size_text(size)}"
     if "processes" not in given:
-        return expected or 1
+        return expected or size.per_gpu
     processes = positive(given["processes"])
+    if not cpu_workers and processes % size.per_gpu:
+        raise ValueError(f"processes is {processes}, but there are {_size_text(size)}")
     if expected is not None and processes != expected:
         raise ValueError(f"processes is {processes}, but {why}")
     return processes
+
+
+def _size_text(size: WorkerSize) -> str:
+    if size.usual:
+        return "one worker per GPU"
+    return f"{size.gpus} GPUs per worker" if size.gpus > 1 else f"{size.per_gpu} workers per GPU"
 
 
 def _split(value: Any) -> list[str]:
@@ -173,9 +183,3 @@ def _option(word: str) -> tuple[str, str | bool]:
     if name.startswith("no_"):
         return name.removeprefix("no_"), False
     return name, True
-
-
-def _resources(text: str) -> dict[str, str]:
-    """Return ``GPU=2,MEMORY=10`` as a mapping."""
-    pairs = [item.partition("=") for item in text.replace(",", " ").split()]
-    return {name: amount for name, _, amount in pairs}

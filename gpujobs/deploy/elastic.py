@@ -13,8 +13,7 @@ from distributed.utils import format_dashboard_link
 from ..clusters.progress import LibraryProgress
 from ..clusters.report import JobReport
 from ..clusters.scale import check_group_names
-from ..injob.names import job_name
-from ..planning.transport import LOOPBACK
+from ..injob.names import LOOPBACK, job_name
 from .adaptive import JobAdaptive
 from .amount import Amount
 from .control import DaskControl
@@ -40,10 +39,17 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     @property
     def dashboard_link(self) -> str:
-        """Link to the dashboard; one on the loopback interface is reached from this host only."""
+        """Link to the dashboard.
+
+        One on the loopback interface is reached from its host, or by the tunnel of
+        `gpujobs connect`.
+        """
         server = getattr(self.scheduler, "http_server", None)  # of a dask scheduler in this process
         if server is not None and server.address == LOOPBACK:
             return str(format_dashboard_link(LOOPBACK, server.port))
+        port = self.scheduler_info.get("services", {}).get("dashboard")
+        if server is None and port and self._pool.record.dashboard == "local":
+            return str(format_dashboard_link(LOOPBACK, port))
         return str(super().dashboard_link)
 
     # -- scale -------------------------------------------------------------------------------------

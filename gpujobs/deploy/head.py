@@ -15,7 +15,8 @@ from distributed.deploy.spec import ProcessInterface
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError
-from ..planning.transport import LOOPBACK
+from ..injob.names import LOOPBACK
+from ..planning.transport import is_encrypted
 from ..schedulers import JobState
 from .job import PoolJob
 from .pool import JobPool
@@ -31,12 +32,16 @@ def local_scheduler(
 ) -> dict[str, object]:
     """Return dask's specification of a dask scheduler in this process; ``options`` win."""
     plan = pool.plan
+    dashboard = plan.profile.network.dashboard
     own: dict[str, object] = {
         "protocol": f"{plan.transport.protocols[0]}://",
         "security": security,
-        "dashboard_address": f"{LOOPBACK}:8787",
+        "dashboard_address": ":8787" if dashboard == "on" else f"{LOOPBACK}:8787",
         "scheduler_file": str(pool.record.path / "scheduler.json"),
     }
+    _check_encryption(pool, options)
+    if dashboard == "off":
+        own |= {"dashboard": False, "dashboard_address": f"{LOOPBACK}:0"}
     if "host" not in options and "interface" not in options:
         if plan.transport.interface:
             _check_interface(plan.transport.interface)
@@ -44,6 +49,14 @@ def local_scheduler(
         elif plan.scheduler.on_this_machine:
             own["host"] = LOOPBACK
     return {"cls": Scheduler, "options": {**own, **options}}
+
+
+def _check_encryption(pool: JobPool, options: dict[str, Any]) -> None:
+    """Raise InputError for a protocol in ``options`` that the site does not allow."""
+    protocol = str(options.get("protocol", "")).removesuffix("://")
+    if protocol and pool.plan.site.network.encryption == "required" and not is_encrypted(protocol):
+        message = f"scheduler_options: {protocol}: the site requires encryption between its nodes"
+        raise InputError(message, hint="leave it out: the protocol is tls")
 
 
 def _check_interface(name: str) -> None:

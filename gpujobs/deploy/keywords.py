@@ -19,6 +19,7 @@ from ..config.site import Site
 from ..config.sitefiles import NoSiteHereError, SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
+from ..injob.size import WorkerSize
 from .conversions import Setting, job_settings
 from .jobqueue import Configuration
 from .options import CONFIGURABLE
@@ -74,7 +75,9 @@ def _check_site_and_number(site: object, n_workers: object) -> None:
         hint = f"n_workers={site!r}" if isinstance(site, int) else "the name of a site, as text"
         raise InputError(message, hint=hint)
     if not isinstance(n_workers, int) or isinstance(n_workers, bool) or n_workers < 0:
-        raise InputError(f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)")
+        message = f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)"
+        hint = "GPULocalCluster() takes all free GPUs" if n_workers == "auto" else ""
+        raise InputError(message, hint=hint)
 
 
 def _with_size(document: Document, n_workers: int) -> Document:
@@ -87,12 +90,22 @@ def _with_size(document: Document, n_workers: int) -> Document:
     if value.get("gpus") == 0:
         value["workers"] = {**value.get("workers", {}), "count": n_workers or 1}
     elif n_workers or "gpus_per_job" in value:
-        per_job = positive(value.get("gpus_per_job", 1))
-        value["gpus"] = max(1, math.ceil(n_workers / per_job)) * per_job
+        size = _worker_size(value)
+        per_job = positive(value.get("gpus_per_job", size.gpus))
+        workers = max(1, size.workers(per_job))
+        value["gpus"] = max(1, math.ceil(n_workers / workers)) * per_job
     elif value.get("layout") == "mpi":
         message = "layout='mpi' is one allocation, which needs a number of GPUs"
         raise InputError(message, hint="n_workers=8")
     return Document(value, document.positions, document.keys, document.source)
+
+
+def _worker_size(profile: Mapping[str, Any]) -> WorkerSize:
+    """Return how many GPUs a worker has. Raises ValueError."""
+    workers = profile.get("workers") or {}
+    return WorkerSize(
+        positive(workers.get("gpus_per_worker", 1)), positive(workers.get("workers_per_gpu", 1))
+    )
 
 
 def _site_of(document: Document, batch_scheduler: str) -> SiteFile:
@@ -107,7 +120,7 @@ def _site_of(document: Document, batch_scheduler: str) -> SiteFile:
         if f"{resource}_per_job" in profile
     }
     if profile.get("gpus") != 0:
-        queue["gpus_per_node"] = profile.get("gpus_per_job", 1)
+        queue["gpus_per_node"] = profile.get("gpus_per_job", _worker_size(profile).gpus)
     site = {
         "description": "from keywords",
         "scheduler": batch_scheduler,
@@ -183,7 +196,8 @@ class _Converter:
     def add_per_job(self, found: Mapping[str, Given]) -> None:
         """Convert dask-jobqueue's numbers of one job."""
         try:
-            for name, setting in job_settings({name: found[name].value for name in found}):
+            values = {name: given.value for name, given in found.items()}
+            for name, setting in job_settings(values, _worker_size(self.values)):
                 self._put(setting, found[name])
         except ValueError as error:
             places = [found[name].place for name in PER_JOB if name in found]

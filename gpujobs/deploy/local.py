@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..clusters.machine import this_machine
 from ..errors import InputError
+from ..injob.size import WorkerSize
 from .cluster import GPUJobQueueCluster
 from .localcuda import LOCAL, device_list, options_of_scheduler
 
@@ -20,7 +21,7 @@ class GPULocalCluster(GPUJobQueueCluster):
     Parameters
     ----------
     n_workers
-        GPUs (= workers) to start with; default: all that are free. CPU workers with
+        Workers to start with; default, and ``"auto"``: on all GPUs that are free. CPU workers with
         ``gpus_per_job=0``; default then: none.
     CUDA_VISIBLE_DEVICES
         The GPUs to use, even if other processes use them, as ``"0,1"`` or ``[0, 1]``.
@@ -41,7 +42,7 @@ class GPULocalCluster(GPUJobQueueCluster):
         self,
         site: str | None = None,
         *,
-        n_workers: int | None = None,
+        n_workers: int | Literal["auto"] | None = None,
         CUDA_VISIBLE_DEVICES: Any = None,
         host: str | None = None,
         scheduler_port: int | None = None,
@@ -51,8 +52,8 @@ class GPULocalCluster(GPUJobQueueCluster):
         **keywords: Any,
     ) -> None:
         self._devices = device_list(CUDA_VISIBLE_DEVICES)
-        if n_workers is None:
-            n_workers = _free_gpus(self._devices, keywords.get("gpus_per_job", 1))
+        if n_workers is None or n_workers == "auto":
+            n_workers = _workers_on_free_gpus(self._devices, keywords)
         super().__init__(
             site,
             n_workers=n_workers,
@@ -68,13 +69,19 @@ class GPULocalCluster(GPUJobQueueCluster):
         )
 
 
-def _free_gpus(devices: tuple[str, ...] | None, per_job: object) -> int:
-    """Return the number of free GPUs, in whole jobs; 0 with CPU workers. Raises InputError."""
-    if not isinstance(per_job, int) or per_job < 1:  # CPU workers; or refused later
+def _workers_on_free_gpus(devices: tuple[str, ...] | None, keywords: Mapping[str, Any]) -> int:
+    """Return how many workers fit on the free GPUs, in whole jobs; 0 with CPU workers.
+
+    Raises InputError.
+    """
+    per_worker = keywords.get("gpus_per_worker", keywords.get("worker_gpu", 1))
+    per_job, per_gpu = keywords.get("gpus_per_job", per_worker), keywords.get("workers_per_gpu", 1)
+    numbers = per_worker, per_job, per_gpu
+    if not all(isinstance(n, int) and n > 0 for n in numbers):  # CPU workers; or refused later
         return 0
     machine = this_machine(devices)
     if not machine.gpus:
         busy = ": all are in use" if machine.busy else ""
         message = f"this machine has no free GPU{busy}"
         raise InputError(message, hint="gpus_per_job=0 with n_workers=… starts CPU workers")
-    return len(machine.gpus) // per_job * per_job
+    return WorkerSize(per_worker, per_gpu).workers(len(machine.gpus) // per_job * per_job)

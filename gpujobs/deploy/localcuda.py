@@ -8,7 +8,7 @@ from typing import Any
 from ..config.fields import comma_list
 from ..errors import InputError
 from ..planning.workeroptions import CUDA
-from .conversions import Setting, memory, protocol_settings
+from .conversions import Setting, memory
 from .vocabulary import JOBQUEUE, Vocabulary
 
 DEVICE_SIZES = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
@@ -74,11 +74,6 @@ def _memory_limit(value: Any) -> Iterator[Setting]:
     yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)
 
 
-def _protocol(value: Any) -> list[Setting]:
-    name = str(value).removesuffix("://")
-    return protocol_settings("ucxx" if name == "ucx" else name)
-
-
 def _ucx_transport(name: str, value: Any) -> Iterator[Setting]:
     yield ("workers", name), value
     if value is True:
@@ -108,7 +103,6 @@ LOCAL = Vocabulary(
         **_ucx_transports(),
         "memory_limit": _memory_limit,
         "device_memory_limit": _device_memory_limit,
-        "protocol": _protocol,
     },
     refused={
         **{name: hint for name, hint in JOBQUEUE.refused.items() if name not in _OWN_PARAMETERS},

@@ -42,7 +42,8 @@ class JobTable(list[Row]):
 
 
 def _cells(job: JobReport) -> tuple[str, ...]:
-    models = Counter(gpu.model or "?" for gpu in job.gpus)
+    own = {(gpu.node, gpu.uuid): gpu for gpu in job.gpus}  # workers may share one
+    models = Counter(gpu.model or "?" for gpu in own.values())
     gpus = ", ".join(f"{number} {model}" for model, number in models.items())
     remarks = [job.group, "head" if job.head else "", job.reason]
     if job.starts:

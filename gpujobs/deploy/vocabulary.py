@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.document import Loc
-from ..config.fields import count
+from ..config.fields import count, positive
 from ..config.model import key_names, keys_of, suggest
 from ..config.profile import Profile
 from ..config.workers import Workers
@@ -86,6 +86,9 @@ JOBQUEUE = Vocabulary(
         "job_script_prologue": (("environment", "setup"), prologue),
         "env_extra": (("environment", "setup"), prologue),
         "death_timeout": (("workers", "death_timeout"), seconds),
+        "gpus_per_worker": (("workers", "gpus_per_worker"), positive),
+        "worker_gpu": (("workers", "gpus_per_worker"), positive),
+        "workers_per_gpu": (("workers", "workers_per_gpu"), positive),
         "job_mem": (("memory_per_job",), memory),
         "mem": (("memory_per_job",), memory),
     },

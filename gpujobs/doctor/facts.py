@@ -101,8 +101,8 @@ def _check_gpus(report: ClusterReport) -> Check:
     if not requested:
         return warning("GPUs", "none requested: CPU workers")
     gpus = [gpu for job in report.jobs for gpu in job.gpus]
-    found = len({gpu.uuid for gpu in gpus})
-    if found != requested:
+    found = {gpu.uuid: gpu for gpu in gpus}
+    if len(found) != requested:
         remedy = "see `request` and `visible_devices` of the site file"
-        return failed("GPUs", f"{requested} requested, {found} found", remedy)
-    return passed("GPUs", ", ".join(f"{gpu.model} {gpu.uuid}" for gpu in gpus))
+        return failed("GPUs", f"{requested} requested, {len(found)} found", remedy)
+    return passed("GPUs", ", ".join(f"{gpu.model} {gpu.uuid}" for gpu in found.values()))

@@ -61,7 +61,7 @@ class TransportChoice:
         if not measured:
             measured = self._measure()
             self._keep(key, measured)
-        scheme, reason = choose(protocols, measured, self.options.gpus)
+        scheme, reason = choose(protocols, measured, self.options.n_workers)
         if scheme != "ucxx":
             return self._write(Choice(scheme, reason, measured))
         settings = self._settings if self.options.gpus else None

@@ -82,7 +82,7 @@ def _kind_of_old(exit_code: int, reason: str) -> EndKind:
 
 
 class Gpu(TypedDict, total=False):
-    """The GPU of a worker. ``uuid`` is None if it has none."""
+    """The first GPU of a worker. ``uuid`` is None if it has none."""
 
     node: str
     uuid: str | None
@@ -93,6 +93,17 @@ class Gpu(TypedDict, total=False):
     """Fast connections of the GPU and its node: InfiniBand, NVLink."""
     error: str
     """Why NVML did not report more than this."""
+    others: list[Gpu]
+    """The other GPUs of a worker that has several."""
+    sharing: int
+    """How many workers may have this GPU, if these are several."""
+
+
+def all_gpus(gpu: Gpu | None) -> list[Gpu]:
+    """Return the GPUs of a worker that have a UUID."""
+    if not gpu:
+        return []
+    return [one for one in (gpu, *gpu.get("others", [])) if one.get("uuid")]
 
 
 class RegisteredWorker(TypedDict):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from .folder import Gpu, RegisteredWorker
+from .folder import Gpu, RegisteredWorker, all_gpus
 from .network import node_name
+from .size import VISIBLE, WorkerSize
 
-_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")
 _DEVICES = Path("/dev")
@@ -52,11 +52,11 @@ def visible_devices(source: str, environ: Mapping[str, str]) -> list[str] | None
         return _devices_in_file(name, environ)
     if kind == "variable":
         return _devices_in_variable(name, environ)
-    listed = environ.get(_VARIABLE)
+    listed = environ.get(VISIBLE)
     if listed is not None:
         return [item.strip() for item in listed.split(",") if item.strip()]
     if kind == "scheduler":
-        raise LookupError(f"the batch scheduler gave no GPU: {_VARIABLE} is not set")
+        raise LookupError(f"the batch scheduler gave no GPU: {VISIBLE} is not set")
     return None
 
 
@@ -154,18 +154,31 @@ def with_first(devices: list[str], index: int) -> str:
 
 # -- of a worker -----------------------------------------------------------------------------------
 def worker_gpu() -> Gpu:
-    """Return the GPU of this process, which is the first of CUDA_VISIBLE_DEVICES."""
+    """Return the GPU of this process, which is the first of CUDA_VISIBLE_DEVICES.
+
+    A worker of several GPUs has the next ones, too.
+    """
+    size = WorkerSize.of(os.environ)
+    devices = [name.strip() for name in os.environ.get(VISIBLE, "").split(",")][: size.gpus]
+    gpu, *others = [_gpu(device) for device in devices]
+    if others:
+        gpu["others"] = others
+    if size.per_gpu > 1:
+        gpu["sharing"] = size.per_gpu
+    return gpu
+
+
+def _gpu(device: str) -> Gpu:
     gpu: Gpu = {"node": node_name(), "uuid": None, "model": None, "memory": None}
-    first = os.environ.get(_VARIABLE, "").split(",")[0].strip()
-    if not first:
+    if not device:
         return gpu
-    if first.startswith(("GPU-", "MIG-")):  # an index is no identity: isolated jobs count from 0
-        gpu["uuid"] = first
+    if device.startswith(("GPU-", "MIG-")):  # an index is no identity: isolated jobs count from 0
+        gpu["uuid"] = device
     gpu["fast"] = fast_network()
     try:
         import pynvml
 
-        _ask_nvml(pynvml, first, gpu)
+        _ask_nvml(pynvml, device, gpu)
     except Exception as error:  # an error of NVML must not stop the worker
         gpu["error"] = f"{type(error).__name__}: {error}"
     return gpu
@@ -222,14 +235,20 @@ def nvml_text(value: bytes | str) -> str:
 
 # -- of all workers --------------------------------------------------------------------------------
 def shared_gpu_message(workers: Mapping[str, RegisteredWorker]) -> str:
-    """Return a sentence about the first two workers that share a GPU; "" if none do."""
-    owners: dict[tuple[str, str], str] = {}
+    """Return a sentence about the first workers that share a GPU and must not; "" if none do."""
+    owners: dict[tuple[str, str | None], list[str]] = {}
+    fewest: dict[tuple[str, str | None], int] = {}
     for name, worker in sorted(workers.items()):
-        gpu = worker.get("gpu") or {}
-        uuid = gpu.get("uuid")
-        if not uuid:
-            continue
-        other = owners.setdefault((gpu["node"], uuid), name)
-        if other != name:
-            return f"workers {other} and {name} share GPU {uuid} on {gpu['node']}"
+        for gpu in all_gpus(worker.get("gpu")):
+            key = gpu["node"], gpu["uuid"]
+            names = owners.setdefault(key, [])
+            names.append(name)
+            most = fewest[key] = min(gpu.get("sharing", 1), fewest.get(key, len(workers)))
+            if len(names) > most:
+                message = f"workers {_listed(names)} share GPU {gpu['uuid']} on {gpu['node']}"
+                return f"{message}, which is for {most}" if most > 1 else message
     return ""
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

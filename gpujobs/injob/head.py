@@ -9,7 +9,7 @@ import time
 from typing import NoReturn
 
 from .choice import TransportChoice
-from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, EndKind, modified_at, over_memory_message
+from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at, over_memory_message
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
@@ -223,6 +223,13 @@ class Head(Job):
         if code == 0:
             raise JobExit(0, EndKind.DONE)
         raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
+
+    def end_with_cluster(self, ended: Ended) -> JobExit:
+        """After a cancel, `run` has as long to exit as after a signal of the batch scheduler."""
+        if ended.kind is EndKind.CANCELLED and self.command is not None:
+            self.command.terminate()
+            self.command.wait(_RUN_CANCEL_TIMEOUT)
+        return JobExit(ended.exit_code)
 
     def _stopped(self, reason: str) -> JobExit:
         near = self.walltime.explains_signal()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .names import PRELOAD
+from .names import PRELOAD, dashboard_address
 from .options import RankOptions
 
 _PLAN = "GPUJOBS_INITIALIZE"
@@ -24,6 +24,7 @@ _PLANNED = (
     "local_directory",
     "interface",
     "worker_options",
+    "dashboard",
 )
 
 
@@ -57,7 +58,8 @@ def initialize(*arguments: object, **keywords: object) -> Any:
     defaults = {
         **planned,
         "protocol": os.environ["GPUJOBS_PROTOCOL"],
-        "dashboard_address": ":0",
+        "dashboard": planned["dashboard"] != "off",
+        "dashboard_address": dashboard_address(planned["dashboard"]),
     }
     return real(**{**defaults, **given, "worker_options": worker_options})
 

@@ -207,7 +207,11 @@ class Job:
                 value = self.folder.read("ended")
             ended = Ended.parse(value)
             log(f"the cluster has ended: {ended.reason or 'run: is done'}")
-            raise JobExit(ended.exit_code if self.is_head else 0)
+            raise self.end_with_cluster(ended)
+
+    def end_with_cluster(self, ended: Ended) -> JobExit:
+        """Return the exit of this job after the cluster has ended."""
+        return JobExit(0)
 
     def _check_folder(self, found: bool) -> None:
         if found:

@@ -24,8 +24,9 @@ _LONGEST_STAGGER = 60
 def worker_names(options: SuperviseOptions) -> list[str]:
     """Return the names of the workers of a job."""
     cluster_id = Folder(options.folder).cluster_id
-    workers = max(1, options.gpus)
-    return job_worker_names(cluster_id, options.job, workers, options.ranks, options.group)
+    return job_worker_names(
+        cluster_id, options.job, options.n_workers, options.ranks, options.group
+    )
 
 
 def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool:
@@ -60,7 +61,8 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
     devices = None
     if options.gpus:
         source, count = options.visible_devices, options.gpus
-        devices = job_devices(source, count, environ, explicit=options.each_gpu)
+        explicit = options.each_gpu or not options.worker_size.usual
+        devices = job_devices(source, count, environ, explicit=explicit)
     return [_start_nannies(options, devices, environ)]
 
 
@@ -81,13 +83,6 @@ def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> Ma
     return ManagedProcess("the MPI launcher", options.workers, job_log(options), environ)
 
 
-def _with_each_gpu(words: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Return the words of a command that starts one plain worker for each of ``count`` GPUs."""
-    at = words.index("--")
-    several = (f"--nworkers={count}",) if count > 1 else ()  # else dask appends "-0" to the name
-    return (*words[:at], "--each-gpu", *words[at:], *several)
-
-
 def _start_nannies(
     options: SuperviseOptions, devices: list[str] | None, environ: Mapping[str, str]
 ) -> ManagedProcess:
@@ -95,9 +90,10 @@ def _start_nannies(
     environ = preset(with_archive(environ, Folder(options.folder).archive))
     words = options.workers
     if devices is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        if options.each_gpu:
-            words = _with_each_gpu(words, len(devices))
+        own = options.worker_size.devices(devices)
+        environ.update(options.worker_size.environ(own))
+        if options.each_gpu and len(own) > 1:  # else dask appends "-0" to the name
+            words = (*words, f"--nworkers={len(own)}")
     name = job_name(Folder(options.folder).cluster_id, options.job, options.group)
     title = f"worker {name} on {node_name()}"
     return ManagedProcess(title, [*words, "--name", name], job_log(options), environ)

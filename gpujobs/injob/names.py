@@ -10,6 +10,10 @@ PACKAGE = "gpujobs_injob"
 """Name of this package in the archive. A plain `injob` could hide a module of the user."""
 PRELOAD = f"{PACKAGE}.preload"
 """Module that dask's processes preload."""
+NANNY_PRELOAD = "distributed.nanny.preload"
+"""Key of dask's configuration: modules that nannies preload."""
+LOOPBACK = "127.0.0.1"
+"""Address that only processes of the same host reach."""
 LOOPBACK_INTERFACE = "lo"
 """Interface of ucxx on this machine; ucxx exists on Linux only."""
 ENVIRONMENT = "environment"
@@ -22,6 +26,14 @@ CERTIFICATE, KEY = "tls-cert.pem", "tls-key.pem"
 """Files in the cluster's folder, if dask's processes may encrypt their traffic."""
 EXTRA_RANKS = 2
 """Ranks without GPUs if the user's script runs in all ranks: dask scheduler and client."""
+
+
+def dashboard_address(dashboard: str) -> str:
+    """Return where the HTTP server of the dask scheduler in a job listens.
+
+    ``dashboard`` is the key of the profile. Without a dashboard, dask starts the server, too.
+    """
+    return ":0" if dashboard == "on" else f"{LOOPBACK}:0"
 
 
 def job_name(cluster_id: str, number: int, group: str = "") -> str:
@@ -39,7 +51,7 @@ def job_worker_names(
 ) -> list[str]:
     """Return the names of the workers of job ``number``.
 
-    ``workers``: how many the job has; dask-cuda appends the number of the GPU if these are several.
+    ``workers``: how many the job has; if these are several, a number is appended to each.
     ``ranks``: MPI ranks with GPUs; with them, the workers are named after their ranks.
     """
     if ranks:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from .size import WorkerSize
+
 GPU_MEMORY = ("plain", "pool", "async", "managed")
 """How RMM allocates GPU memory."""
 
@@ -40,6 +42,8 @@ class SuperviseOptions:
     gpus: int = _option("GPUs of this job", type=int, default=0)
     visible_devices: str = _option("where they are listed", default="scheduler")
     each_gpu: bool = _option("start one plain worker per GPU", action="store_true")
+    gpus_per_worker: int = _option("GPUs of each worker", type=int, default=1)
+    workers_per_gpu: int = _option("workers that share a GPU", type=int, default=1)
     ranks: int = _option("MPI ranks with GPUs in the worker command", type=int, default=0)
     nodes: int = _option("nodes of this job", type=int, default=1)
     ranks_per_node: int = _option("ranks that the launcher starts on each", type=int, default=1)
@@ -66,6 +70,16 @@ class SuperviseOptions:
     workers: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
 
+    @property
+    def worker_size(self) -> WorkerSize:
+        """The size of the workers."""
+        return WorkerSize(self.gpus_per_worker, self.workers_per_gpu)
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers of this job."""
+        return self.worker_size.workers(self.gpus) if self.gpus else 1
+
 
 @dataclass(frozen=True)
 class RankOptions:
@@ -74,6 +88,8 @@ class RankOptions:
     folder: str = _option("the cluster's folder")
     size: int = _option("ranks that the launcher was to start", type=int)
     gpus: int = _option("GPUs of each rank", type=int)
+    gpus_per_worker: int = _option("GPUs of each worker", type=int, default=1)
+    workers_per_gpu: int = _option("workers that share a GPU", type=int, default=1)
     on_node: int = _option("ranks with GPUs on each node", type=int, default=1)
     nodes: int = _option("nodes of this job", type=int, default=1)
     visible_devices: str = _option("where they are listed", default="scheduler")
@@ -83,16 +99,28 @@ class RankOptions:
     memory_limit: str = _option("of a worker", default="auto")
     local_directory: str | None = _option("of a worker", default=None)
     interface: str | None = _option("network interface", default=None)
+    dashboard: str = _option(
+        "of the dask scheduler", choices=["off", "local", "on"], default="local"
+    )
     worker_options: Mapping[str, Any] | None = _option("JSON", type=json.loads, default=None)
     command: tuple[str, ...] = ()
     """A module, or the user's script; and its arguments."""
+
+    @property
+    def worker_size(self) -> WorkerSize:
+        """The size of the workers."""
+        return WorkerSize(self.gpus_per_worker, self.workers_per_gpu)
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of the job on each node. Ranks with one worker each may share a GPU."""
+        return self.gpus * max(1, self.on_node // self.workers_per_gpu)
 
 
 @dataclass(frozen=True)
 class WorkersOptions:
     """Options of ``workers``: the process that runs the nannies of a job."""
 
-    each_gpu: bool = _option("each plain worker has another first GPU", action="store_true")
     command: tuple[str, ...] = ()
     """A module with dask's command, and its arguments."""
 

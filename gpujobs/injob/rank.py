@@ -17,7 +17,7 @@ from .gpus import job_devices
 from .initialize import initialize, write_plan
 from .log import append_output_to
 from .loopback import confine_if_wanted
-from .names import EXTRA_RANKS, PRELOAD
+from .names import EXTRA_RANKS, NANNY_PRELOAD, PACKAGE, PRELOAD
 from .network import node_name
 from .options import RankOptions
 from .transport import FILE
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
 _LONGEST_REASON = 500
+_NANNY_MODULE = f"{PACKAGE}.size"
 
 
 def run_rank(options: RankOptions) -> None:
@@ -99,17 +100,22 @@ def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
 def _take_gpus(options: RankOptions, place: int) -> None:
     """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node.
 
-    Its own GPUs come first; the others stay visible, for NVLink among them. The first rank of a
-    node starts the sampler of all.
+    The first of these ranks starts the sampler of all GPUs.
     """
-    source, count = options.visible_devices, options.gpus * options.on_node
-    devices = job_devices(source, count, os.environ, explicit=options.on_node > 1)
-    if devices is not None:
-        first = place * options.gpus
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
-    if place == 0 and count:
-        sampled = devices or [str(index) for index in range(count)]
+    size, source = options.worker_size, options.visible_devices
+    explicit = options.on_node > 1 or not size.usual
+    devices = job_devices(source, options.node_gpus, os.environ, explicit=explicit)
+    if place == 0 and options.node_gpus:
+        sampled = devices or [str(index) for index in range(options.node_gpus)]
         start_sampler(options.folder, sampled, os.environ)
+    if devices is None:
+        return
+    of_node = size.devices(devices)
+    workers = len(of_node) // options.on_node
+    os.environ.update(size.environ(of_node[place * workers : (place + 1) * workers]))
+    import dask
+
+    dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _NANNY_MODULE]})
 
 
 # -- workers ---------------------------------------------------------------------------------------

@@ -91,44 +91,44 @@ class Choice:
 
 
 def choose(
-    protocols: Sequence[str], measured: Mapping[str, Measured], gpus: int
+    protocols: Sequence[str], measured: Mapping[str, Measured], workers: int
 ) -> tuple[str, str]:
     """Return the fastest protocol that works, and why it is not the first one, or "".
 
-    ``protocols`` are in the order of the site, ``gpus`` those of a job. A protocol that was not
+    ``protocols`` are in the order of the site, ``workers`` those of a job. A protocol that was not
     tried works. Returns ("", reason) if none does.
     """
     found = {name: measured.get(name, Measured()) for name in protocols}
     usable = {name: one for name, one in found.items() if not one.problem}
     remarks = [one.problem for one in found.values() if one.problem]
-    chosen = _fastest(usable, gpus) if usable else ""
+    chosen = _fastest(usable, workers) if usable else ""
     first = next(iter(usable), "")
     if chosen != first:
         remarks.append(f"{chosen} is faster here than {first}")
     return chosen, "; ".join(remarks)
 
 
-def _fastest(measured: Mapping[str, Measured], gpus: int) -> str:
+def _fastest(measured: Mapping[str, Measured], workers: int) -> str:
     """Return the fastest protocol; the first of similar ones, or if its rate is not known."""
     chosen, *others = measured
-    best = _score(measured[chosen], gpus)
+    best = _score(measured[chosen], workers)
     for name in others:
-        score = _score(measured[name], gpus)
+        score = _score(measured[name], workers)
         if score is not None and best is not None and best < _SIMILAR * score:
             chosen, best = name, score
     return chosen
 
 
-def _score(measured: Measured, gpus: int) -> float | None:
+def _score(measured: Measured, workers: int) -> float | None:
     """Return the rate of a computation in which each worker exchanges data with all others.
 
-    Within a job and between jobs it has about as much to move: the harmonic mean. A job of one GPU
-    has no transfers within.
+    Within a job and between jobs it has about as much to move: the harmonic mean. A job of one
+    worker has no transfers within.
     """
     within, between = measured.within, measured.between
     if between is None or within is None:
         return within if between is None else between
-    return between if gpus < 2 else 2 / (1 / within + 1 / between)
+    return between if workers < 2 else 2 / (1 / within + 1 / between)
 
 
 def ucx_settings(environ: Mapping[str, str], hidden_gpus: int) -> tuple[dict[str, str], str]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import forkserver
-from .gpus import with_first
 from .log import log
 from .loopback import confine_if_wanted
-from .names import PACKAGE, PRELOAD
+from .names import NANNY_PRELOAD, PACKAGE, PRELOAD
 from .options import WorkersOptions
+from .size import worker_devices
 from .workerenviron import missing, with_defaults, without_preset
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 _METHOD = "distributed.worker.multiprocessing-method"
 _METHOD_OPTION = "--multiprocessing-method"
-_PRELOAD = "distributed.nanny.preload"
 _MODULE = f"{PACKAGE}.workerhost"
 _PRE_SPAWN = "distributed.nanny.pre-spawn-environ"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CUDA_COMMAND = "dask_cuda.cli"
 _DASK = (
     "distributed", "distributed.http.worker", "tornado.platform.asyncio",
@@ -40,7 +38,7 @@ def run_workers(options: WorkersOptions) -> None:
     """Run dask's command for workers in this process, as `python -m` does."""
     module, *arguments = options.command
     _set_import_path()
-    forked = _host.prepare(module, arguments, each_gpu=options.each_gpu)
+    forked = _host.prepare(module, arguments)
     confine_if_wanted()
     arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]
@@ -67,18 +65,16 @@ class _Host:
     """This process, as its nannies need it."""
 
     def __init__(self) -> None:
-        self._each_gpu = False
         self._at_start = dict(os.environ)
         self._at_fork: dict[str, str] | None = None
         """Environment of the server; None if there is none."""
 
-    def prepare(self, module: str, arguments: Sequence[str], *, each_gpu: bool) -> bool:
+    def prepare(self, module: str, arguments: Sequence[str]) -> bool:
         """Import dask and fork the server; return False if dask is to start the workers."""
-        self._each_gpu = each_gpu
         _replace_environ(without_preset(os.environ))
         import dask
 
-        dask.config.set({_PRELOAD: [*dask.config.get(_PRELOAD, []), _MODULE]})
+        dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _MODULE]})
         chosen = dask.config.get(_METHOD, None)  # by the user: distributed is not imported yet
         if chosen is not None or any(word.startswith(_METHOD_OPTION) for word in arguments):
             return False
@@ -92,15 +88,12 @@ class _Host:
         return True
 
     def set_up(self, nanny: Nanny) -> None:
-        """Give the worker of ``nanny`` its GPU, and what a fork of the server would lack."""
+        """Give the worker of ``nanny`` its GPUs, and what a fork of the server would lack."""
         if self._at_fork is not None:
             self._check_environ(nanny)
             changed = {k: v for k, v in os.environ.items() if self._at_fork.get(k) != v}
             nanny.env = {**changed, **nanny.env}
-        if self._each_gpu:
-            index = int(str(nanny.name).rpartition("-")[2])
-            devices = with_first(os.environ[_VISIBLE].split(","), index)
-            nanny.env = {**nanny.env, _VISIBLE: devices}
+        nanny.env = {**nanny.env, **worker_devices(str(nanny.name), os.environ)}
 
     def _check_environ(self, nanny: Nanny) -> None:
         import dask

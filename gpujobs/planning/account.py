@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..config.site import Account
+from ..config.queue import Account
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
 from .shape import Place

@@ -6,12 +6,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..injob.names import ARCHIVE, HEAD
+from ..injob.names import ARCHIVE, HEAD, dashboard_address
 from .bash import Bash, command
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
-from .transport import dashboard_address
 
 SHORTEST_WARNING, LONGEST_WARNING = 10, 60
 """Bounds of `warning`, in seconds."""
@@ -122,10 +121,12 @@ def _workers(plan: Plan, jobs: JobGroup) -> Bash:
 
 
 def _scheduler_words(plan: Plan) -> list[str]:
+    dashboard = plan.profile.network.dashboard
     return [
         '"$python" -m distributed.cli.dask_scheduler',
         "--port=0",
-        f"--dashboard-address={dashboard_address(plan.scheduler)}",
+        f"--dashboard-address={dashboard_address(dashboard)}",
+        *(["--no-dashboard"] if dashboard == "off" else []),
         *plan.transport.listen_options(plan.scheduler),
         SCHEDULER_FILE,
         PRELOAD_OPTION,

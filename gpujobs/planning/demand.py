@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..text import plural
 from .diagnostics import Diagnostics
 from .machine import Machine
 
@@ -13,7 +14,7 @@ MOST_AUTO_CPU_WORKERS = 4
 
 @dataclass(frozen=True)
 class Demand:
-    """``gpus`` GPUs with a worker each; if it is 0, ``cpu_workers`` CPU workers."""
+    """``gpus`` GPUs with workers; if it is 0, ``cpu_workers`` CPU workers."""
 
     gpus: int
     cpu_workers: int
@@ -28,9 +29,16 @@ def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
     if profile.gpus == "auto":
         return _automatic(diagnostics, machine)
     gpus, count = int(profile.gpus), profile.workers.count
+    if "gpus" not in profile.given:
+        gpus = profile.workers.gpus_per_worker
     if gpus and count:
-        message = "`workers.count` is for CPU workers; there is one worker per GPU"
+        message = "`workers.count` is for CPU workers; GPUs determine the number of workers"
         diagnostics.profile_error(message, "workers", "count", hint="gpus: 0")
+    if not gpus:
+        _check_size_of_cpu_workers(diagnostics)
+    if profile.gpus_per_job:
+        _check_whole(diagnostics, "gpus_per_job", profile.gpus_per_job)
+    _check_whole(diagnostics, "gpus", gpus)
     if machine:
         _check_free(diagnostics, machine, gpus)
     return Demand(gpus, count or 1)
@@ -46,13 +54,52 @@ def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
         return Demand(0, 0)  # not reached
     free = len(machine.gpus)
     if free:
-        diagnostics.note(f"gpus: auto: {free} free GPUs on this machine, one worker each")
-        return Demand(free, 0)
+        return Demand(_whole_workers(diagnostics, free), 0)
+    _check_size_of_cpu_workers(diagnostics)
     reason = "all GPUs are in use" if machine.busy else "no NVIDIA GPU on this machine"
     diagnostics.note(f"gpus: auto: {reason}, so CPU workers")
     cpus = profile.cpus_per_job or workers.threads
     most = max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // cpus))
     return Demand(0, workers.count or most)
+
+
+def _whole_workers(diagnostics: Diagnostics, free: int) -> int:
+    """Return how many of the ``free`` GPUs of this machine have a worker."""
+    size = diagnostics.spec.profile.workers.size
+    gpus = free // size.gpus * size.gpus
+    if not gpus:
+        message = f"`gpus: auto`: {free} free on this machine; a worker has {size.gpus}"
+        diagnostics.profile_error(message, "gpus", hint=f"gpus_per_worker: {free}")
+        diagnostics.raise_problems()
+    workers = "one worker each"
+    if not size.usual:
+        workers = plural(size.workers(gpus), "worker")
+    diagnostics.note(f"gpus: auto: {free} free GPUs on this machine, {workers}")
+    return gpus
+
+
+def _check_whole(diagnostics: Diagnostics, key: str, gpus: int) -> None:
+    """Report GPUs that are no whole workers."""
+    per_worker = diagnostics.spec.profile.workers.gpus_per_worker
+    if gpus % per_worker == 0:
+        return
+    fewer, more = gpus // per_worker * per_worker, -(-gpus // per_worker) * per_worker
+    choices = f"{fewer} or {more}" if fewer else str(more)
+    diagnostics.profile_error(
+        f"`{key}` is {gpus}, not a multiple of `workers.gpus_per_worker`, which is {per_worker}",
+        key,
+        hint=f"{key}: {choices}",
+        related=diagnostics.spec.position("workers", "gpus_per_worker"),
+    )
+    diagnostics.raise_problems()
+
+
+def _check_size_of_cpu_workers(diagnostics: Diagnostics) -> None:
+    for name in ("gpus_per_worker", "workers_per_gpu"):
+        if getattr(diagnostics.spec.profile.workers, name) > 1:
+            message = f"`workers.{name}` is for GPU workers; there are CPU workers"
+            diagnostics.profile_error(message, "workers", name)
+    diagnostics.raise_problems()
 
 
 def _check_free(diagnostics: Diagnostics, machine: Machine, gpus: int) -> None:

@@ -26,6 +26,12 @@ class Diagnostics:
         group.prefix = f"group {name}: " if name else ""
         return group
 
+    def in_queue(self, key: str) -> Diagnostics:
+        """Return the diagnostics of jobs in the site's queue ``key``, which adds to these."""
+        queue = Diagnostics(self.spec.in_queue(key))
+        queue.problems, queue.notes, queue.prefix = self.problems, self.notes, self.prefix
+        return queue
+
     def profile_error(
         self, message: str, *loc: str | int, hint: str = "", related: Position | None = None
     ) -> None:

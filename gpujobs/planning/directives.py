@@ -11,22 +11,35 @@ from ..schedulers import Scheduler
 from .account import find_account
 from .diagnostics import Diagnostics
 from .directivecheck import Directive, DirectiveChecker, check_memory_units
+from .options import option_directives, reservation
+from .resources import resource_values
 from .shape import JobShape, Place, Values
 
 
-def own_request(site: Site, queue_key: str, gpus: bool) -> tuple[str, ...] | None:
-    """Return the request that the site file has for a queue; None: the built-in one is used."""
-    queue = site.queues[queue_key]
-    if gpus:
-        return queue.request or site.request
-    return queue.cpu_request or site.cpu_request
+def own_request(
+    site: Site, queue_key: str, *, gpus: bool, nodes: int
+) -> tuple[Place, tuple[str, ...]] | None:
+    """Return the request that the site file has for jobs of ``nodes`` in a queue, and its place.
+
+    None: the built-in one is used. A queue's request overrides all of the site's.
+    """
+    names = ["request"] if gpus else ["cpu_request"]
+    if gpus and nodes > 1:
+        names.insert(0, "multi_node_request")
+    for place, section in ((("queues", queue_key), site.queues[queue_key]), ((), site)):
+        for name in names:
+            if lines := getattr(section, name):
+                return (*place, name), lines
+    return None
 
 
-def request_texts(site: Site, scheduler: Scheduler, queue_key: str, gpus: bool) -> tuple[str, ...]:
+def request_texts(
+    site: Site, scheduler: Scheduler, queue_key: str, *, gpus: bool, nodes: int
+) -> tuple[str, ...]:
     """Return the request and the extra directives of a queue, with their placeholders."""
-    request = own_request(site, queue_key, gpus)
-    if request is None:
-        request = scheduler.request if gpus else scheduler.cpu_request
+    request = scheduler.request if gpus else scheduler.cpu_request
+    if own := own_request(site, queue_key, gpus=gpus, nodes=nodes):
+        request = own[1]
     extra = site.queues[queue_key].directives
     return (*request, *(site.directives if extra is None else extra))
 
@@ -35,10 +48,15 @@ class DirectiveWriter:
     """Writes the directives of jobs of ``shape`` in the site's queue ``queue_key``."""
 
     def __init__(
-        self, diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str, shape: JobShape
+        self,
+        diagnostics: Diagnostics,
+        scheduler: Scheduler,
+        queue_key: str,
+        shape: JobShape,
+        walltime: int | None,
     ) -> None:
         self.diagnostics, self.scheduler = diagnostics, scheduler
-        self.queue_key, self.shape = queue_key, shape
+        self.queue_key, self.shape, self.walltime = queue_key, shape, walltime
         self.spec = diagnostics.spec
         self.site = self.spec.site.site
         self.queue = self.site.queues[queue_key]
@@ -48,20 +66,38 @@ class DirectiveWriter:
         account = find_account(self.diagnostics, self.scheduler, self.queue_key)
         values: Values = {
             **self.shape.values(),
-            "queue": self.site.queue_name(self.queue_key),
-            "gpu_type": self.queue.gpu_type,
+            **resource_values(self.site, self.queue, self.shape),
+            "queue": self._queue_name(),
+            "gpu_type": self._gpu_type(),
+            "gpu_memory": self.queue.gpu_memory,
+            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
             "account": account[1] if account else None,
         }
         directives = self._request(values)
         if account:
             directives.append(self._account(*account))
         directives += self._extra(values)
+        directives += option_directives(self.diagnostics, self.scheduler, values)
+        gpus, nodes = bool(self.shape.gpus), self.shape.nodes
+        texts = request_texts(self.site, self.scheduler, self.queue_key, gpus=gpus, nodes=nodes)
+        has_queue = "queue" in placeholders.names(" ".join(texts))
+        directives += reservation(self.diagnostics, self.scheduler, has_queue=has_queue)
         own = self._own()
         checker = DirectiveChecker(self.diagnostics, self.scheduler)
         for directive in (*directives, *own):
             checker.add(directive)
         lines = self.scheduler.joined([directive.text for directive in directives])
         return (*lines, *(directive.text for directive in own))
+
+    def _queue_name(self) -> str:
+        wanted = self.spec.profile.reservation
+        if wanted and self.scheduler.reservation_is_queue:
+            return wanted
+        return self.site.queue_name(self.queue_key)
+
+    def _gpu_type(self) -> str | None:
+        wanted = self.spec.profile.gpu_type if self.shape.gpus else None
+        return self.queue.type_name(wanted)
 
     def visible_devices(self) -> str:
         """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
@@ -98,19 +134,15 @@ class DirectiveWriter:
 
     def _request(self, values: Values) -> list[Directive]:
         gpus = bool(self.shape.gpus)
-        name, built_in = "cpu_request", self.scheduler.cpu_request
-        if gpus:
-            name, built_in = "request", self.scheduler.request
-        own = own_request(self.site, self.queue_key, gpus)
+        own = own_request(self.site, self.queue_key, gpus=gpus, nodes=self.shape.nodes)
         if own is None:
+            built_in = self.scheduler.request if gpus else self.scheduler.cpu_request
             lines = [_expand_if_known(text, values) for text in built_in]
             return [Directive(line) for line in lines if line]
-        place: Place = (name,)
-        if getattr(self.queue, name):
-            place = ("queues", self.queue_key, name)
+        place, texts = own
         if gpus:
-            self._check_asks_for_gpus(own, place)
-        return self._expand(own, values, place)
+            self._check_asks_for_gpus(texts, place)
+        return self._expand(texts, values, place)
 
     def _check_asks_for_gpus(self, request: tuple[str, ...], place: Place) -> None:
         names = placeholders.names(" ".join(request))
@@ -140,8 +172,12 @@ class DirectiveWriter:
     def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[Directive]:
         """Return the site's lines with their placeholders replaced."""
         directives = []
-        for n, text in enumerate(texts):
-            line = text
+        for n, line in enumerate(texts):
+            text = line
+            if values["gpu_type"] is None and self.queue.gpu_types:
+                text = line = placeholders.without(text, "gpu_type")
+            if not text:
+                continue
             try:
                 check_memory_units(text, self.scheduler)
                 line = placeholders.expand(text, values)
@@ -158,7 +194,15 @@ class DirectiveWriter:
             self.diagnostics.profile_error(message, "account")
             return
         key = re.sub("per_(job|cpu|gpu)", "per_node", name)
+        if name not in placeholders.RESOURCES:
+            key = f"resources: {{{key.removesuffix('_per_node')}: …}}"
         message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"
+        if name == "gpu_type" and self.queue.gpu_types:
+            message = (
+                f"{{gpu_type}} cannot be left out here, and jobs in queue {self.queue_key} may "
+                "have any type: write it as :NAME={gpu_type}, as gpu:{gpu_type}: or as a line of "
+                "its own, or state the queue's gpu_type"
+            )
         self.diagnostics.site_error(message, *place)
 
     def _own(self) -> list[Directive]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import placeholders
 from ..config.profile import Profile
-from ..config.site import Queue
-from ..text import size_text, walltime_text
+from ..config.queue import Queue
+from ..text import plural, size_text, walltime_text
 from . import perjob
 from .layout import Layout
 from .memory import MemoryRequest, cpu_share, requested_memory, worker_share
@@ -21,7 +21,9 @@ class QueueFit:
     layout: Layout
     queue: Queue
     request: tuple[str, ...]
-    """The directives of the jobs, with their placeholders."""
+    """The directives of jobs of one node, with their placeholders."""
+    multi_node_request: tuple[str, ...]
+    """Those of jobs of several nodes."""
     within_max_gpus: bool = False
     """Jobs are so small that the queue's `max_gpus` allows them, if the profile permits that."""
 
@@ -31,26 +33,34 @@ class QueueFit:
         return self.layout.profile
 
     def gpu_shape(self, gpus: int) -> JobShape:
-        """Return the shape of jobs with ``gpus`` GPUs in all, one worker each."""
+        """Return the shape of jobs with ``gpus`` GPUs in all, and workers on each."""
         self._check_gpu_type()
         most = self.queue.max_gpus if self.within_max_gpus else None
         per_job, nodes = self.layout.divide(gpus, self.queue, most)
+        if nodes > 1:
+            fit = replace(self, request=self.multi_node_request)
+            return fit.shape_of(gpus, per_job, nodes)
+        return self.shape_of(gpus, per_job, nodes)
+
+    def shape_of(self, gpus: int, per_job: int, nodes: int) -> JobShape:
+        """Return the shape of jobs with ``per_job`` of all ``gpus`` GPUs on ``nodes`` nodes."""
         on_node = per_job // nodes
+        workers = self._workers_on(on_node)
         cpus = self._cpus(on_node, nodes)
         request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
         memory = self._gpu_memory(request, on_node)
         self._check_walltime()
         self._check_job_size(nodes=nodes, gpus=per_job)
-        self._check_workers(on_node, cpus=cpus, memory=memory and memory // nodes)
+        self._check_workers(workers, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
             jobs=gpus // per_job,
             nodes=nodes,
             gpus=per_job,
             cpus=cpus and cpus * nodes,
             memory=memory,
-            workers=per_job,
-            worker_threads=perjob.worker_threads(self.profile, cpus, on_node),
-            worker_memory=self._worker_memory(memory, per_job),
+            workers=workers * nodes,
+            worker_threads=perjob.worker_threads(self.profile, cpus, workers),
+            worker_memory=self._worker_memory(memory, workers * nodes),
         )
 
     def cpu_shape(self, count: int) -> JobShape:
@@ -73,13 +83,22 @@ class QueueFit:
             worker_memory=self._worker_memory(memory, 1),
         )
 
+    def _workers_on(self, gpus: int) -> int:
+        """Return the number of workers on the ``gpus`` GPUs of a job on one node."""
+        size = self.profile.workers.size
+        if gpus % size.gpus:
+            message = f"{gpus} GPUs of a job on a node; a worker has {size.gpus}"
+            raise QueueMismatch("workers.gpus_per_worker", message, limit="gpus_per_node")
+        return size.workers(gpus)
+
     def _check_gpu_type(self) -> None:
         queue, wanted = self.queue, self.profile.gpu_type
         if not queue.gpus_per_node:
             raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
-        if wanted and wanted != queue.gpu_type:
-            message = f"its GPUs are {queue.gpu_type or 'of no named type'}"
-            raise QueueMismatch("gpu_type", message, limit="gpu_type")
+        if wanted and wanted not in queue.named_types:
+            message = f"its GPUs are {', '.join(queue.named_types) or 'of no named type'}"
+            limit = "gpu_types" if queue.gpu_types else "gpu_type"
+            raise QueueMismatch("gpu_type", message, limit=limit)
 
     def _cpus(self, gpus: int, nodes: int) -> int | None:
         """Return the CPUs on a node for ``gpus`` of its GPUs; None if they are not known."""
@@ -140,6 +159,10 @@ class QueueFit:
         if walltime and limit and walltime > limit:
             message = f"walltime {walltime_text(walltime)} is more than its {walltime_text(limit)}"
             raise QueueMismatch("walltime", message, limit="max_walltime")
+        least = self.queue.min_walltime
+        if walltime and least and walltime < least:
+            message = f"walltime {walltime_text(walltime)} is less than its {walltime_text(least)}"
+            raise QueueMismatch("walltime", message, limit="min_walltime")
 
     def _check_job_size(self, *, nodes: int, gpus: int) -> None:
         queue = self.queue
@@ -147,6 +170,7 @@ class QueueFit:
             message = f"jobs of {gpus} GPUs; it allows {queue.max_gpus} a job"
             hint = self.layout.hint("max_gpus", queue)
             raise QueueMismatch("gpus", message, limit="max_gpus", hint=hint)
+        self._check_least_gpus(gpus)
         if nodes > 1 and not self.layout.scheduler.spans_nodes(self.request):
             message = f"jobs of {nodes} nodes; its `request` is for one node"
             hint = self.layout.scheduler.spans_nodes_hint
@@ -158,6 +182,16 @@ class QueueFit:
             message = f"jobs of {nodes} nodes; it requires {queue.min_nodes}"
             hint = self.layout.hint("min_nodes", queue)
             raise QueueMismatch("gpus", message, limit="min_nodes", hint=hint)
+
+    def _check_least_gpus(self, gpus: int) -> None:
+        queue, allowed = self.queue, self.queue.gpus_per_job
+        if queue.min_gpus and 0 < gpus < queue.min_gpus:
+            message = f"jobs of {plural(gpus, 'GPU')}; it requires {queue.min_gpus} a job"
+            raise QueueMismatch("gpus", message, limit="min_gpus")
+        if gpus and allowed and gpus not in allowed:
+            listed = ", ".join(map(str, allowed))
+            message = f"jobs of {plural(gpus, 'GPU')}; it allows jobs of {listed}"
+            raise QueueMismatch("gpus", message, limit="gpus_per_job")
 
     def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""

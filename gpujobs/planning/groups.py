@@ -39,8 +39,7 @@ class GroupPlanner:
 
         Raises InputError if no queue fits; reports other problems.
         """
-        self._check_walltime()
-        software = self._software()
+        self._software(self.diagnostics)  # its problems are reported even if no queue fits
         demand, per_job = find_demand(self.diagnostics, machine), self.profile.gpus_per_job
         if elastic and per_job and "gpus" not in self.profile.given:
             demand = replace(demand, gpus=per_job)  # one job, for its shape
@@ -54,41 +53,42 @@ class GroupPlanner:
         )
         key, shape = chooser.choose(demand.gpus, demand.cpu_workers)
         workeroptions.check(self.diagnostics, bool(shape.gpus))
-        return self._jobs(name, key, shape, self.profile.walltime, software)
+        return self._jobs(name, key, shape)
 
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:
         """Return the head's own job, of this ``shape`` in the queue ``key``."""
         walltime = self.profile.head.walltime if self.profile.head else None
-        walltime = walltime or self.profile.walltime
-        return self._jobs(HEAD, key, shape, walltime, self._software())
+        return self._jobs(HEAD, key, shape, walltime)
 
-    def _jobs(
-        self, name: str, key: str, shape: JobShape, walltime: int | None, software: Software
-    ) -> JobGroup:
-        writer = DirectiveWriter(self.diagnostics, self.layout.scheduler, key, shape)
+    def _jobs(self, name: str, key: str, shape: JobShape, walltime: int | None = None) -> JobGroup:
+        scheduler, queue = self.layout.scheduler, self.site.queues[key]
+        diagnostics = self.diagnostics.in_queue(key)
+        profile = diagnostics.spec.profile
+        walltime = walltime or profile.walltime
+        if not walltime and not scheduler.on_this_machine:
+            message = "`walltime` is needed: the site has no default"
+            diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
+        writer = DirectiveWriter(diagnostics, scheduler, key, shape, walltime)
+        for note in queue.notes:
+            self.diagnostics.note(f"queue {key}: {note}")
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()
         return JobGroup(
             group=name,
-            profile=self.profile,
+            profile=profile,
             shape=shape,
             queue=self.site.queue_name(key),
             queue_key=key,
             walltime=walltime,
             lines=lines,
             visible_devices=visible_devices,
-            software=software,
+            software=self._software(diagnostics),
         )
 
-    def _check_walltime(self) -> None:
-        if not self.profile.walltime and not self.layout.scheduler.on_this_machine:
-            message = "`walltime` is needed: the site has no default"
-            self.diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
-
-    def _software(self) -> Software:
-        container = plan_container(self.diagnostics, self.root)
-        staging = None if container else choose_staging(self.diagnostics)
+    def _software(self, diagnostics: Diagnostics) -> Software:
+        container = plan_container(diagnostics, self.root)
+        staging = None if container else choose_staging(diagnostics)
         return Software("python" if staging else self._python(), container, staging)
 
     def _python(self) -> str:

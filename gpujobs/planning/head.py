@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..config.profile import Head
-from ..config.site import Queue, Site
+from ..config.queue import Queue
+from ..config.site import Site
 from .diagnostics import Diagnostics
 from .memory import MemoryRequest, cpu_share, requested_memory
 from .shape import JobShape
@@ -43,4 +44,6 @@ def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
 
 
 def _queue_without_gpus(site: Site) -> str | None:
-    return next((key for key, queue in site.queues.items() if not queue.gpus_per_node), None)
+    return next(
+        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
+    )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..config.profile import Profile
-from ..config.site import Queue, Site
+from ..config.queue import Queue
+from ..config.site import Site
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
 from .shape import JobGroup, JobShape, QueueMismatch

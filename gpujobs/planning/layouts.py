@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD, RANK_SCRIPT
 from ..text import plural
 from . import workeroptions
@@ -47,7 +47,10 @@ class WorkersLayout(Layout):
         if queue.exclusive:
             return per_node
         most = min(gpus, per_node, most or per_node)
-        return max(n for n in range(1, most + 1) if gpus % n == 0)
+        own = self.profile.workers.gpus_per_worker
+        whole = [n for n in range(own, most + 1, own) if gpus % n == 0] or [own]
+        # If the queue allows none of them, `fit` reports the largest one.
+        return max([n for n in whole if n in queue.gpus_per_job] or whole)
 
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1
@@ -76,9 +79,8 @@ class WorkersLayout(Layout):
 
     def supervisor_options(self, shape: JobShape) -> list[str]:
         """Return ``--each-gpu`` for plain workers: one process for each GPU."""
-        if self.profile.workers.worker_class == "nanny":
-            return ["--each-gpu"]
-        return []
+        each = ["--each-gpu"] if self.profile.workers.worker_class == "nanny" else []
+        return [*each, *workeroptions.size_options(self.profile.workers)]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
         """Return the command of dask-cuda for GPUs, else the one of dask."""
@@ -164,9 +166,10 @@ class MpiLayout(Layout):
 
     def ranks(self, shape: JobShape) -> Ranks:
         """Return the ranks of a job of this shape."""
-        working = shape.gpus_per_node  # plain workers are pinned to one GPU each
+        size = self.profile.workers.size
+        working, gpus = size.workers(shape.gpus_per_node), size.gpus  # one plain worker each
         if self.profile.workers.worker_class == "cuda":
-            working = 1  # one rank starts all of dask-cuda's workers of a node
+            working, gpus = 1, shape.gpus_per_node  # it starts all of dask-cuda's workers
         per_node = working
         if self.profile.run_on == "ranks":
             per_node += EXTRA_RANKS  # the dask scheduler and the client
@@ -174,7 +177,7 @@ class MpiLayout(Layout):
             working=working * shape.nodes,
             started=per_node * shape.nodes,
             per_node=per_node,
-            gpus=shape.gpus_per_node // working,
+            gpus=gpus,
         )
 
     def working_ranks(self, shape: JobShape) -> int:
@@ -199,6 +202,7 @@ class MpiLayout(Layout):
             f"--ranks={ranks.working}",
             f"--nodes={shape.nodes}",
             f"--ranks-per-node={ranks.per_node}",
+            *workeroptions.size_options(self.profile.workers),
             *([f"--rank-env={','.join(self.profile.env)}"] if self.profile.env else []),
         ]
 
@@ -214,13 +218,15 @@ class MpiLayout(Layout):
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
             f"--gpus={ranks.gpus}",
+            *workeroptions.size_options(self.profile.workers),
             f"--on-node={ranks.working // jobs.shape.nodes}",
             f"--nodes={jobs.shape.nodes}",
             f"--visible-devices={jobs.visible_devices}",
         ]
         worker = self._worker_options(jobs.shape, transport)
         if self.profile.run_on == "ranks":
-            return [*words, "--script", *worker, "--", *self._script_words(workdir)]
+            dashboard = f"--dashboard={self.profile.network.dashboard}"
+            return [*words, "--script", dashboard, *worker, "--", *self._script_words(workdir)]
         return [*words, f"-- dask_mpi.cli --no-scheduler {SCHEDULER_FILE}", *worker]
 
     def _worker_options(self, shape: JobShape, transport: Transport) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..config.site import Queue
+from ..config.queue import Queue
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..text import size_text
 from .shape import QueueMismatch
 

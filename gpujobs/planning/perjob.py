@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config.profile import Profile
-from ..config.site import Queue
+from ..config.queue import Queue
 from ..text import plural, size_text
 from .shape import QueueMismatch
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from ..config.document import Document
 from ..config.groups import group_specs
-from ..config.profile import Profile
+from ..config.profile import Head, Profile
 from ..config.site import Site
-from ..config.spec import ClusterSpec
+from ..config.spec import ClusterSpec, with_settings
 from ..errors import InputError
 from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
@@ -94,7 +95,8 @@ class Plan:
 
     def layout_of(self, jobs: JobGroup) -> Layout:
         """Return the layout for the profile of ``jobs``."""
-        return replace(self.layout, profile=jobs.profile)
+        site = self.site.in_queue(jobs.queue_key)
+        return replace(self.layout, profile=jobs.profile, site=site)
 
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
@@ -166,6 +168,8 @@ class _Planner:
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
+        for note in self.site.notes:
+            self.diagnostics.note(note)
         return Plan(
             name=self.spec.name,
             site_name=self.spec.site.name,
@@ -207,7 +211,7 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        texts = request_texts(self.site, self.scheduler, key, gpus=False)
+        texts = request_texts(self.site, self.scheduler, key, gpus=False, nodes=1)
         try:
             shape = head_shape(head, self.site.queues[key], texts)
         except QueueMismatch as mismatch:
@@ -215,7 +219,15 @@ class _Planner:
             loc = mismatch.key.split(".")
             self.diagnostics.profile_error(f"queue {key}: {mismatch}", *loc, related=place)
             return None
-        return self._planner("", self.spec, root).plan_head(key, shape)
+        return self._planner("", self._head_spec(head), root).plan_head(key, shape)
+
+    def _head_spec(self, head: Head) -> ClusterSpec:
+        if not head.account:
+            return self.spec
+        position = self.spec.position("head", "account")
+        return with_settings(
+            self.spec, Document({"account": head.account}, {("account",): position})
+        )
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
         n_workers = sum(group.n_workers for group in groups)

@@ -125,12 +125,13 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
 def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
     jobs = script.jobs
     python, profile = Path(jobs.python), jobs.profile
+    layout = plan.layout_of(jobs)
     on_path = python.is_absolute() and not jobs.container
     return {
         "workdir": plan.workdir,
-        "site_setup": Bash(plan.site.setup),
+        "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
-        "mpi_setup": Bash(plan.layout.setup),
+        "mpi_setup": Bash(layout.setup),
         "environment_file": ENVIRONMENT if plan.working_ranks else "",
         "staging": jobs.software.staging,
         "python": jobs.python,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..config.document import Document
-from ..config.site import Account, Queue, Site
+from ..config.queue import Account, Queue
+from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import make_spec
 from ..errors import InputError, Problem

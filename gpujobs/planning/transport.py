@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.profile import Profile
-from ..injob.names import LOOPBACK_INTERFACE
+from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE
 from ..schedulers import Scheduler, get_scheduler
 from .diagnostics import Diagnostics
 
-LOOPBACK = "127.0.0.1"
-"""Address that only processes of the same host reach."""
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
 SLOW_MEMORY = {
@@ -70,14 +68,6 @@ class Transport:
         return self.interface_option()
 
 
-def dashboard_address(scheduler: Scheduler) -> str:
-    """Return where the dashboard of a job listens: it has neither a password nor encryption.
-
-    A tunnel through a login node must reach that of a compute node.
-    """
-    return f"{LOOPBACK}:0" if scheduler.on_this_machine else ":0"
-
-
 def is_encrypted(protocol: str) -> bool:
     """Return whether the protocol with dask's name ``protocol`` is encrypted."""
     return protocol in ENCRYPTED.values()
@@ -90,6 +80,8 @@ def choose_transport(diagnostics: Diagnostics, groups: Sequence[Profile]) -> Tra
     """
     network = diagnostics.spec.profile.network
     site_network = diagnostics.spec.site.site.network
+    if site_network.encryption == "required":
+        _check_encryption(diagnostics)
     protocols = _candidates(diagnostics, groups)
     if network.encryption is not False:
         protocols = [ENCRYPTED.get(name, name) for name in protocols]
@@ -98,10 +90,36 @@ def choose_transport(diagnostics: Diagnostics, groups: Sequence[Profile]) -> Tra
         diagnostics.note(f"not encrypted: traffic between dask's processes over {names}")
     if "ws" in protocols:  # with wss, a client must present the cluster's certificate
         diagnostics.note("ws accepts connections on all interfaces: dask ignores the address")
+    if network.dashboard == "on":
+        diagnostics.note(
+            "warning: network.dashboard is on: the dashboard accepts connections on all interfaces "
+            "of its node, without a password and without encryption"
+        )
     interface = network.interface or site_network.interface
     if interface is None and "ucxx" in protocols and _on_this_machine(diagnostics):
         interface = LOOPBACK_INTERFACE  # UCX takes interfaces, not addresses
     return Transport(tuple(protocols), interface)
+
+
+def _check_encryption(diagnostics: Diagnostics) -> None:
+    """Report what is not encrypted in the profile of a site that requires encryption."""
+    spec = diagnostics.spec
+    network, contact = spec.profile.network, spec.site.site.contact
+    unencrypted = {
+        "protocol": network.protocol == "ucxx" and "ucxx is not encrypted",
+        "encryption": network.encryption is False and "`encryption: false` is not possible",
+        "dashboard": network.dashboard == "on" and "the dashboard is not encrypted",
+    }
+    for key, message in unencrypted.items():
+        if message:
+            diagnostics.profile_error(
+                f"{message}: site {spec.site.name} requires encryption between its nodes",
+                "network",
+                key,
+                hint=f"the contact of the site is {contact}" if contact else "",
+                related=spec.site_position("network", "encryption"),
+            )
+    diagnostics.raise_problems()
 
 
 def _on_this_machine(diagnostics: Diagnostics) -> bool:

@@ -7,15 +7,16 @@ JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..config.profile import Profile
 from ..config.workers import Workers
+from ..injob.names import LOOPBACK
 from ..text import number_text, size_text
 from .bash import with_variables
 from .diagnostics import Diagnostics
 from .shape import JobShape
-from .transport import LOOPBACK
 
 Switches = tuple[str, str]
 """The options for true and for false."""
@@ -50,12 +51,15 @@ _ONLY_PLAIN = (
     "preload_nanny", "scheduler_sni",
 )  # fmt: skip
 """Options of `dask worker` that `dask cuda worker` does not have."""
+DEVICE_MEMORY_LIMIT = "0.8"
+"""dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
 """Keywords of CUDAWorker that are not named like the option."""
 
 
 def words(workers: Workers, gpus: bool) -> list[str]:
     """Return the options as words of a command line, not quoted; ``gpus``: it is a GPU worker."""
+    workers = with_shares(workers)
     cuda = [
         _cuda_option(name, value) for name in CUDA if (value := getattr(workers, name)) is not None
     ]
@@ -70,7 +74,7 @@ def words(workers: Workers, gpus: bool) -> list[str]:
 
 def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
     """Return the same options as keywords of the worker's class; ``cuda``: it is CUDAWorker."""
-    workers = profile.workers
+    workers = with_shares(profile.workers)
     found: dict[str, object] = {
         "dashboard": False,
         "dashboard_address": HTTP_ADDRESS,
@@ -95,10 +99,46 @@ def resources(workers: Workers, gpus: bool) -> str:
 
 
 def amounts(workers: Workers, gpus: bool) -> dict[str, float]:
-    """Return the resources of a worker; a GPU worker has one GPU if the profile says nothing."""
+    """Return the resources of a worker; a GPU worker has its GPUs if the profile says nothing.
+
+    A worker that shares a GPU has one, too: a task that asks for a GPU could run on none otherwise.
+    """
     if workers.resources is None and gpus:
-        return {"GPU": 1.0}
+        return {"GPU": float(workers.gpus_per_worker)}
     return workers.resources or {}
+
+
+def size_options(workers: Workers) -> list[str]:
+    """Return the options of a job and of its ranks for workers that do not have one GPU each."""
+    sizes = {
+        "--gpus-per-worker": workers.gpus_per_worker,
+        "--workers-per-gpu": workers.workers_per_gpu,
+    }
+    return [f"{option}={number}" for option, number in sizes.items() if number > 1]
+
+
+def with_shares(workers: Workers) -> Workers:
+    """Return the options with fractions of a GPU's memory divided among the workers on it."""
+    sharing = workers.workers_per_gpu
+    if sharing == 1 or workers.worker_class != "cuda":
+        return workers
+    limit = workers.device_memory_limit
+    if not limit and not workers.enable_cudf_spill:
+        limit = DEVICE_MEMORY_LIMIT
+    return replace(
+        workers,
+        device_memory_limit=_part(limit, sharing),
+        rmm_pool_size=_part(workers.rmm_pool_size, sharing),
+        rmm_maximum_pool_size=_part(workers.rmm_maximum_pool_size, sharing),
+        rmm_release_threshold=_part(workers.rmm_release_threshold, sharing),
+    )
+
+
+def _part(value: str | None, parts: int) -> str | None:
+    """Return a part of a fraction; a number of bytes is unchanged."""
+    if value is None or "." not in value:
+        return value
+    return f"{float(value) / parts:.6f}".rstrip("0")
 
 
 def death_timeout(profile: Profile) -> int:

@@ -52,6 +52,10 @@ class Scheduler(ABC):
     cpu_request: ClassVar[tuple[str, ...]]
     """The same for a job without GPUs."""
     account_directive: ClassVar[str] = "-A {account}"
+    reservation_directive: ClassVar[str] = ""
+    """Directive with {reservation}; "" if a job cannot name one."""
+    reservation_is_queue: ClassVar[bool] = False
+    """A reservation has a queue of its own name, in which its jobs are submitted."""
     visible_devices: ClassVar[str | None] = None
     """How a job finds its own GPUs; None if each site must say."""
     mpi_command: ClassVar[tuple[str, ...]]
@@ -80,6 +84,8 @@ class Scheduler(ABC):
     """Environment variable with the job's id."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    slow_cancel: ClassVar[bool] = False
+    """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 

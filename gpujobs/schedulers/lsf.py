@@ -48,6 +48,7 @@ class LSF(Scheduler):
         '-R "rusage[mem={memory_per_node:MB}MB]"',
     )
     account_directive = "-P {account}"
+    reservation_directive = "-U {reservation}"
     visible_devices = "scheduler"
     mpi_command = (
         "mpiexec", "-n", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node", "--bind-to", "none",

@@ -46,6 +46,8 @@ class PBS(Scheduler):
 
     name = "pbs"
     prefix = "#PBS"
+    reservation_directive = "-q {reservation}"
+    reservation_is_queue = True
     environment = ("PBS_CONF_FILE", "PBS_SERVER", "PBS_EXEC", "PBS_DEFAULT", "PBS_HOME")
     request: ClassVar[tuple[str, ...]] = (
         "-q {queue}",
@@ -72,6 +74,9 @@ class PBS(Scheduler):
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
+    # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
+    # other processes only every 10 s or more; the end of a script it sees immediately.
+    slow_cancel = True
     # No `cancel_waiting`: qdel cannot choose by state, and would end running jobs, too. A pending
     # job finds that the cluster has ended when it starts.
 

@@ -77,6 +77,7 @@ class Slurm(Scheduler):
         "--mem={memory_per_node:MB}M",
     )
     account_directive = "--account={account}"
+    reservation_directive = "--reservation={reservation}"
     visible_devices = "scheduler"
     mpi_command = (
         "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none",
@@ -239,8 +240,7 @@ class Slurm(Scheduler):
         return job.submission if job.index is None else f"{job.submission}_{job.index}"
 
     def already_ended(self, result: CommandResult) -> bool:
-        ended = ("Invalid job id", "already completing or completed")
-        return any(text in result.stderr for text in ended)
+        return bool(re.search("Invalid job id|already completing or completed", result.stderr))
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []

@@ -29,6 +29,7 @@ class Torque(PBS):
     """Torque 4 and newer. It accepts `-l select=…` without an error and ignores it."""
 
     name = "torque"
+    slow_cancel = False
     request = (
         "-q {queue}",
         "-l nodes={nodes}:ppn={cpus_per_node}:gpus={gpus_per_node}",
@@ -40,6 +41,8 @@ class Torque(PBS):
         "-l mem={memory_per_job:MB}mb",
     )
     visible_devices = "scheduler"
+    reservation_is_queue = False
+    reservation_directive = "-W x=FLAGS:ADVRES:{reservation}"
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-t", "-l walltime"})
     refused: ClassVar = {
         **PBS.refused,

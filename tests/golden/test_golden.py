@@ -34,6 +34,10 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "slurm-head-of-its-own": ("example-slurm", {
         **SVD, "gpus": 4, "account": "p12345", "head": {"cpus": 2, "memory": "8GiB"}, "start_workers": 4, "network": {"protocol": "tcp"}}),
     "slurm-nanny": ("example-slurm", {**SVD, "gpus": 4, "account": "p12345", "network": {"protocol": "tcp"}, "workers": {"worker_class": "nanny"}}),
+    "slurm-workers-of-two-gpus": ("example-slurm", {
+        **SVD, "gpus": 8, "account": "p12345", "network": {"protocol": "tcp", "dashboard": "off"}, "workers": {"gpus_per_worker": 2}}),
+    "slurm-mpi-two-workers-on-a-gpu": ("mahti", {
+        **SVD, "layout": "mpi", "gpus": 8, "account": "project_2001234", "workers": {"workers_per_gpu": 2, "worker_class": "nanny"}}),
     "slurm-cpu-workers": ("example-slurm", {
         **SVD, "gpus": 0, "account": "p12345", "workers": {"count": 4, "threads": 8, "memory": "64GiB", "resources": {"MEMORY": 64}}}),
     "slurm-groups": ("example-slurm", {

@@ -22,7 +22,7 @@ from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import InputError
 
-from ..conftest import nothing_left, unavailable
+from ..conftest import fresh_folder, nothing_left, unavailable
 from ..support import sge, slurm
 from ..support.backend import FAKE_GPUS, Backend, SlurmBackend
 from ..support.cli import ROOT, text_of
@@ -85,7 +85,7 @@ def boot(shared_folder: Path) -> Iterator[Callable[[str], Backend]]:
     """Return a function that boots a batch scheduler with one large node, once."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(
-            lambda kind: stack.enter_context(BOOT[kind](shared_folder / f"{kind}-large"))
+            lambda kind: stack.enter_context(BOOT[kind](fresh_folder(shared_folder, kind)))
         )
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import make_cli
+from ..conftest import fresh_folder, make_cli
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend, PbsBackend
 
 
 @pytest.fixture(scope="module")
 def backend(shared_folder: Path) -> Iterator[FakeBackend]:
-    with PbsBackend(shared_folder / "small-arrays", max_array_size=3).running() as running:
+    with PbsBackend(fresh_folder(shared_folder, "pbs"), max_array_size=3).running() as running:
         yield running
 
 

@@ -27,7 +27,7 @@ HOLDS = {"slurm": "--hold", "lsf": "-H"}
 
 
 class SiteBackend(Backend):
-    """Its first queue with GPUs is the queue ``main`` of the tests.
+    """Its first queue with GPUs is the queue ``main`` of the tests, the first one without is ``cpu``.
 
     ``nodes`` of it may be filled; with 0, tests that fill them are skipped. ``folder``: where the
     homes of the tests are, which login and compute nodes share.
@@ -47,12 +47,18 @@ class SiteBackend(Backend):
         self.gpus_per_node = shape.gpus_per_node or 0
         plain = core_value(file.document.value)
         assert isinstance(plain, dict)
-        own = plain["queues"][queue]
+        roles = {"main": queue}
+        without = (name for name, found in file.site.queues.items() if not found.gpus_per_node)
+        if cpu_queue := next(without, ""):
+            roles["cpu"] = cpu_queue
         left_out = ("extends", "hostnames")
         self._site = {key: value for key, value in plain.items() if key not in left_out} | {
             "poll": "1s",
             "directory": "~/.gpujobs",
-            "queues": {"main": {**own, "name": file.site.queue_name(queue)}},
+            "queues": {
+                role: {**plain["queues"][name], "name": file.site.queue_name(name)}
+                for role, name in roles.items()
+            },
             "defaults": {**plain.get("defaults", {}), "walltime": "10m"},
         }
         self.fake_gpus = str(NVML) in file.site.setup

@@ -263,6 +263,24 @@ def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.Monkey
     assert site_of_this_host() == "mine"
 
 
+def test_variables_select_a_site_before_the_host_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "environment_variables: {LMOD_SYSTEM_NAME: 'front.*', ARCH: x}\n"
+    (folder / "other.yaml").write_text(SLURM + other)
+    assert site_of_this_host() == "mine"
+    monkeypatch.setenv("LMOD_SYSTEM_NAME", "frontera")
+    assert site_of_this_host() == "mine"
+    monkeypatch.setenv("ARCH", "x")
+    assert site_of_this_host() == "other"
+    (folder / "third.yaml").write_text(SLURM + "environment_variables: {ARCH: x}\n")
+    with pytest.raises(InputError, match="several sites match the environment variables here: ot"):
+        site_of_this_host()
+    (folder / "third.yaml").write_text(SLURM + "environment_variables: {A-B: x}\n")
+    with pytest.raises(InputError, match="'A-B' is not a variable's name"):
+        load_site("third")
+
+
 def test_paths_that_are_no_files(folder: Path) -> None:
     (folder / "directory.yaml").mkdir()
     (folder / "link.yaml").symlink_to("/nosuch/x.yaml")

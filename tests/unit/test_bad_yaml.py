@@ -175,7 +175,7 @@ def test_14_numbers_out_of_range(home: Path, line: str) -> None:
         ("partitions: x", "`queue`"), ("partition: x", "`queue`"), ("qos: x", "directives: [--qos=NAME]"),
         ("constraint: x", "directives: [--constraint=NAME]"), ("mem: 1G", "`memory_per_job`"), ("time: 1h", "`walltime`"),
         ("nthreads: 1", "`workers.threads`"), ("environ: {}", "`env`"), ("idle-timeout: 1h", "SCHEDULER__IDLE_TIMEOUT"),
-        ("worker_gpu: 1", "`gpus`"), ("rmm_pool_size: 0.5", "`workers.rmm_pool_size`"), ("nodes: 2", "`gpus_per_job`"),
+        ("worker_gpu: 1", "`workers.gpus_per_worker`"), ("rmm_pool_size: 0.5", "`workers.rmm_pool_size`"), ("nodes: 2", "`gpus_per_job`"),
         ("cpus_per_task: 8", "`cpus_per_job`"), ("workers: {nthreads: 2}", "`workers.threads`"), ("script: x", "`run`"),
         ("modules: x", "`environment.setup`"),
     ],
@@ -211,7 +211,8 @@ def test_hints_name_keys_that_exist() -> None:
     from gpujobs.config.hints import HINTS
     from gpujobs.config.model import key_names, keys_of
     from gpujobs.config.profile import Profile
-    from gpujobs.config.site import Queue, Site
+    from gpujobs.config.queue import Queue
+    from gpujobs.config.site import Site
     from gpujobs.config.workers import Workers
 
     models = {model.__name__: model for model in (Profile, Workers, Queue, Site)}

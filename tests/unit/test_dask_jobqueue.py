@@ -360,7 +360,7 @@ def test_worker_extra_args_keep_their_meaning(home: Path, words: list[str]) -> N
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--resources", "ssdGB=200,GPU=2"], {("workers", "resources"): {"ssdGB": "200", "GPU": "2"}}),
+        (["--resources", "ssdGB=200,GPU=2"], {("workers", "resources"): "ssdGB=200,GPU=2"}),
         (["--preload", "a", "--preload=b"], {("workers", "preload"): ["a", "b"]}),
         (["--death-timeout", "60"], {("workers", "death_timeout"): "60s"}),
         (["--interface ib0"], {("network", "interface"): "ib0"}),

@@ -14,9 +14,8 @@ import pytest
 from gpujobs.cli.main import main
 from gpujobs.config import profile as profile_models
 from gpujobs.config import site as site_models
-from gpujobs.config.model import Model, build, keys_of
+from gpujobs.config.model import Model, keys_of
 from gpujobs.config.sitefiles import load_site
-from gpujobs.config.yamlfile import parse
 from gpujobs.planning.render import render
 
 from ..support.cli import ROOT
@@ -80,12 +79,11 @@ def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
     if mark[0] == "profile":
         assert plan(tmp_path, text, settings.pop("site", "local"), **settings)
         return
-    document = parse(text, "document")
     if "part" in mark:
-        document = document.over(load_site("example-slurm").document)
         settings = {"account": "p12345"}
-    site = build(site_models.Site, document)
+        text = text if "extends: " in text else f"extends: example-slurm\n{text}"
     (tmp_path / "site.yaml").write_text(text)
+    site = load_site(str(tmp_path / "site.yaml")).site
     for key, queue in site.queues.items():
         if "part" not in mark and queue.gpus_per_node:
             wanted = {"gpus": queue.gpus_per_node, "queue": key, "walltime": "10m"}

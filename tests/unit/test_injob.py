@@ -232,6 +232,29 @@ def test_run_may_finish_after_a_signal(
         assert ended["reason"].endswith("SIGTERM; run: ended with exit code 7")
 
 
+class Cancelled(Head):
+    """A head without a dask scheduler, in a cluster that has been cancelled."""
+
+    def work(self) -> Any:
+        while True:
+            self.check_end()
+
+
+@pytest.mark.usefixtures("keep_handlers")
+def test_run_may_finish_after_a_cancel(tmp_path: Path) -> None:
+    """It has the time that it has after the batch scheduler's signal, which may come later or not at all."""
+    head = Cancelled(options(tmp_path))
+    script = f"trap 'sleep 4; touch {tmp_path}/saved; exit 0' TERM; touch {tmp_path}/ready; while true; do sleep 0.1; done"
+    head.command = ManagedProcess(
+        "run:", ["bash", "-c", script], tmp_path / "log", dict(os.environ)
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    folders.end(tmp_path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
+    assert head.run() == 143
+    assert (tmp_path / "saved").exists()
+
+
 @pytest.mark.usefixtures("keep_handlers")
 def test_run_has_all_of_the_time_that_is_left(tmp_path: Path) -> None:
     """Slurm sends its signal up to a minute before the warning that was asked for."""

@@ -19,10 +19,10 @@ _spec.loader.exec_module(measure)
 
 GROUPS = {
     "code": ["gpujobs/**/*.py"],
-    "documents": ["*.md", "docs/*.md", "benchmarks/gpu/*.md"],
+    "documents": ["*.md", "docs/*.md", "benchmarks/gpu/*.md", "examples/**/*.md"],
     "templates": ["templates/*.j2"],
-    "site files": ["site_configs/*.yaml", "examples/*.yaml", "tests/data/sites/*.yaml"],
-    "tools": ["Makefile", "tools/install*", "benchmarks/**/*.py", "examples/*.py"],
+    "site files": ["site_configs/*.yaml", "examples/**/*.yaml", "tests/data/sites/*.yaml"],
+    "tools": ["Makefile", "tools/install*", "benchmarks/**/*.py", "examples/**/*.py"],
 }
 """Files by the kind of their text; each group must reach the aims of `measure.WORDS`."""
 

@@ -71,8 +71,9 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --schemes=tls --interface=ib0 \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2

@@ -74,8 +74,9 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
     --schemes=tls --interface=ib0 \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
     --workers mpiexec -n 2 --map-by ppr:1:node --bind-to none sh "$GPUJOBS_FOLDER/ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=2 \
         --gpus=4 --on-node=1 --nodes=2 --visible-devices=scheduler \

@@ -99,7 +99,7 @@ rm -f "$GPUJOBS_FOLDER"/launch-*
     --batch-script="$$" \
     --schemes=tls --interface=bond0 \
     --run-on=ranks \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch &
@@ -112,7 +112,7 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
     until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
     mpiexec -n 6 -ppn 3 --cpu-bind none "${container[@]}" sh "$GPUJOBS_FOLDER/ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=6 \
-        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --script \
+        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --script --dashboard=local \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
         --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
         '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \

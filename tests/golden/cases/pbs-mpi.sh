@@ -73,7 +73,7 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
     --schemes=tls --interface=bond0 \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
     --workers mpiexec -n 2 -ppn 1 --cpu-bind none sh "$GPUJOBS_FOLDER/ranks.sh" \

@@ -117,8 +117,9 @@ python=/opt/conda/bin/python
     --start-timeout=300 --start-workers=1 \
     --batch-script="$$" --python-folder=/opt/conda/bin \
     --schemes=tls --interface=ib0 \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
         --memory-limit=96GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \

@@ -165,8 +165,9 @@ python=/opt/env/bin/python
     --start-timeout=300 --group=prep --start-workers=1 \
     --schemes=tls --interface=ib0 \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=8 \
         --memory-limit=64GiB --dashboard-address=127.0.0.1:0 --local-directory="${TMPDIR:-/tmp}" \
         --death-timeout=300 --no-dashboard --interface=ib0 \

@@ -69,7 +69,7 @@ python=/opt/env/bin/python
     --start-timeout=300 --start-workers=16 \
     --schemes=ucxx,tls \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
         --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \

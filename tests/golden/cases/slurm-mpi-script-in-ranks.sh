@@ -70,12 +70,12 @@ python=/opt/env/bin/python
     --schemes=tls \
     --run-on=ranks \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
         --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=12 \
-        --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --script \
+        --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --script --dashboard=local \
         --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \
         '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \

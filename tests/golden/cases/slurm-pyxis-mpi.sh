@@ -97,7 +97,7 @@ srun "${container[@]}" \
     --start-timeout=300 --start-workers=8 \
     --batch-script="$$" \
     --schemes=tls \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch \
     --run python svd.py --size 10000 &

@@ -80,7 +80,7 @@ python=python
     --start-timeout=300 --start-workers=1 \
     --schemes=tls \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=:0 \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
         --memory-limit=125440MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \

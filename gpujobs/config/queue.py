@@ -1,0 +1,150 @@
+"""The queues of a site file: shapes of nodes, and limits of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .kinds import (
+    COUNT,
+    DURATION,
+    FLAG,
+    PATTERN,
+    POSITIVE,
+    SCRIPT,
+    SIZE,
+    TEXT,
+    VARIABLE,
+    WORD,
+    Items,
+    Scalar,
+    Table,
+)
+from .model import Model, Section, optional
+from .sitekinds import (
+    FOLDER,
+    LAUNCHER,
+    LAYOUTS,
+    NOTES,
+    RESOURCES,
+    SITE_DIRECTIVES,
+    VISIBLE_DEVICES,
+    LayoutName,
+    VisibleDevices,
+    account_directive,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Model):
+    """How the account (project, budget, bank) is named."""
+
+    directive: str | None = optional(
+        Scalar(account_directive, {"type": "string"}),
+        "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
+    )
+    required: bool = optional(FLAG, "refuse profiles without an account", default=False)
+    pattern: str | None = optional(PATTERN, "regular expression of a valid account")
+    hint: str | None = optional(TEXT, "shown if the account does not match")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpi(Model):
+    """How one command is started on every node of a job."""
+
+    command: tuple[str, ...] | None = optional(
+        LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+    )
+    setup: str = optional(
+        SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue(Model):
+    """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
+
+    name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
+    like: str | None = optional(WORD, "another queue of the site, whose keys this one inherits")
+    auto: bool = optional(
+        FLAG, "`queue: auto` may choose it; if false, only its name does", default=True
+    )
+    gpus_per_node: int | None = optional(
+        COUNT, "GPUs of a node; if left out, the queue has no GPUs"
+    )
+    gpu_type: str | None = optional(WORD, "as the batch scheduler names it, e.g. a100")
+    gpu_types: dict[str, str] = optional(
+        Table(WORD, WORD),
+        "several types: what a profile writes → the batch scheduler's name; none: any type",
+        default={},
+    )
+    gpu_memory: int | None = optional(
+        SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
+    )
+    cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
+    cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")
+    memory_per_node: int | None = optional(
+        SIZE, "memory of a node that jobs may request, e.g. 490GiB"
+    )
+    resources: dict[str, int] = optional(
+        RESOURCES, "name → amount of a node; {NAME_per_node:GB} is the part of a job", default={}
+    )
+    nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
+    exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
+    gpu_fractions: bool = optional(
+        FLAG, "{gpus_per_cpu} may be a decimal fraction such as 0.5", default=False
+    )
+    walltime: int | None = optional(
+        DURATION, "walltime of profiles without one, instead of the site's default"
+    )
+    max_walltime: int | None = optional(DURATION, "longest walltime")
+    min_walltime: int | None = optional(DURATION, "shortest walltime")
+    max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
+    min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
+    max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
+    min_gpus: int | None = optional(POSITIVE, "fewest GPUs of one job")
+    gpus_per_job: tuple[int, ...] = optional(
+        Items(POSITIVE, extendable=True),
+        "the only numbers of GPUs that one job may have",
+        default=(),
+    )
+    layouts: tuple[LayoutName, ...] = optional(LAYOUTS, "overrides the site's", default=())
+    max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
+    request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    multi_node_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    account: Account | None = optional(Section(Account), "overrides the site's")
+    visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
+    setup: str | None = optional(SCRIPT, "overrides the site's")
+    scratch: str | None = optional(FOLDER, "overrides the site's")
+    mpi: Mpi | None = optional(Section(Mpi), "overrides the site's")
+    env: dict[str, str] = optional(
+        Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
+    )
+
+    def check(self) -> None:
+        """Check that the limits agree."""
+        if self.cpus_per_node and self.cpus_per_gpu:
+            raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
+        if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:
+            raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
+        if self.max_gpus and self.min_gpus and self.min_gpus > self.max_gpus:
+            raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus {self.max_gpus}")
+        if self.max_walltime and self.min_walltime and self.min_walltime > self.max_walltime:
+            raise ValueError("has a min_walltime above its max_walltime")
+        if self.walltime and self.max_walltime and self.walltime > self.max_walltime:
+            raise ValueError("has a walltime above its max_walltime")
+        if self.gpu_types and self.gpu_type and self.gpu_type not in self.gpu_types:
+            raise ValueError(f"has gpu_type {self.gpu_type}, which is not one of its gpu_types")
+
+    @property
+    def named_types(self) -> dict[str, str]:
+        """GPU types that a profile may name, and the batch scheduler's names of them."""
+        if self.gpu_type and not self.gpu_types:
+            return {self.gpu_type: self.gpu_type}
+        return self.gpu_types
+
+    def type_name(self, wanted: str | None) -> str | None:
+        """Return the batch scheduler's name of the GPU type of a job; None: any type."""
+        return self.named_types.get(wanted or self.gpu_type or "")

@@ -1,0 +1,110 @@
+"""Directives of the site whose values a profile chooses: its `options`, and a reservation."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from ..config import placeholders
+from ..config.site import Option
+from ..schedulers import Scheduler
+from .diagnostics import Diagnostics
+from .directivecheck import Directive
+from .shape import Values
+
+NEUTRAL = "x"
+
+
+def option_directives(
+    diagnostics: Diagnostics, scheduler: Scheduler, values: Values
+) -> list[Directive]:
+    """Return the directives of the site's `options`; one without a value has none.
+
+    ``values`` are those of the placeholders. Reports values that are not allowed.
+    """
+    site, wanted = diagnostics.spec.site.site, diagnostics.spec.profile.options
+    for name in wanted:
+        if name not in site.options:
+            _report_unknown(diagnostics, name)
+    found = []
+    for name, option in site.options.items():
+        value = wanted.get(name)
+        if value is not None:
+            _check(diagnostics, scheduler, name, value)
+        elif option.default is not None:
+            value = _expand(diagnostics, option.default, values, name, "default")
+        if value is not None:
+            text = _expand(
+                diagnostics, option.directive, {**values, name: value}, name, "directive"
+            )
+            position = diagnostics.spec.site_position("options", name, "directive")
+            if name in wanted:
+                position = diagnostics.spec.position("options", name)
+            found.append(Directive(text, position))
+    return found
+
+
+def reservation(
+    diagnostics: Diagnostics, scheduler: Scheduler, *, has_queue: bool
+) -> list[Directive]:
+    """Return the directive of the profile's reservation.
+
+    ``has_queue``: the other directives have the queue, and with it a reservation that is a queue.
+    """
+    spec = diagnostics.spec
+    wanted, text = spec.profile.reservation, scheduler.reservation_directive
+    if not wanted or (scheduler.reservation_is_queue and has_queue):
+        return []
+    if not text:
+        message = f"{scheduler.name} has no reservations that a job can name"
+        diagnostics.profile_error(message, "reservation")
+        return []
+    line = placeholders.expand(text, {"reservation": wanted})
+    return [Directive(line, spec.position("reservation"), by_user=True)]
+
+
+def _check(diagnostics: Diagnostics, scheduler: Scheduler, name: str, value: str) -> None:
+    """Report a value that does not match, or that would set other options of the directive."""
+    option = diagnostics.spec.site.site.options[name]
+    place, related = ("options", name), diagnostics.spec.site_position("options", name)
+    if not re.fullmatch(option.pattern, value):
+        message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
+        hint = option.hint or ""
+        diagnostics.profile_error(message, *place, hint=hint, related=related)
+    elif _sets(scheduler, option, name, value) != _sets(scheduler, option, name, NEUTRAL):
+        message = f"{name} {value!r} would set another option of the batch scheduler"
+        diagnostics.profile_error(message, *place, related=related)
+
+
+def _sets(scheduler: Scheduler, option: Option, name: str, value: str) -> set[str] | None:
+    """Return the options that the directive sets with ``value``; None if it cannot be parsed."""
+    text = option.directive.replace(f"{{{name}}}", value)
+    try:
+        return scheduler.options(text)
+    except ValueError:
+        return None
+
+
+def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, key: str) -> str:
+    try:
+        return placeholders.expand(text, values)
+    except LookupError as error:
+        missing = error.args[0]
+        if missing == "account":
+            message = f"`account` is needed: option {name} of the site names it"
+            diagnostics.profile_error(message, "account")
+            return text
+        message = f"{{{missing}}} is not known in this queue"
+    except ValueError as error:
+        message = str(error)
+    diagnostics.site_error(message, "options", name, key)
+    return text
+
+
+def _report_unknown(diagnostics: Diagnostics, name: str) -> None:
+    known = sorted(diagnostics.spec.site.site.options)
+    near = difflib.get_close_matches(name, known, n=1)
+    listed = f"it has {', '.join(known)}" if known else "it has none"
+    message = f"site {diagnostics.spec.site.name} has no option `{name}`: {listed}"
+    hint = f"did you mean {near[0]}?" if near else ""
+    diagnostics.profile_error(message, "options", name, hint=hint)

@@ -1,0 +1,71 @@
+"""Who can connect to the processes of a cluster: their listeners, on a real Slurm."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ..conftest import make_cli, nothing_left
+from ..support.backend import SlurmBackend
+from ..support.cli import Cli
+from ..support.listeners import Listener, listeners_of
+from ..support.processes import processes_with, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
+    yield slurm_backend
+    nothing_left(slurm_backend)
+
+
+@pytest.fixture
+def cli(backend: SlurmBackend, home: Path) -> Cli:
+    return make_cli(backend, home, "ordinary")
+
+
+def running(cli: Cli, **network: Any) -> tuple[str, list[Listener]]:
+    """Return a cluster of two workers in two jobs, and the listeners of all its processes."""
+    profile = {"gpus": 2, "gpus_per_job": 1, "network": network}
+    cluster = cli.submit(profile)
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
+    tree = [psutil.Process(pid) for pid in processes_with(cluster)]
+    pids = {child.pid for process in tree for child in (process, *process.children(recursive=True))}
+    return cluster, [found for items in listeners_of(pids).values() for found in items]
+
+
+def status_of(port: int, path: str) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+        return int(answer.status)
+
+
+@pytest.mark.parametrize("dashboard", ["local", pytest.param("on", marks=pytest.mark.slow), "off"])
+def test_the_dashboard(cli: Cli, dashboard: str) -> None:
+    cluster, found = running(cli, **({} if dashboard == "local" else {"dashboard": dashboard}))
+    lines = cli("connect", cluster).stdout
+    tunnel = re.search(r"ssh -N -L (\d+):(\S+):(\d+) (.*)", lines)
+    # dask scheduler, nannies and workers accept connections with the cluster's certificate only
+    open_to_others = {item.port for item in found if not item.loopback_only}
+    local = {item.port for item in found if item.loopback_only}
+    assert len(open_to_others) == (6 if dashboard == "on" else 5)
+    assert len(local) == (2 if dashboard == "on" else 3)
+    if dashboard == "off":
+        assert tunnel is None and "dashboard" not in lines
+        assert cli("cancel", cluster).returncode == 0
+        return
+    assert tunnel
+    port = int(tunnel[1])
+    assert status_of(port, "/status") == 200
+    assert (port in open_to_others) is (dashboard == "on")
+    head = next(job for job in cli.status(cluster)["jobs"] if job["head"])
+    if dashboard == "local":
+        assert tunnel[2] == "127.0.0.1" and tunnel[4].startswith("-J ")
+        assert tunnel[4].endswith(f"@{head['node']}")
+    assert cli("cancel", cluster).returncode == 0

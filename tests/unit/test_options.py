@@ -1,0 +1,165 @@
+"""Directives with values of the profile: `options` of a site, reservations, the head's account."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpujobs.config.sitefiles import load_site
+from gpujobs.errors import InputError
+
+from .support import SLURM, error_of, made_plan
+
+REQUEST = {
+    "slurm": "--gres=gpu:{gpus_per_node}",
+    "pbs": "-l select=1:ngpus={gpus_per_node}",
+    "lsf": "-gpu num={gpus_per_node}",
+    "sge": "-l gpu={gpus_per_node}",
+}
+STORAGE = 'options: {storage: {directive: "-l storage={storage}", default: "gdata/{account}"}}\n'
+
+
+def site(home: Path, text: str, scheduler: str = "pbs") -> None:
+    (home / "s.yaml").write_text(
+        f"description: x\nscheduler: {scheduler}\nvisible_devices: scheduler\n"
+        f"request: ['{REQUEST[scheduler]}']\nqueues: {{gpu: {{gpus_per_node: 4}}, cpu: {{}}}}\n"
+        f"defaults: {{walltime: 1h}}\n{text}"
+    )
+
+
+def lines(home: Path, profile: str) -> tuple[str, ...]:
+    return made_plan(home, f"gpus: 4\n{profile}").groups[0].lines
+
+
+def test_a_profile_chooses_the_value(home: Path) -> None:
+    site(home, STORAGE)
+    assert "-l storage=gdata/ab12" in lines(home, "account: ab12\n")
+    chosen = lines(home, "account: ab12\noptions: {storage: gdata/xy34+scratch/xy34}\n")
+    assert "-l storage=gdata/xy34+scratch/xy34" in chosen and "gdata/ab12" not in str(chosen)
+    assert "`account` is needed: option storage of the site names it" in error_of(home, "gpus: 4\n")
+
+
+def test_an_option_without_a_value_has_no_directive(home: Path) -> None:
+    site(home, STORAGE.replace(', default: "gdata/{account}"', ""))
+    assert "storage" not in str(lines(home, "account: ab12\n"))
+
+
+def test_the_options_of_a_group(home: Path) -> None:
+    site(home, STORAGE)
+    made = made_plan(
+        home,
+        "account: a\noptions: {storage: x}\n"
+        "groups: {gpu: {gpus: 4}, prep: {gpus: 0, options: {storage: y}}}\n",
+    )
+    assert "-l storage=x" in made.groups[0].lines and "-l storage=y" in made.groups[1].lines
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "directive", "value", "message"),
+    [
+        ("pbs", "-l storage={storage}", "'x,walltime=99:00:00'", "'x,walltime=99:00:00' would set another option"),
+        ("pbs", "-l storage={storage}", "'x,ngpus=8'", "would set another option"),
+        ("sge", "-l storage={storage}", "'x,h_rt=99'", "would set another option"),
+        ("slurm", "--comment={storage}", "x --gres=gpu:8", "cannot stand in a directive: it has ' '"),
+        ("slurm", "--comment={storage}", '"x\\n#SBATCH --gres=gpu:8"', "has a control character"),
+        ("slurm", "--comment={storage}", "$(id)", "cannot stand in a directive: it has '$'"),
+        ("slurm", "--comment={storage}", "'x;y'", "cannot stand in a directive: it has ';'"),
+        ("slurm", "--comment={storage}", "'x''y'", "cannot stand in a directive"),
+        ("slurm", "--comment={storage}", "''", "cannot stand in a directive: it has nothing"),
+        ("slurm", "--comment={storage}", "'{account}'", "does not match the site's pattern"),
+        ("slurm", "--comment={storage}", "x!", "does not match the site's pattern"),
+        ("lsf", "-R \\\"select[{storage}]\\\"", "'x]rusage[mem=1'", "does not match the site's pattern"),
+    ],
+)  # fmt: skip
+def test_values_that_would_change_other_directives(
+    home: Path, scheduler: str, directive: str, value: str, message: str
+) -> None:
+    site(home, f'options: {{storage: {{directive: "{directive}"}}}}\n', scheduler)
+    found = error_of(home, f"gpus: 4\noptions: {{storage: {value}}}\n")
+    assert message in found and "svd.yaml:2:20" in found
+
+
+def test_a_value_is_never_a_template(home: Path) -> None:
+    text = "options: {name: {directive: '--comment={name}', pattern: '.+'}}\n"
+    site(home, text, "slurm")
+    assert "--comment={gpus_per_node}" in lines(home, "options: {name: '{gpus_per_node}'}\n")
+
+
+def test_an_option_may_not_set_what_another_line_sets(home: Path) -> None:
+    text = "options: {qos: {directive: '--qos={qos}', default: a}}\ndirectives: [--qos=b]\n"
+    site(home, text, "slurm")
+    message = error_of(home, "gpus: 4\n")
+    assert "`--qos=a`: qos is written by the site" in message
+    text = "options: {time: {directive: '--time={time}', default: '9'}}\n"
+    site(home, text, "slurm")
+    assert "`--time=9`: time is written by gpujobs" in error_of(home, "gpus: 4\n")
+
+
+def test_an_option_that_the_site_does_not_have(home: Path) -> None:
+    site(home, STORAGE)
+    message = error_of(home, "gpus: 4\naccount: a\noptions: {storgae: x}\n")
+    assert "site s has no option `storgae`: it has storage" in message
+    assert "did you mean storage?" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("storage: {directive: '-l x=1'}", "has no {storage} in `options.storage.directive`"),
+        ("storage: {directive: 'x={storage}'}", "does not start with '-'"),
+        ("storage: {default: x}", "`options.storage.directive` is required"),
+        ("storage: {directive: '-l x={storage}', default: 'a b'}", "cannot stand in a directive"),
+        ("storage: {directive: '-l x={storage}', default: '{x}'}", "{x} is not a placeholder"),
+        ("storage: {directive: '-l x={storage}', pattern: '['}", "is not a regular expression"),
+        ("nodes: {directive: '-l x={nodes}'}", "'nodes' is not a name of an option"),
+    ],
+)
+def test_mistakes_of_a_site(home: Path, option: str, message: str) -> None:
+    site(home, f"options: {{{option}}}\n")
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_site("./s.yaml")
+
+
+def test_a_directive_with_an_unknown_placeholder(home: Path) -> None:
+    site(home, "options: {name: {directive: '-l x={name}:{acount}', default: a}}\n")
+    message = error_of(home, "gpus: 4\n")
+    assert "s.yaml:7:29: {acount} is not a placeholder; known: " in message
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "--reservation=week_1"), ("lsf", "-U week_1"), ("sge", "-ar week_1"),
+        ("torque", "-W x=FLAGS:ADVRES:week_1"), ("pbs", "-q week_1"),
+    ],
+)  # fmt: skip
+def test_a_reservation(home: Path, scheduler: str, line: str) -> None:
+    text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\nvisible_devices: scheduler")
+    (home / "s.yaml").write_text(text)
+    found = lines(home, "reservation: week_1\n")
+    assert line in found and len([one for one in found if "week_1" in one]) == 1
+    (home / "s.yaml").write_text(text + "directives: ['-A {queue}']\naccount: null\n")
+
+
+def test_a_reservation_of_pbs_without_a_queue_in_the_request(home: Path) -> None:
+    site(home, "")
+    assert lines(home, "reservation: R42\n")[-1] == "-q R42"
+
+
+def test_reservations_that_are_not_possible(home: Path) -> None:
+    site(home, "directives: [--reservation=r]\n", "slurm")
+    message = error_of(home, "gpus: 4\nreservation: x\n")
+    assert "svd.yaml:2:14: `--reservation=x`: reservation is written by the site" in message
+    message = error_of(home, "gpus: 0\nreservation: x\n", "local")
+    assert "local has no reservations that a job can name" in message
+
+
+def test_the_account_of_the_head(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", "max_nodes: 1}\n  cpu: {}"))
+    made = made_plan(home, "gpus: 4\naccount: gpu1\nhead: {account: cpu1}\n")
+    assert made.head and "--account=cpu1" in made.head.lines
+    assert "--account=gpu1" in made.groups[0].lines
+    message = error_of(home, "gpus: 4\nhead: {account: CPU}\n")
+    assert "svd.yaml:2:17" in message and "'CPU' does not match" in message
