@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..clusters.history import GpuSamples, Sample
 from ..clusters.usage import JobUsage, Steps, UsageReport
 from ..config.sitefiles import data_folder
-from ..text import clock_text, size_text
+from ..text import clock_text, plural, size_text
 from .usage_text import hours_text, percent_text
 
 TEMPLATE = "report.html.j2"
@@ -84,6 +84,7 @@ def page(usage: UsageReport) -> str:
         usage=usage,
         cluster=usage.cluster,
         facts=_facts(usage),
+        plural=plural,
         axis=axis,
         jobs=[(job, _bars(job, axis)) for job in usage.jobs],
         most_workers=most,

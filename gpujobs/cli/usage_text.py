@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..clusters.usage import JobUsage, UsageReport
-from ..text import clock_text, table
+from ..text import clock_text, plural, table
 
 
 def hours_text(hours: float) -> str:
@@ -23,8 +23,9 @@ def usage_line(usage: UsageReport) -> str:
     gpus, hours = usage.most_gpus, usage.hours
     if not gpus:
         return ""
-    noun = "GPU" if gpus == 1 else "GPUs"
-    line = f"{gpus} {noun} x {_number(hours.granted / gpus)} h = {hours_text(hours.granted)}"
+    line = (
+        f"{plural(gpus, 'GPU')} x {_number(hours.granted / gpus)} h = {hours_text(hours.granted)}"
+    )
     busy = hours.busy_fraction
     return line if busy is None else f"{line}, {percent_text(busy)} busy"
 
