@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import logging
 import random
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from ..schedulers.jobs import cancel_targets
-from . import process
+from .command import run_command
+from .system import HOST, System
 
 logger = logging.getLogger("gpujobs")
 
 RETRY_TIMEOUT = 90.0
 """Seconds for which a command is retried while the batch scheduler is unreachable."""
-SHORTEST_COMMAND_TIMEOUT = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
 CONFIRM_DELAY = 3.0
@@ -49,36 +48,38 @@ class SchedulerClient:
     commands: Mapping[str, str] = field(default_factory=dict)
     """The site's `commands`: other paths of sbatch, squeue, …"""
     _: KW_ONLY
+    arguments: Sequence[str] = ()  # after the command that submits
     timeout: float = RETRY_TIMEOUT
     """Seconds for which a command is retried."""
     stopping: Callable[[], bool] = never
     """Return whether to give up waiting."""
+    system: System = HOST
 
     # -- submit ------------------------------------------------------------------------------------
-    def submit(self, script: str, name: str, known: Collection[str], cwd: Path) -> str:
+    def submit(
+        self, script: str, name: str, known: Collection[str], cwd: Path, after: Sequence[str] = ()
+    ) -> str:
         """Submit ``script`` exactly once, from the folder ``cwd``; return the submission's id.
 
         ``name`` is the job's name, unique to the cluster, and ``known`` are the earlier submissions
         of that name: if a reply is lost, a submission of that name that is not one of them is ours.
-        RefusedError if the batch scheduler refuses it.
+        It starts after all submissions ``after``. RefusedError if the batch scheduler refuses it.
         """
-        deadline = time.monotonic() + self.timeout
-        garbled_replies = 0
-        delays = _delays()
+        after_options = self.scheduler.after_options(after)
+        argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
+        deadline = self.system.monotonic() + self.timeout
+        garbled_replies, delays = 0, _delays()
         while True:
-            result = self._run(self.scheduler.submit_command(), stdin=script, cwd=cwd)
+            result = self._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
                 return submission
             # The reply was lost or garbled: the job may have been accepted all the same.
-            logger.warning(
-                "%s did not respond (%s); checking whether it accepted the job",
-                self.scheduler.name,
-                result.first_line,
-            )
+            message = "%s did not respond (%s); checking whether it accepted the job"
+            logger.warning(message, self.scheduler.name, result.first_line)
             if submission := self._recover_submission(name, known, deadline, next(delays)):
                 return submission
             garbled_replies += result.exit_code == 0
-            if time.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
+            if self.system.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
                 message = f"{self.scheduler.name} returned no job id: {result.message}"
                 raise UnavailableError(message)
 
@@ -87,7 +88,7 @@ class SchedulerClient:
 
         UnavailableError also if the command fails for a reason that is not known.
         """
-        result = self._query(self.scheduler.find_command(name, getpass.getuser()))
+        result = self.query(self.scheduler.find_command(name, getpass.getuser()))
         if not self.scheduler.answered(result):
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
@@ -107,7 +108,19 @@ class SchedulerClient:
         argv = self.scheduler.estimate_command()
         if not argv:
             return None
-        return self.scheduler.parse_estimate(self._run(argv, stdin=script, cwd=cwd))
+        result = self._run([*argv, *self.arguments], stdin=script, cwd=cwd)
+        return self.scheduler.parse_estimate(result)
+
+    def refusal(self, script: str, cwd: Path) -> str | None:
+        """Return why ``script`` would be refused, "" if it would be accepted; None: unknown."""
+        argv = self.scheduler.estimate_command()
+        if not argv:
+            return None
+        result = self._run(argv, stdin=script, cwd=cwd)
+        if self.scheduler.unreachable(result):
+            self._check_started(result)
+            raise UnavailableError(f"{self.scheduler.name} is not available: {result.first_line}")
+        return self.scheduler.refuses(result)
 
     # -- query -------------------------------------------------------------------------------------
     def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
@@ -129,11 +142,11 @@ class SchedulerClient:
         self, ids: Sequence[JobId], names: Sequence[str]
     ) -> tuple[dict[JobId, JobStatus], CommandResult]:
         """Return the jobs that the queue lists, and the result of the first query."""
-        result = self._query(self.scheduler.status_command(ids, names, getpass.getuser()))
+        result = self.query(self.scheduler.status_command(ids, names, getpass.getuser()))
         found = self.scheduler.parse_status(result, ids)
         missing = [job for job in ids if job not in found]
         for argv in self.scheduler.more_status_commands(missing, result):
-            found.update(self.scheduler.parse_status(self._query(argv), missing))
+            found.update(self.scheduler.parse_status(self.query(argv), missing))
         return found, result
 
     def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
@@ -166,7 +179,7 @@ class SchedulerClient:
         refusals = [
             result.message
             for argv in self.scheduler.cancel_commands(targets)
-            if (result := self._query(argv, accept=self.scheduler.already_ended)).exit_code != 0
+            if (result := self.query(argv, accept=self.scheduler.already_ended)).exit_code != 0
             and not self.scheduler.already_ended(result)
         ]
         waiting = self._still_waiting(jobs, names) if jobs else []
@@ -177,13 +190,13 @@ class SchedulerClient:
 
     def _still_waiting(self, jobs: Collection[JobId], names: Sequence[str]) -> list[JobId]:
         """Return those of ``jobs`` that wait in the queue some time after they were cancelled."""
-        deadline = time.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
+        deadline = self.system.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
         waiting = list(jobs)
         for delay in _delays(first=0.1):
             try:
                 found, _ = self._listed(waiting, names)
-                waiting = [job for job in waiting if job in found and _waits(found[job])]
-                if not waiting or time.monotonic() + delay > deadline:
+                waiting = [job for job in waiting if job in found and found[job].waits]
+                if not waiting or self.system.monotonic() + delay > deadline:
                     break
                 self._wait(delay)
             except UnavailableError as error:
@@ -220,7 +233,7 @@ class SchedulerClient:
                     return min(found, default=None)
                 reported_none, delay = True, CONFIRM_DELAY
                 continue
-            if time.monotonic() > deadline:
+            if self.system.monotonic() > deadline:
                 raise self._no_response(result)
             delay = min(LONGEST_DELAY, delay * 2)
 
@@ -233,11 +246,11 @@ class SchedulerClient:
         )
 
     # -- commands ----------------------------------------------------------------------------------
-    def _query(
+    def query(
         self, argv: Sequence[str], accept: Callable[[CommandResult], bool] = lambda result: False
     ) -> CommandResult:
         """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
-        deadline = time.monotonic() + self.timeout
+        deadline = self.system.monotonic() + self.timeout
         delays = _delays()
         while True:
             result = self._run(argv)
@@ -248,7 +261,7 @@ class SchedulerClient:
                 return result
             delay = next(delays)
             name, reason = self.scheduler.name, result.first_line
-            if time.monotonic() + delay > deadline:
+            if self.system.monotonic() + delay > deadline:
                 message = f"{name} is not available: {reason}"
                 raise UnavailableError(message, hint="try again later")
             logger.warning("%s is not available (%s); retrying", name, reason)
@@ -257,25 +270,23 @@ class SchedulerClient:
     def _run(
         self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
     ) -> CommandResult:
-        command, *arguments = argv
-        if command in self.commands:
-            command = str(Path(self.commands[command]).expanduser())
-        timeout = max(SHORTEST_COMMAND_TIMEOUT, self.timeout)
-        return process.run(
-            [command, *arguments],
+        return run_command(
+            self.scheduler,
+            self.commands,
+            argv,
             stdin=stdin,
             cwd=cwd,
-            timeout=min(process.COMMAND_TIMEOUT, timeout),
-            env=process.environment(self.scheduler.environment, self.scheduler.fixed_environment),
+            timeout=self.timeout,
+            system=self.system,
         )
 
     def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = self.system.monotonic() + seconds
+        while (left := deadline - self.system.monotonic()) > 0:
             if self.stopping():
                 name = self.scheduler.name
                 raise UnavailableError(f"{name} did not respond before the cluster was closed")
-            time.sleep(min(0.25, left))
+            self.system.sleep(min(0.25, left))
 
     def _check_started(self, result: CommandResult) -> None:
         if result.started:
@@ -286,10 +297,6 @@ class SchedulerClient:
             f" commands: {{{name}: /path/to/{name}}}"
         )
         raise UnavailableError(result.problem, hint=hint)
-
-
-def _waits(status: JobStatus) -> bool:
-    return status.stuck or status.state is JobState.PENDING
 
 
 def _delays(first: float = FIRST_DELAY) -> Iterator[float]:

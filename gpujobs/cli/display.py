@@ -101,12 +101,17 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     yield f"  workers  {report.connected} of {record.workers} connected{_missing_workers(report)}"
     for group in report.groups:
         yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
+    if record.attempts > 1:
+        yield f"  attempt  {report.attempt} of {record.attempts}"
     if report.exit_code is not None:
         yield f"  exit     {report.exit_code}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
     if report.folder.address and not report.finished:
         yield f"  dask     {report.folder.address}"
+    if report.ends_at:
+        ends = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
+        yield f"  ends     at {ends}, unless it gets work (`idle_timeout`)"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
     for note in report.notes:
@@ -116,7 +121,8 @@ def _facts(report: ClusterReport) -> Iterator[str]:
 def _missing_workers(report: ClusterReport) -> str:
     if report.finished or not report.connected:
         return ""
-    staying = [job for job in report.jobs if job.number not in report.record.removed]
+    jobs = [job for job in report.jobs if job.attempt == report.attempt]
+    staying = [job for job in jobs if job.number not in report.record.removed]
     names = [name for job in staying for name in job.workers if name not in job.connected]
     if not names:
         return ""
@@ -126,6 +132,7 @@ def _missing_workers(report: ClusterReport) -> str:
 
 
 def _job_table(report: ClusterReport) -> str:
+    chain = report.record.attempts > 1
     rows = [
         (
             job.number,
@@ -133,7 +140,7 @@ def _job_table(report: ClusterReport) -> str:
             job.state,
             job.node or "-",
             ",".join(job.connected) or "-",
-            _remark(job),
+            ", ".join(filter(None, [f"attempt {job.attempt}" if chain else "", _remark(job)])),
         )
         for job in report.jobs
     ]

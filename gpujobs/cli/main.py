@@ -13,7 +13,7 @@ import click
 
 from ..errors import GpujobsError
 from ..version import __version__
-from . import cluster_commands, messages, profile_commands, site_commands
+from . import cluster_commands, messages, profile_commands, queue_commands, site_commands
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -71,12 +71,14 @@ for command in (
     profile_commands.submit,
     profile_commands.plan,
     profile_commands.render,
+    profile_commands.explain,
     cluster_commands.status,
     cluster_commands.report,
     cluster_commands.logs,
     cluster_commands.connect,
     cluster_commands.scale,
     cluster_commands.cancel,
+    queue_commands.queues,
     site_commands.doctor,
     site_commands.sites,
     site_commands.schema,

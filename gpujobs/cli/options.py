@@ -49,11 +49,24 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )
+after_option = click.option(
+    "--after",
+    metavar="ID[:ok|:any]",
+    shell_complete=complete_clusters,
+    help="Start after this cluster; with :any, also if it fails. Overrides the profile.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 cluster_argument = click.argument("cluster_id", metavar="ID", shell_complete=complete_clusters)
 clusters_argument = click.argument(
     "cluster_ids", nargs=-1, metavar="[ID]...", shell_complete=complete_clusters
 )
+
+
+def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
+    """Return ``spec`` with the value of --after."""
+    from ..config.spec import settings_document, with_settings
+
+    return with_settings(spec, settings_document((f"after={after}",)))
 
 
 def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:

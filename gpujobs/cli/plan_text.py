@@ -27,6 +27,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     rows = [
         ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
         *(_jobs_row(jobs) for jobs in plan.all_jobs),
+        *_arguments_row(plan),
         ("GPUs", _gpus_text(plan)),
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
@@ -111,6 +112,7 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
         "memory": shape.memory,
         "walltime": jobs.walltime,
         "directives": list(jobs.lines),
+        "submit_arguments": list(jobs.submit_arguments),
     }
 
 
@@ -139,6 +141,12 @@ def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
     name = "head" if jobs.group == HEAD else f"{_label(jobs)}jobs"
     listed = ", ".join(part for part in parts if part)
     return name, f"{shape.jobs} x ({listed}) in queue {jobs.queue}"
+
+
+def _arguments_row(plan: Plan) -> Iterator[tuple[str, str]]:
+    texts = dict.fromkeys(" ".join(jobs.submit_arguments) for jobs in plan.all_jobs)
+    if any(texts):
+        yield "submitted with", ", ".join(filter(None, texts))
 
 
 def _gpus_text(plan: Plan) -> str:

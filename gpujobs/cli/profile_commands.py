@@ -1,9 +1,11 @@
-"""Commands that take a profile: submit, plan, render."""
+"""Commands that take a profile: submit, plan, render, explain."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,9 +30,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Wait until `run` has ended; without `run`, until all workers are connected.",
 )
+@options.after_option
 @options.json_option
-def submit(spec: ClusterSpec, dry_run: bool, wait_for_end: bool, as_json: bool) -> None:
+def submit(
+    spec: ClusterSpec, dry_run: bool, wait_for_end: bool, after: str | None, as_json: bool
+) -> None:
     """Submit the cluster that PROFILE describes; print its id."""
+    if after is not None:
+        spec = options.with_after(spec, after)
     if dry_run:
         _print_scripts(spec, None)
         return
@@ -86,6 +93,50 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
         click.echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
 
 
+@click.command()
+@options.profile_argument
+@click.argument("key")
+@options.site_option
+@options.settings_option
+@options.json_option
+def explain(
+    profile: Path, key: str, site: str | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Explain the value of KEY in PROFILE, for example walltime or workers.memory.
+
+    Prints the value, where it was set, the values that it overrides, and the limits of the site.
+    """
+    from ..clusters import prepare
+    from ..config import origins, spec
+    from ..planning import explain
+    from . import explain_text
+
+    document = spec.settings_document(settings)
+    loaded = spec.load_spec(profile, site=site, settings=document)
+    plan, invalid = None, None
+    try:
+        plan = prepare.make_cluster_plan(loaded)
+    except InputError as error:
+        invalid = error  # the explanation is printed first
+    found = origins.origins_of(
+        key,
+        profile,
+        loaded.site,
+        site=site,
+        settings=settings,
+        queue_key=plan.groups[0].queue_key if plan else None,
+    )
+    used = explain.used_values(plan, key) if plan else {}
+    limits = list(explain.limits_of(loaded, plan, key))
+    explained = explain_text.Explanation(found, used, limits)
+    if as_json:
+        click.echo(json.dumps(explain_text.explanation_json(explained), indent=1))
+    else:
+        click.echo(explain_text.explanation_text(explained))
+    if invalid:
+        raise invalid
+
+
 def _example_id(plan: Plan) -> str:
     """Return an id of the form that `submit` chooses, always the same for one plan."""
     return f"{plan.name}-0000"
@@ -106,9 +157,18 @@ def _print_scripts(spec: ClusterSpec, number: int | None) -> None:
     if number is not None and number >= len(scripts):
         raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
     _write_notes(plan)
+    messages.progress.write(_submit_text(spec, plan))
     for script in scripts:
         if number is None or script is scripts[number]:
             click.echo(script.text, nl=False)
+
+
+def _submit_text(spec: ClusterSpec, plan: Plan) -> str:
+    """Return the command to which each script is passed."""
+    command, *arguments = plan.scheduler.submit_command()
+    words = [spec.site.site.commands.get(command, command), *arguments]
+    folder = f"{plan.root}/{_example_id(plan)}"
+    return f"submit command: {shlex.join(words)} < SCRIPT, in {folder}"
 
 
 def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:

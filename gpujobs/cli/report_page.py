@@ -111,7 +111,7 @@ def _facts(usage: UsageReport) -> list[tuple[str, str, str]]:
 def _bars(job: JobUsage, axis: Axis) -> list[Bar]:
     """Return the time of a job in the queue, without all its workers, and with them."""
     started = job.started
-    parts = [("pending", job.submitted, job.until if started is None else started)]
+    parts = [("pending", job.submitted, started or job.until)]
     if started is not None:
         parts += [
             ("starting", started, job.served or job.until),

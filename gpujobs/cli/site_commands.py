@@ -1,4 +1,4 @@
-"""Commands about sites: doctor, sites, schema."""
+"""Commands about sites: doctor, sites, schema. `check_commands` has those that check a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from ..errors import InputError
 from ..text import table
-from . import messages, options
+from . import check_commands, init_command, messages, options
 
 NOT_VERIFIED = "# not verified"
 """A comment in a site file: the source does not give the values of this line."""
@@ -51,7 +51,7 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
 
 @click.group()
 def sites() -> None:
-    """List and show site files."""
+    """List, show, check and draft site files."""
 
 
 @sites.command("list")
@@ -74,24 +74,9 @@ def list_sites(as_json: bool) -> None:
         messages.progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
 
-@sites.command("show")
-@click.argument("site", shell_complete=options.complete_sites)
-def show_site(site: str) -> None:
-    """Print a site file and validate it.
-
-    Also plans and renders the jobs of each queue, as `plan` does.
-    """
-    from ..config import sitefiles
-    from ..planning import sitecheck
-
-    loaded = sitefiles.load_site(site)
-    click.echo(loaded.path.read_text(), nl=False)
-    if problems := sitecheck.site_problems(loaded):
-        raise InputError(problems)
-    messages.progress.write(f"{loaded.path}: site {loaded.name} is valid")
-    for name, text in (("source", loaded.site.source), ("contact", loaded.site.contact)):
-        if text:
-            messages.progress.write(f"{name}: {text}")
+sites.add_command(check_commands.check_site)
+sites.add_command(check_commands.show_site)
+sites.add_command(init_command.init_site)
 
 
 @click.command()

@@ -67,7 +67,7 @@ def _row(job: JobUsage) -> tuple[object, ...]:
         report.state,
         report.node or "-",
         job.gpus,
-        _length(job.submitted, job.until if started is None else started),
+        _length(job.submitted, started or job.until),
         _length(started, served),
         _length(job.served, job.until),
         _remark(job),

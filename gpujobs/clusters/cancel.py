@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
+from ..batch.system import HOST, System
 from ..injob.folder import EndKind
 from . import folder as folders
 from .folderstate import FolderReader, read_state
@@ -28,7 +28,13 @@ def end(record: ClusterRecord) -> None:
         folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
 
 
-def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIMEOUT) -> None:
+def cancel(
+    record: ClusterRecord,
+    ledger: Ledger,
+    *,
+    timeout: float = CANCEL_TIMEOUT,
+    system: System = HOST,
+) -> None:
     """End a cluster: write `ended` into its folder, and cancel its jobs.
 
     A cluster without jobs, whose owner is gone, is recorded as finished.
@@ -36,7 +42,7 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
     Raises UnavailableError or RefusedError; jobs that could not be cancelled find `ended`.
     """
     end(record)
-    record = recover_submission(record, ledger, at_once=True)
+    record = recover_submission(record, ledger, at_once=True, system=system)
     if record.finished:
         return
     if record.intent is not None:
@@ -48,20 +54,20 @@ def cancel(record: ClusterRecord, ledger: Ledger, *, timeout: float = CANCEL_TIM
         return
     current = record.current_jobs(read_state(record.path).claims)
     jobs = {*record.jobs.values(), *current.values()}
-    client = client_of(record, timeout=timeout)
+    client = client_of(record, timeout=timeout, system=system)
     if client.scheduler.slow_cancel:
-        _wait_for_exits(record.path)
+        _wait_for_exits(record.path, system)
     client.cancel(sorted(jobs, key=str), [record.id])
 
 
-def _wait_for_exits(folder: Path) -> None:
+def _wait_for_exits(folder: Path, system: System) -> None:
     """Wait until all jobs that have started have exited, `EXIT_TIMEOUT` at most."""
     reader = FolderReader(folder)
-    deadline = time.monotonic() + EXIT_TIMEOUT
+    deadline = system.monotonic() + EXIT_TIMEOUT
     while not (state := reader.read()).exits.keys() >= state.nodes.keys():
-        if time.monotonic() > deadline:
+        if system.monotonic() > deadline:
             return
-        time.sleep(0.2)
+        system.sleep(0.2)
 
 
 def orphaned(record: ClusterRecord) -> bool:

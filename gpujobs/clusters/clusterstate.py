@@ -19,15 +19,29 @@ _STATE_OF_KIND = {
 }
 
 
+def current_attempt(folder: FolderState, jobs: tuple[JobReport, ...]) -> int:
+    """Return which start of the cluster this is: the first one with jobs that have not ended.
+
+    After the end of the cluster, that of the last head.
+    """
+    if folder.ended is not None:
+        return next((job.attempt for job in jobs if job.number == folder.head), 1)
+    last = max((job.attempt for job in jobs), default=1)
+    return min((job.attempt for job in jobs if job.active), default=last)
+
+
 def cluster_state(
     record: ClusterRecord,
     folder: FolderState,
     jobs: tuple[JobReport, ...],
     connected: frozenset[str],
 ) -> tuple[ClusterState, str]:
-    """Return the state of a cluster and its reason; ``connected``: names of its workers."""
+    """Return the state of a cluster and its reason.
+
+    ``jobs``: of the current attempt. ``connected``: names of its workers.
+    """
     if folder.ended is not None:
-        return _STATE_OF_KIND[folder.ended.kind], _end_reason(folder.ended, jobs)
+        return _state_of(folder.ended), _end_reason(folder.ended, jobs)
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if not any(job.active for job in jobs):
@@ -37,10 +51,18 @@ def cluster_state(
         return ClusterState.SUSPENDED, "all its jobs are suspended"
     if connected and has_all_workers(record, jobs):
         return ClusterState.RUNNING, _suspended(jobs)
-    started = folder.head is not None or any(job.state is JobState.RUNNING for job in jobs)
+    started = any(job.number == folder.head or job.state is JobState.RUNNING for job in jobs)
     if not started:
+        if folder.waits_for:
+            return ClusterState.PENDING, f"waits for {folder.waits_for}"
         return ClusterState.PENDING, _waiting(jobs)
     return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
+
+
+def _state_of(ended: Ended) -> ClusterState:
+    if ended.kind is EndKind.IDLE and ended.exit_code:  # `run` was stopped
+        return ClusterState.FAILED
+    return _STATE_OF_KIND[ended.kind]
 
 
 def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
-from ..injob.folder import Ended, EndKind
+from ..injob.folder import AFTER, Ended, EndKind
 from ..injob.names import ARCHIVE
 from ..injob.transport import FILE, Choice
 from ..text import clean
@@ -82,14 +82,20 @@ def renew_lease(folder: Path) -> None:
     write_atomically(folder / "lease", f"{time.time()}\n")
 
 
+def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> None:
+    """Write that this cluster starts after the end of ``cluster``, whose folder is ``other``."""
+    value = {"cluster": cluster, "folder": str(other), "any_end": any_end}
+    write_atomically(folder / AFTER, json.dumps(value))
+
+
 def ask_to_leave(folder: Path, number: int) -> None:
     """Ask the workers of a running job to transfer their data and exit."""
     write_atomically(folder / f"leave-{number}", "")
 
 
-def write_job_ids(folder: Path, targets: Iterable[str]) -> None:
-    """Write the ids with which the head cancels the cluster's waiting jobs."""
-    write_atomically(folder / "job-ids", "".join(f"{target}\n" for target in targets))
+def write_job_ids(folder: Path, suffix: str, targets: Iterable[str]) -> None:
+    """Write ids with which the head cancels waiting jobs into ``job-ids`` with this suffix."""
+    write_atomically(folder / f"job-ids{suffix}", "".join(f"{target}\n" for target in targets))
 
 
 def spec_path(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..injob.folder import (
+    AFTER,
     Ended,
     OverMemory,
     RegisteredWorker,
@@ -56,6 +57,10 @@ class FolderState:
     """The protocol between dask's processes."""
     over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
     """Workers that were restarted because of their memory."""
+    ends_at: float | None = None
+    """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
+    waits_for: str = ""
+    """The cluster after whose end this one starts; "" when that has ended."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
 
@@ -127,6 +132,8 @@ class FolderReader:
             ended=_ended(self._json("ended")),
             workers=registry.get("workers", {}),
             over_memory=registry.get("over_memory", {}),
+            waits_for=self._waits_for(),
+            ends_at=registry.get("ends_at"),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
@@ -138,6 +145,12 @@ class FolderReader:
             dashboard=services.get("dashboard"),
             transport=read_transport(self.folder),
         )
+
+    def _waits_for(self) -> str:
+        after = self._json(AFTER)
+        if not after or (Path(after["folder"]) / "ended").exists():
+            return ""
+        return str(after["cluster"])
 
     def _job_files(self) -> dict[str, dict[int, str]]:
         """Return the texts of the files ``jobs/NUMBER.KIND`` by kind and number."""

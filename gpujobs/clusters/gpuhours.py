@@ -29,8 +29,8 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
     gpus = [one for one in history.gpus if one.job == number]
     if ended is None and not job.active and started is not None:
         ended = _last_sign(started, own, gpus)
-    until = now if ended is None else ended
-    start = until if started is None else started
+    until = ended or now
+    start = started or until
     within = tuple(_within(own, start, until))
     return JobUsage(
         report=job,
@@ -82,7 +82,9 @@ def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> Iter
     before it was submitted.
     """
     ended = cluster.folder.ended
-    last = ended.time if ended else float("inf")
+    last = float("inf")
+    if ended is not None:
+        last = ended.time
     free = sorted((job for job in jobs if job.submitted), key=lambda job: job.submitted or 0.0)
     replaced: dict[int, int] = {}
     for new in free:

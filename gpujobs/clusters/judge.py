@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..injob.folder import EndKind, all_gpus
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
-from .clusterstate import cluster_state
+from .clusterstate import cluster_state, current_attempt
 from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -47,7 +47,12 @@ def judge(
     judged = _Judge(record, folder, answers, names, now, live=connected is not None)
     jobs = tuple(judged.jobs())
     names = names.difference(*(job.workers for job in jobs if job.phase is JobPhase.LEAVING))
-    state, reason = cluster_state(record, folder, jobs, names)
+    attempt = current_attempt(folder, jobs)
+    current = tuple(job for job in jobs if job.attempt == attempt)
+    if record.attempts > 1:
+        names = names.intersection(name for job in current for name in job.workers)
+        jobs = tuple(_excused(job) if job.attempt < attempt else job for job in jobs)
+    state, reason = cluster_state(record, folder, current, names)
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
     return ClusterReport(
@@ -59,7 +64,14 @@ def judge(
         jobs=jobs,
         folder=folder,
         connected=len(names) if running else 0,
+        attempt=attempt,
     )
+
+
+def _excused(job: JobReport) -> JobReport:
+    """Return a job of an earlier attempt: its workers need not have connected."""
+    failed = job.phase is JobPhase.FAILED and job.state is not JobState.FAILED
+    return replace(job, phase=JobPhase.ENDED) if failed else job
 
 
 def unlisted_since(
@@ -109,7 +121,8 @@ class _Judge:
         for submission in self.record.submissions:
             for number in submission.jobs:
                 workers = self._worker_names(number, submission.group)
-                yield self._job(number, current[number], submission.group, workers)
+                job = self._job(number, current[number], submission.group, workers)
+                yield replace(job, attempt=submission.attempt)
 
     def _worker_names(self, number: int, group: str) -> tuple[str, ...]:
         if group == HEAD:
@@ -157,20 +170,22 @@ class _Judge:
             answer = JobStatus(JobState.UNKNOWN)
         status = self._expire_unlisted(number, answer)
         exit_record = self.folder.exits.get(number)
-        if exit_record and self._decides(exit_record, number, status.state):
+        if exit_record and self._decides(exit_record, number, status):
             status = _with_exit_record(status, exit_record)
         elif connected and not exit_record and self._outdated(number, answer.state):
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)
 
-    def _decides(self, left: ExitRecord, number: int, state: JobState) -> bool:
+    def _decides(self, left: ExitRecord, number: int, status: JobStatus) -> bool:
         """Return whether a job's exit record is its end: one that was requeued starts again."""
-        if state in (JobState.PENDING, JobState.SUSPENDED):
+        if status.state in (JobState.PENDING, JobState.SUSPENDED):
             return False
         asked = self.folder.ended is not None or number in self.record.removed
         # A requeue begins with SIGTERM; the next answer of the batch scheduler decides.
-        return asked or left.exit_code != TERMINATED or state is not JobState.RUNNING
+        unknown = status.state is JobState.UNKNOWN and status != NOT_LISTED
+        undecided = status.state is JobState.RUNNING or unknown
+        return asked or left.exit_code != TERMINATED or not undecided
 
     def _outdated(self, number: int, state: JobState) -> bool:
         """Return whether a connected worker proves ``state``, an answer, to be out of date.
@@ -229,7 +244,7 @@ class _Judge:
         workers: tuple[str, ...],
         connected: tuple[str, ...],
     ) -> JobPhase:
-        served = self.folder.seen.union(connected).issuperset(workers)
+        served = self.folder.seen.issuperset(set(workers).difference(connected))
         if not status.state.active:
             return self._final_phase(status, served=served and bool(workers))
         if number in self.record.removed:

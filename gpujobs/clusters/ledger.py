@@ -85,7 +85,6 @@ class Ledger:
 
     def begin_submission(self, cluster_id: str, intent: Intent) -> ClusterRecord:
         """Write the intent of a submission, before the batch scheduler is called."""
-        intent = replace(intent, time=time.time())
         return self.update(cluster_id, intent=intent, finished=False)
 
     def end_submission(self, cluster_id: str, submission: Submission) -> ClusterRecord:

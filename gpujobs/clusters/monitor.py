@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ..batch.client import SchedulerClient
+from ..batch.system import HOST, System
 from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
 from ..injob.folder import EndKind
-from ..schedulers import JobId, JobState, JobStatus, get_scheduler
+from ..schedulers import JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
@@ -39,11 +40,17 @@ def _never() -> bool:
 
 
 def client_of(
-    record: ClusterRecord, *, timeout: float = 90.0, stopping: Callable[[], bool] = _never
+    record: ClusterRecord,
+    *,
+    timeout: float = 90.0,
+    stopping: Callable[[], bool] = _never,
+    system: System = HOST,
 ) -> SchedulerClient:
     """Return a client of the batch scheduler that has the jobs of ``record``."""
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
-    return SchedulerClient(scheduler, record.commands, timeout=timeout, stopping=stopping)
+    return SchedulerClient(
+        scheduler, record.commands, timeout=timeout, stopping=stopping, system=system
+    )
 
 
 class ClusterMonitor:
@@ -55,8 +62,10 @@ class ClusterMonitor:
         ledger: Ledger,
         *,
         stopping: Callable[[], bool] = _never,
+        system: System = HOST,
     ) -> None:
         self.ledger = ledger
+        self.system = system
         self.records = list(records)
         self._stopping = stopping
         self._readers = {record.id: FolderReader(record.path) for record in self.records}
@@ -70,7 +79,7 @@ class ClusterMonitor:
     @property
     def age(self) -> float:
         """Seconds since the last query of the batch scheduler."""
-        return time.monotonic() - self._last_query
+        return self.system.monotonic() - self._last_query
 
     def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
         """Return a report on every cluster; query the batch scheduler if that is due.
@@ -79,7 +88,7 @@ class ClusterMonitor:
         """
         self.records = [self._current(record) for record in self.records]
         states = {record.id: self._readers[record.id].read() for record in self.records}
-        if time.monotonic() >= self._next_query:
+        if self.system.monotonic() >= self._next_query:
             self._query(states)
         return [self._report(record, states[record.id], connected) for record in self.records]
 
@@ -91,21 +100,21 @@ class ClusterMonitor:
         """Return a report on the only cluster without a query; see `judge` for ``connected``."""
         record = self.records[0] = self._current(self.records[0])
         state = self._readers[record.id].read()
-        return judge(record, state, self._answers, now=time.time(), connected=connected)
+        return judge(record, state, self._answers, now=self.system.time(), connected=connected)
 
     def query_soon(self, seconds: float = 0.0) -> None:
         """Something has changed: query in ``seconds``, and often for a while."""
         self._interval = self._fastest()
-        self._next_query = min(self._next_query, time.monotonic() + seconds)
+        self._next_query = min(self._next_query, self.system.monotonic() + seconds)
 
     def wait_until_inactive(self, timeout: float) -> ClusterReport:
         """Wait until all jobs of a cluster that has ended are gone; return the last report."""
-        deadline = time.monotonic() + timeout
-        while (report := self.report()).active and time.monotonic() < deadline:
+        deadline = self.system.monotonic() + timeout
+        while (report := self.report()).active and self.system.monotonic() < deadline:
             running = (job.number for job in report.jobs if job.state is JobState.RUNNING)
             if all(number in report.folder.exits for number in running):
                 self.query_soon()
-            time.sleep(0.5)
+            self.system.sleep(0.5)
         return report
 
     def _current(self, record: ClusterRecord) -> ClusterRecord:
@@ -118,7 +127,7 @@ class ClusterMonitor:
     def _report(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
-        report = judge(record, state, self._answers, now=time.time(), connected=connected)
+        report = judge(record, state, self._answers, now=self.system.time(), connected=connected)
         settled = (job.job for job in report.jobs if not job.active and not job.stuck)
         self._settled.update(settled)
         if record.finished or not report.jobs or report.active:
@@ -134,9 +143,9 @@ class ClusterMonitor:
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:
-        self._last_query = time.monotonic()
+        self._last_query = self.system.monotonic()
         before = dict(self._answers)
-        self.records = [recover_submission(record, self.ledger) for record in self.records]
+        self.records = [self._recovered(record) for record in self.records]
         groups: dict[object, list[ClusterRecord]] = {}
         for record in self.records:
             if not record.finished:
@@ -147,7 +156,10 @@ class ClusterMonitor:
         changed = self._answers != before
         slower = min(max(SLOWEST_QUERY, self._fastest()), self._interval * BACK_OFF)
         self._interval = self._fastest() if changed else slower
-        self._next_query = time.monotonic() + self._interval
+        self._next_query = self.system.monotonic() + self._interval
+
+    def _recovered(self, record: ClusterRecord) -> ClusterRecord:
+        return recover_submission(record, self.ledger, system=self.system)
 
     def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
         current = (record.current_jobs(states[record.id].claims) for record in group)
@@ -155,7 +167,9 @@ class ClusterMonitor:
         if not jobs:
             return
         try:
-            client = client_of(group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping)
+            client = client_of(
+                group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping, system=self.system
+            )
             answers = client.status(sorted(jobs, key=str), [record.id for record in group])
         except (UnavailableError, InputError) as error:  # or the batch scheduler's package is gone
             logger.warning("%s", error)
@@ -175,7 +189,7 @@ class ClusterMonitor:
                 self._answers[job] = replace(answer, requeued=True)
 
     def _remember_unlisted(self, record: ClusterRecord, state: FolderState) -> None:
-        unlisted = unlisted_since(record, state, self._answers, time.time())
+        unlisted = unlisted_since(record, state, self._answers, self.system.time())
         if unlisted != record.unlisted:
             updated = self.ledger.update(record.id, unlisted=unlisted)
             self.records = [updated if item.id == record.id else item for item in self.records]
@@ -200,15 +214,26 @@ def record_submission(
         array=intent.array,
         first_index=client.scheduler.first_index,
         time=intent.time,
+        attempt=intent.attempt,
     )
     record = ledger.end_submission(record.id, submission)
-    targets = [word for sent in record.submissions for word in client.scheduler.target(sent.id)]
-    folders.write_job_ids(record.path, targets)
+    _write_job_ids(record, client.scheduler)
     return record
 
 
+def _write_job_ids(record: ClusterRecord, scheduler: Scheduler) -> None:
+    """Write the ids with which a head cancels waiting jobs: of its attempt, or of the cluster."""
+    targets: dict[int, list[str]] = {}
+    for sent in record.submissions:
+        targets.setdefault(sent.attempt, []).extend(scheduler.target(sent.id))
+    folders.write_job_ids(record.path, "", chain(*targets.values()))
+    if record.attempts > 1:
+        for attempt, words in targets.items():
+            folders.write_job_ids(record.path, f"-{attempt}", words)
+
+
 def recover_submission(
-    record: ClusterRecord, ledger: Ledger, *, at_once: bool = False
+    record: ClusterRecord, ledger: Ledger, *, at_once: bool = False, system: System = HOST
 ) -> ClusterRecord:
     """Complete a submission that was interrupted before the batch scheduler replied.
 
@@ -216,11 +241,11 @@ def recover_submission(
     """
     if record.intent is None:
         return record
-    recent = time.time() - record.intent.time < RECOVERY_AGE
+    recent = system.time() - record.intent.time < RECOVERY_AGE
     if recent and not at_once:
         return record
     try:
-        client = client_of(record, timeout=5.0)
+        client = client_of(record, timeout=5.0, system=system)
         known = {submission.id for submission in record.submissions}
         found = client.find(record.id) - known
     except GpujobsError:
@@ -229,7 +254,7 @@ def recover_submission(
         return record_submission(record, min(found), ledger, client)
     if recent:
         return record
-    if record.submissions:
+    if record.submissions or record.owner == "client":  # which submits again
         return ledger.update(record.id, intent=None)
     reason = "gpujobs was interrupted before the batch scheduler accepted a job"
     folders.end(record.path, EndKind.FAILED, 70, reason)

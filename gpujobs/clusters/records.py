@@ -26,6 +26,7 @@ class Submission:
     group: str = ""
     array: bool = False
     first_index: int = 0
+    attempt: int = 1
     time: float = 0.0
     """Seconds since the epoch; 0 in a record of an older gpujobs."""
 
@@ -50,6 +51,7 @@ class Intent:
     array: bool = False
     time: float = 0.0
     """Seconds since the epoch."""
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ class ClusterRecord:
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
     """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
+    after: str = ""
+    """The cluster after whose end this one starts."""
+    attempts: int = 1
+    """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()
     intent: Intent | None = None
     removed: tuple[int, ...] = ()

@@ -88,6 +88,8 @@ class JobReport:
     starts: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
+    attempt: int = 1
+    """Which start of the cluster it is for."""
     group: str = ""
     """Of its workers; "" if the cluster has no groups, or for the head's own job."""
     workers: tuple[str, ...] = ()
@@ -130,6 +132,8 @@ class ClusterReport:
     folder: FolderState
     connected: int = 0
     """Number of connected workers."""
+    attempt: int = 1
+    """Which start of the cluster this is."""
 
     @property
     def active(self) -> bool:
@@ -140,6 +144,11 @@ class ClusterReport:
     def finished(self) -> bool:
         """Whether the state is final."""
         return self.state in (ClusterState.DONE, ClusterState.FAILED, ClusterState.CANCELLED)
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
+        return None if self.finished else self.folder.ends_at
 
     @property
     def target(self) -> int:
@@ -193,6 +202,7 @@ def job_json(job: JobReport) -> dict[str, Json]:
     group: dict[str, Json] = {"group": job.group} if job.group else {}
     return {
         "number": job.number,
+        "attempt": job.attempt,
         **group,
         "id": job.id,
         "phase": job.phase.value,
@@ -246,6 +256,10 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
+        "after": record.after or None,
+        "attempt": report.attempt,
+        "attempts": record.attempts,
+        "ends_at": report.ends_at,
         "run": list(record.run),
         "notes": list(report.notes),
         "jobs": [job_json(job) for job in report.jobs],

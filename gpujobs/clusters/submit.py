@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..planning.plan import JobGroup, Plan
 from ..planning.render import Script, cluster_folder
 from ..schedulers import JobId
 from . import folder as folders
+from .dependency import find_predecessor
 from .files import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Intent, Ledger
 from .monitor import client_of, record_submission
@@ -36,6 +38,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     """
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
+    before = find_predecessor(spec, record, ledger)
     client = client_of(record)
     limit = array_limit(plan, client, max(group.shape.jobs for group in plan.groups))
     scripts = scripts_of(spec, plan, cluster_id, limit)
@@ -43,9 +46,12 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     try:
         with disk_errors(record.path):
             write_spec(spec, record.path / folders.SPEC)
+            if before:
+                record = before.note(record)
         ledger.add(record)
         for script in scripts:
-            record = send(record, script, client, ledger)
+            after = before.submissions if before and script.attempt == 1 else ()
+            record = send(record, script, client, ledger, after)
     except UnavailableError:
         # The batch scheduler may have accepted a job without a reply; that job will find `ended`.
         reason = "the batch scheduler did not respond at submit"
@@ -62,10 +68,15 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
 
 
 def send(
-    record: ClusterRecord, script: Script, client: SchedulerClient, ledger: Ledger
+    record: ClusterRecord,
+    script: Script,
+    client: SchedulerClient,
+    ledger: Ledger,
+    after: Sequence[str] = (),
 ) -> ClusterRecord:
     """Submit one script after writing its intent; return the record with the new submission.
 
+    Its jobs start after those of the attempt before, and of the submissions ``after``.
     Raises RefusedError with the site's contact, or UnavailableError.
     """
     group = script.jobs.group
@@ -73,12 +84,18 @@ def send(
     with disk_errors(record.path):
         path.write_text(script.text)
         path.chmod(0o700)
-    intent = Intent(first=script.first, count=script.count, group=group, array=script.array)
+    now = client.system.time()
+    intent = Intent(
+        script.first, script.count, group, script.array, time=now, attempt=script.attempt
+    )
+    before = (sent.id for sent in record.submissions if sent.attempt == script.attempt - 1)
     record = ledger.begin_submission(record.id, intent)
     known = [submission.id for submission in record.submissions]
     try:
-        submission_id = client.submit(script.text, record.id, known, record.path)
+        client = replace(client, arguments=script.jobs.submit_arguments)
+        submission_id = client.submit(script.text, record.id, known, record.path, [*after, *before])
     except RefusedError as error:
+        ledger.update(record.id, intent=None)
         raise _refusal(error, group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
 
@@ -109,6 +126,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         multi_cluster=plan.site.cluster,
         commands=dict(plan.site.commands),
         layout=plan.layout.name,
+        attempts=plan.lifetime.attempts,
         owner=owner,
         notes=plan.notes,
         contact=plan.site.contact,
@@ -130,8 +148,10 @@ def _group_record(group: JobGroup) -> GroupRecord:
 def estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     """Return when the first job would start, or None if the batch scheduler gives no estimate."""
     cluster_id = f"{plan.name}-0000"
+    script = scripts_of(spec, plan, cluster_id)[0]
     client = client_of(new_record(plan, cluster_id))
-    return client.estimate(scripts_of(spec, plan, cluster_id)[0].text, Path.cwd())
+    client = replace(client, arguments=script.jobs.submit_arguments)
+    return client.estimate(script.text, Path.cwd())
 
 
 def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:

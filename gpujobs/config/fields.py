@@ -80,6 +80,14 @@ def positive(value: object) -> int:
     return number
 
 
+def exit_code(value: object) -> int:
+    """Return the exit code of a program that has not succeeded: 1 to 255."""
+    code = count(value)
+    if not 1 <= code <= 255:
+        raise ValueError(f"{code} is not an exit code from 1 to 255")
+    return code
+
+
 def number(value: object) -> float:
     """Return a finite number of at least 0."""
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):
@@ -139,6 +147,17 @@ def _fraction(text: str) -> str:
     return text
 
 
+def ports(value: object) -> str:
+    """Return a range of ports, as ``8000-8100``."""
+    found = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(f"{shown(value)} is not a range of ports; write it as 8000-8100")
+    first, last = map(int, found.groups())
+    if not 1024 <= first <= last <= 65535:
+        raise ValueError(f"{value}: ports are from 1024 to 65535, the smaller one first")
+    return f"{first}-{last}"
+
+
 def duration(value: object) -> int:
     """Return seconds of ``2h``, ``1h30m``, ``02:00:00``, ``1-12:00:00`` or a timedelta.
 
@@ -155,6 +174,11 @@ def duration(value: object) -> int:
     if seconds > _LONGEST_S:
         raise ValueError(f"{value!r} is more than ten years")
     return seconds
+
+
+def timeout(value: object) -> int:
+    """Return seconds of a `duration`, or 0, which turns a timeout off."""
+    return 0 if value in ("0", 0) and value is not False else duration(value)
 
 
 def _seconds(text: str) -> int:

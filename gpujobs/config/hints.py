@@ -39,7 +39,6 @@ HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("project", "bank"), "`account`"),
         "job_name": "`name`",
         "scheduler": "`site`: the site file names the batch scheduler",
-        "idle_timeout": "env: {DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT: 1h}",
     },
     "Workers": {
         **dict.fromkeys(("nthreads", "cpus", "cores"), "`workers.threads`"),

@@ -232,13 +232,17 @@ WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.
 VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"})
 COUNT = Scalar(fields.count, {"type": "integer", "minimum": 0})
 POSITIVE = Scalar(fields.positive, {"type": "integer", "minimum": 1})
+EXIT_CODE = Scalar(fields.exit_code, {"type": "integer", "minimum": 1, "maximum": 255})
 NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0})
 FLAG = Scalar(fields.flag, {"type": "boolean"})
 SIZE = Scalar(fields.size, {"type": "string", "examples": ["60GiB"]})
 DURATION = Scalar(fields.duration, {"type": "string", "examples": ["2h", "02:00:00"]})
+TIMEOUT = Scalar(fields.timeout, {"type": ["string", "integer"], "examples": ["30m", 0]})
+"""A duration; 0 turns the timeout off."""
 SIZE_OR_FRACTION = Scalar(
     fields.size_or_fraction, {"type": ["string", "number"], "examples": ["12GiB", 0.8]}
 )
+PORTS = Scalar(fields.ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
 PATTERN = Scalar(fields.regular_expression, {"type": "string", "format": "regex"})
 SCRIPT = Scalar(fields.script, {"type": "string"})
 DIRECTIVES = Items(Scalar(fields.directive, {"type": "string", "pattern": "^-"}))

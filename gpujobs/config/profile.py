@@ -9,13 +9,16 @@ from typing import Literal, TypeAlias
 from . import fields
 from .kinds import (
     ARGV,
+    COUNT,
     DIRECTIVES,
     DURATION,
+    EXIT_CODE,
     FLAG,
     POSITIVE,
     SCRIPT,
     SIZE,
     TEXT,
+    TIMEOUT,
     VARIABLE,
     WORD,
     Scalar,
@@ -67,6 +70,25 @@ def _gpus(value: object) -> int | Literal["auto"]:
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
 RUNTIME: Scalar[Runtime] = choice("apptainer", "singularity", "pyxis", "charliecloud")
 
+
+@dataclass(frozen=True)
+class After:
+    """A cluster that must have ended before this one starts."""
+
+    cluster: str
+    any_end: bool
+    """Whether it may have failed."""
+
+
+def _after(value: object) -> After:
+    text = fields.printable(value)
+    found = re.fullmatch(r"([A-Za-z0-9-]+)(:ok|:any)?", text)
+    if not found:
+        raise ValueError(f"{text!r} must be the id of a cluster, ID:ok or ID:any")
+    return After(found[1], found[2] == ":any")
+
+
+AFTER = Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
 OPTIONS = Table(WORD, Scalar(option_value, {"type": ["string", "number"]}))
 _NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GROUP_NAME = Scalar(
@@ -209,6 +231,15 @@ class Profile(Model):
         "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
         default="head",
     )
+    after: After | None = optional(
+        AFTER, "a cluster that must have ended before: ID or ID:ok, or ID:any after a failure, too"
+    )
+    requeue: int = optional(
+        COUNT, "how often the cluster starts again after its walltime or a preemption", default=0
+    )
+    walltime_exit: int | None = optional(
+        EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
+    )
     workdir: str | None = optional(
         TEXT, "working directory of run; default: the one in which submit was called"
     )
@@ -217,6 +248,12 @@ class Profile(Model):
     )
     start_timeout: int = optional(
         DURATION, "how long an active process may take to register", default=300
+    )
+    idle_timeout: int | None = optional(
+        TIMEOUT, "the cluster ends after so long without tasks; 0: never"
+    )
+    client_timeout: int | None = optional(
+        TIMEOUT, "the cluster ends after so long without clients; 0: never"
     )
     workers: Workers = optional(Section(Workers), "worker options", default=Workers())
     network: Network = optional(

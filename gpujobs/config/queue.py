@@ -27,6 +27,7 @@ from .sitekinds import (
     NOTES,
     RESOURCES,
     SITE_DIRECTIVES,
+    SUBMIT_ARGUMENTS,
     VISIBLE_DEVICES,
     LayoutName,
     VisibleDevices,
@@ -114,6 +115,9 @@ class Queue(Model):
     cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     multi_node_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    submit_arguments: tuple[str, ...] = optional(
+        SUBMIT_ARGUMENTS, "overrides the site's", default=()
+    )
     account: Account | None = optional(Section(Account), "overrides the site's")
     visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
     setup: str | None = optional(SCRIPT, "overrides the site's")

@@ -10,6 +10,7 @@ from .kinds import (
     ARGV,
     DURATION,
     PATTERN,
+    PORTS,
     POSITIVE,
     SCRIPT,
     TEXT,
@@ -34,6 +35,7 @@ from .sitekinds import (
     PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
+    SUBMIT_ARGUMENTS,
     VARIABLE_NAME,
     VISIBLE_DEVICES,
     LayoutName,
@@ -59,6 +61,9 @@ class SiteNetwork(Model):
         choice("required", "optional"),
         "required: refuse profiles with unencrypted traffic between nodes",
         default="optional",
+    )
+    ports: str | None = optional(
+        PORTS, "range of ports between nodes, as 8000-8100; default: any port"
     )
 
     def check(self) -> None:
@@ -150,6 +155,9 @@ class Site(Model):
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
     )
+    submit_arguments: tuple[str, ...] = optional(
+        SUBMIT_ARGUMENTS, "arguments of sbatch, qsub or bsub, such as -g {account}", default=()
+    )
     options: dict[str, Option] = optional(
         Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
     )
@@ -188,6 +196,9 @@ class Site(Model):
         POSITIVE, "most jobs of one array; more are submitted as several arrays"
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    max_idle_timeout: int | None = optional(
+        DURATION, "longest idle_timeout and client_timeout of clusters without run"
+    )
     layouts: tuple[LayoutName, ...] = optional(
         LAYOUTS, "layouts of profiles that the site allows; default: all", default=()
     )

@@ -180,20 +180,32 @@ def _named_path(name: str) -> Path:
     raise NoSuchSiteError(Problem(message, hint=hint))
 
 
+def site_layers(path: Path) -> list[Document]:
+    """Return the document in ``path`` and those that it extends, one after the other."""
+    return _layers(path, ())
+
+
 def _layered(path: Path, upper: tuple[Path, ...]) -> Document:
     """Return the document in ``path``, laid over the file that it extends; ``upper`` extend it."""
+    *others, document = _layers(path, upper)
+    for other in reversed(others):
+        document = layers.over(other, document)
+    return document
+
+
+def _layers(path: Path, upper: tuple[Path, ...]) -> list[Document]:
     if not path.is_file() and path.exists():  # reading a named pipe might never end
         raise InputError(f"{path}: not a regular file")
     document = read(path)
     name = document.value.get("extends")
     if not isinstance(name, str):
-        return document
+        return [document]
     position = document.position(("extends",))
     if path in upper:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
     lower = _lower_path(name, path, (*upper, path), position)
-    return layers.over(document, _layered(lower, (*upper, path)))
+    return [document, *_layers(lower, (*upper, path))]
 
 
 def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:

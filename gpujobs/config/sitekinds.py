@@ -19,6 +19,13 @@ def _site_directive(value: object) -> str:
     return placeholders.check(fields.directive(value))
 
 
+def _submit_argument(value: object) -> str:
+    text = _site_directive(value)
+    if re.search(r"[\"'\\]", text):
+        raise ValueError(f"{text!r} must have no quotes: it is divided into words at spaces")
+    return text
+
+
 def _option_name(value: object) -> str:
     text = fields.printable(value, "a name")
     if not re.fullmatch(placeholders.RESOURCE_NAME, text) or text in placeholders.RESOURCES:
@@ -177,6 +184,9 @@ SITE_DIRECTIVES = Items(
 OPTION_NAME = Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
 OPTION_DIRECTIVE = Scalar(_option_directive, {"type": "string", "pattern": "^-"})
 OPTION_DEFAULT = Scalar(lambda value: placeholders.check(option_value(value)), {"type": "string"})
+SUBMIT_ARGUMENTS = Items(
+    Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True
+)
 NOTES = Items(TEXT, extendable=True)
 FOLDER = Scalar(_folder, _PATH)
 IMAGES = Table(WORD, Scalar(_image, _PATH))

@@ -100,6 +100,8 @@ def make_spec(
     defaults = site_file.document.section("defaults")
     if document.value.get("groups"):  # each of which has its own number
         defaults = defaults.without("gpus")
+    if document.value.get("run"):  # which ends the cluster
+        defaults = defaults.without("idle_timeout", "client_timeout")
     whole = document.over(defaults)
     profile = build(Profile, whole)
     return ClusterSpec(

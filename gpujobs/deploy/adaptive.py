@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import math
+import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from dask.utils import parse_timedelta
 from distributed.deploy.adaptive import Adaptive
 
+from ..errors import InputError
 from ..injob.demand import HANDLER
 from .group import WorkerGroup
 from .job import PoolJob
@@ -22,8 +25,8 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
 
     ``hold``: time for which all workers of a job must be idle before it is released; default: as
     long as a job of this cluster has waited in the queue, within 2 and 30 minutes. ``grace``:
-    seconds for which a job that has not started is kept although nothing needs it. ``group``: only
-    the workers of this group, by the tasks that they can run.
+    seconds for which a job without connected workers is kept although nothing needs it.
+    ``group``: only the workers of this group, by the tasks that they can run.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
     ) -> None:
         self.group = group
         self.grace = grace
+        self._demands: deque[tuple[float, int]] = deque()
+        """Needed jobs, with the time."""
         self._hold: float | None = None if hold is None else parse_timedelta(hold)
         super().__init__(*args, **kwargs)
 
@@ -68,33 +73,44 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Return the next step to ``target`` workers: up, down, or the same."""
-        now = time.monotonic()
+        now = self.cluster.now()
         jobs: list[PoolJob] = self.cluster.counting_jobs(self.group)
         await self._note_idle_jobs(jobs, now)
         group: WorkerGroup = self.cluster.worker_group(self.group)
-        wanted = group.jobs_for(target)
+        maximum = most_jobs(self, group)
+        wanted = min(group.jobs_for(target), maximum)
+        self.cluster.set_demand(self.group, wanted, maximum)
+        self._demands.append((now, wanted))
         if wanted > len(jobs):
             return {"status": "up", "n": wanted * group.size}
-        released = self._releasable(jobs, now)[: len(jobs) - wanted]
-        if released:
+        if released := self._releasable(jobs, wanted, now):
             names = [name for job in released for name in job.report.workers]
             return {"status": "down", "workers": names}
         return {"status": "same"}
 
-    def _releasable(self, jobs: list[PoolJob], now: float) -> list[PoolJob]:
-        """Return the jobs that may be released: first those without workers, then idle ones."""
+    def _releasable(self, jobs: list[PoolJob], wanted: int, now: float) -> list[PoolJob]:
+        """Return the jobs to release: first those without workers, then idle ones."""
         candidates = [job for job in jobs if not job.report.head]
         unused = [
             job
             for job in candidates
             if not job.report.connected and now - job.submitted >= self.grace
         ]
+        unused = unused[: max(0, len(jobs) - self._recent_demand(now))]
         idle = [
             job
             for job in candidates
             if job.idle_since is not None and now - job.idle_since >= self.hold
         ]
-        return [*unused, *idle]
+        return [*unused, *idle][: len(jobs) - wanted]
+
+    def _recent_demand(self, now: float) -> int:
+        """Return the most jobs that were needed within the last `grace` seconds."""
+        while len(self._demands) > 1 and self._demands[1][0] <= now - self.grace:
+            self._demands.popleft()
+        if self._demands[0][0] > now - self.grace:  # it is not known for long enough
+            return sys.maxsize
+        return max(jobs for _, jobs in self._demands)
 
     async def _note_idle_jobs(self, jobs: list[PoolJob], now: float) -> None:
         workers = self.cluster.scheduler_info["workers"]
@@ -109,3 +125,21 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
                 job.idle_since = None
             elif job.idle_since is None:
                 job.idle_since = now
+
+
+def most_jobs(adaptive: Adaptive, group: WorkerGroup) -> int:
+    """Return how many whole jobs have at most `maximum` workers."""
+    if math.isinf(adaptive.maximum):
+        return sys.maxsize
+    return int(adaptive.maximum) // group.size
+
+
+def check_bounds(adaptive: Adaptive, group: WorkerGroup) -> None:
+    """Stop ``adaptive`` and raise InputError if no number of whole jobs is within its bounds."""
+    least, most = group.jobs_for(adaptive.minimum), most_jobs(adaptive, group)
+    if least <= most and (most or not adaptive.maximum):
+        return
+    adaptive.stop()
+    bounds = f"{adaptive.minimum} to {adaptive.maximum} workers"
+    message = f"adapt: no number of jobs of {group.size} workers has {bounds}"
+    raise InputError(message, hint=f"workers come in whole jobs: use multiples of {group.size}")

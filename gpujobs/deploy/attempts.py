@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from ..batch.system import HOST, System
 
 MOST_ATTEMPTS = 3
 """Jobs per missing job that may end without success, one after another."""
@@ -13,7 +13,8 @@ PAUSES = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
 class Attempts:
     """Counts the jobs in a row that brought no worker that stays, and what refuses them."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System = HOST) -> None:
+        self._system = system
         self.failures = 0
         """Jobs in a row that ended without success."""
         self.error: Exception | None = None
@@ -37,7 +38,7 @@ class Attempts:
         """Pause before the next submission, each time for longer."""
         pause = PAUSES[min(self._rounds, len(PAUSES) - 1)]
         self._rounds += 1
-        self._not_before = time.monotonic() + pause
+        self._not_before = self._system.monotonic() + pause
 
     def exhausted(self, missing: int, alive: int) -> bool:
         """Return whether to stop: ``missing`` jobs are to be replaced, ``alive`` ones remain."""
@@ -49,4 +50,4 @@ class Attempts:
 
     def pausing(self) -> bool:
         """Return whether the next submission must wait."""
-        return time.monotonic() < self._not_before
+        return self._system.monotonic() < self._not_before

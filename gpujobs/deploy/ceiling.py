@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from ..batch.system import HOST, System
 from ..planning.limits import JobLimit, exceeded, most_allowed
 from ..planning.plan import Plan
 from ..text import plural
@@ -16,7 +16,8 @@ REFUSAL_TIME = 600.0
 class Ceiling:
     """The most jobs of one group of workers that can be submitted."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System = HOST) -> None:
+        self._system = system
         self._accepted = 0
         self._refusal = ""
         self._refused_until = 0.0
@@ -37,14 +38,14 @@ class Ceiling:
         """Note that the batch scheduler accepts no more than ``accepted`` jobs for now."""
         self._accepted = accepted
         self._refusal = " ".join(str(error).split())
-        self._refused_until = time.monotonic() + REFUSAL_TIME
+        self._refused_until = self._system.monotonic() + REFUSAL_TIME
 
     def forget(self) -> None:
         """Forget refusals."""
         self._refused_until = 0.0
 
     def _by_refusal(self) -> tuple[int, str]:
-        if time.monotonic() >= self._refused_until:
+        if self._system.monotonic() >= self._refused_until:
             return 0, ""
         return self._accepted, self._refusal
 

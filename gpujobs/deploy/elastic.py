@@ -14,7 +14,7 @@ from ..clusters.progress import LibraryProgress
 from ..clusters.report import JobReport
 from ..clusters.scale import check_group_names
 from ..injob.names import LOOPBACK, job_name
-from .adaptive import JobAdaptive
+from .adaptive import JobAdaptive, check_bounds
 from .amount import Amount
 from .control import DaskControl
 from .display import JobsDisplay
@@ -139,8 +139,13 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._adaptive = self.adaptives.get(group)
         self.new_spec = {**self.new_spec, "options": workers.worker_options}
         adaptive = SpecCluster.adapt(self, *args, Adaptive=Adaptive or JobAdaptive, **kwargs)
+        check_bounds(adaptive, workers)
         self.adaptives[group] = adaptive
         return adaptive
+
+    def set_demand(self, group: str, jobs: int, maximum: int) -> None:
+        """Want ``jobs`` jobs, and at no time more than ``maximum``; `JobAdaptive` calls this."""
+        self._scaler.set_demand(group, jobs, maximum)
 
     async def grow(self, group: str, workers: int) -> None:
         """Request as many of ``workers`` workers as are possible; `JobAdaptive` calls this."""
@@ -161,6 +166,10 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     def demand_of(self, group: str) -> dict[str, object]:
         """Return how the dask scheduler finds the workers and the tasks of a group."""
         return self._pool.groups[group].demand(self.id, self._pool.plan.groups)
+
+    def now(self) -> float:
+        """Return the time of the monotonic clock, in seconds."""
+        return self._pool.system.monotonic()
 
     @property
     def longest_wait(self) -> float:

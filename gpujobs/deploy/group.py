@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from ..batch.system import HOST, System
 from ..clusters.report import JobPhase, JobReport
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
@@ -19,19 +20,26 @@ from .job import PoolJob
 class WorkerGroup:
     """A group of workers. Its name is "" in a cluster without groups."""
 
-    def __init__(self, jobs: JobGroup) -> None:
+    def __init__(self, jobs: JobGroup, system: System = HOST) -> None:
         self.jobs = jobs
         """As they were planned."""
         self.name = jobs.group
         self.target = 0
         """Wanted number of jobs."""
-        self.attempts = Attempts()
-        self.ceiling = Ceiling()
+        self.maximum: int | None = None
+        """Most jobs that there may be at any time, while the group adapts; None: it does not."""
+        self.attempts = Attempts(system)
+        self.ceiling = Ceiling(system)
 
     @property
     def size(self) -> int:
         """Number of workers of a job."""
         return self.jobs.shape.workers
+
+    def workers(self, present: int) -> int:
+        """Return the wanted number of workers; `adapt` keeps idle ones of the ``present`` jobs."""
+        kept = 0 if self.maximum is None else present
+        return max(self.target, kept) * self.size
 
     def jobs_for(self, workers: int) -> int:
         """Return the number of jobs that have ``workers`` workers or more."""

@@ -10,6 +10,7 @@ from ..text import plural
 from .daskside import DaskSide
 from .group import WorkerGroup
 from .pool import JobPool
+from .room import possible, room
 
 logger = logging.getLogger("gpujobs")
 
@@ -34,11 +35,11 @@ class GroupScaler:
 
         Failures are not forgotten: adaptive scaling asks every second.
         """
-        jobs, why_not = self.pool.possible(self.group, self.group.jobs_for(workers))
+        jobs, why_not = possible(self.pool, self.group, self.group.jobs_for(workers))
         self._report(why_not)
         if self.pool.error is not None:
             return
-        self.group.target = max(jobs, self._present())
+        self.group.target = jobs
         await self.replace()
         self.pool.write_targets()
 
@@ -46,9 +47,12 @@ class GroupScaler:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
         pool, attempts = self.pool, self.group.attempts
         async with self._lock:
-            alive = self._present()
-            missing = self.group.target - alive
-            if missing <= 0 or attempts.pausing():
+            if self._missing() <= 0 or attempts.pausing():
+                return
+            if not await pool.recover():
+                attempts.postpone()
+            alive, missing = self._present(), self._missing()
+            if missing <= 0 or pool.unanswered:
                 return
             if not attempts.exhausted(missing, alive):
                 await self._submit_possible(missing)
@@ -56,6 +60,9 @@ class GroupScaler:
                 pool.stop_submitting(self.group)
             if pool.error is not None:
                 self.group.target = self._present()
+
+    def _missing(self) -> int:
+        return min(self.group.target - self._present(), room(self.pool, self.group))
 
     def _present(self) -> int:
         return len(self.pool.jobs.counting(self.group.name))
@@ -71,7 +78,10 @@ class GroupScaler:
         if error is None:
             return
         accepted = self._present()
-        if self.dask.adapts(self.group.name) and accepted:
+        occupied = self.pool.jobs.occupied()[self.group.name]
+        if occupied > accepted:  # there may be room when those that leave have left
+            self.group.ceiling.refused(occupied, error)
+        elif self.dask.adapts(self.group.name) and accepted:
             self.group.ceiling.refused(accepted, error)
             self.group.target = accepted
         elif accepted == before:

@@ -16,6 +16,7 @@ from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError
 from ..injob.names import LOOPBACK
+from ..injob.ports import first_free, port_range
 from ..planning.transport import is_encrypted
 from ..schedulers import JobState
 from .job import PoolJob
@@ -40,6 +41,8 @@ def local_scheduler(
         "scheduler_file": str(pool.record.path / "scheduler.json"),
     }
     _check_encryption(pool, options)
+    if plan.site.network.ports:
+        own["port"] = first_free(port_range(plan.site.network.ports))
     if dashboard == "off":
         own |= {"dashboard": False, "dashboard_address": f"{LOOPBACK}:0"}
     if "host" not in options and "interface" not in options:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from distributed.core import Status
 
@@ -31,9 +30,9 @@ class PoolJob:
     """A job of the pool. Times are those of the monotonic clock, in seconds."""
 
     report: JobReport
+    submitted: float
     devices: tuple[str, ...] = ()
     """GPUs of this machine that it uses; none if a batch scheduler assigns them."""
-    submitted: float = field(default_factory=time.monotonic)
     running_since: float | None = None
     connected_since: float | None = None
     lost_since: float | None = None
@@ -44,6 +43,10 @@ class PoolJob:
     """The batch scheduler requeued it, and its workers have not connected again yet."""
     counted: bool = False
     """Its success has been counted."""
+    cancels: int = 0
+    """How often it has been cancelled."""
+    cancel_again: float = 0.0
+    """When it is cancelled again if the batch scheduler still has it, once it is released."""
 
     def update(self, report: JobReport, now: float) -> bool:
         """Take over a new report; return whether the phase has changed."""
@@ -53,6 +56,7 @@ class PoolJob:
         if report.phase.waits:
             self.requeued = self.requeued or self.running_since is not None
             self.running_since = self.connected_since = None
+            self.leaving = False
         elif self.running_since is None:
             self.running_since = now
         self._update_connection(now)

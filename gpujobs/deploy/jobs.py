@@ -9,10 +9,18 @@ from dataclasses import replace
 from ..clusters.report import ClusterReport, JobPhase, JobReport
 from ..clusters.scale import jobs_to_release
 from ..planning.commandlines import warning
+from ..schedulers import JobId
 from .job import PoolJob
 
-MAX_OVERLAP = 120.0
-"""Most seconds before its walltime at which a job's successor is submitted."""
+START_UP = 120.0
+"""Seconds for a job's workers to connect; less for short walltimes."""
+LONGEST_LEAD = 0.5
+"""Most of the time that its workers have for which a job and its successor may both be submitted.
+
+With more, the successor of a successor could be submitted before the first job has left.
+"""
+RECENT = 8
+"""Starts of a group whose waiting times are remembered."""
 
 
 class PoolJobs:
@@ -20,10 +28,16 @@ class PoolJobs:
 
     def __init__(self, walltimes: Mapping[str, int | None]) -> None:
         self.active: dict[int, PoolJob] = {}
+        self.released: dict[int, PoolJob] = {}
+        """Jobs that were removed or given up, until the batch scheduler no longer has them."""
         self.past: deque[JobReport] = deque(maxlen=200)
         self.longest_wait = 0.0
         """Seconds that a job has waited in the queue before it ran; the longest so far."""
         self._walltimes = walltimes
+        self._waits = {group: deque[float](maxlen=RECENT) for group in walltimes}
+        """Seconds that the last started jobs of each group have waited."""
+        self._known: set[int] = set()
+        """Numbers of all jobs that were ever added."""
 
     def __len__(self) -> int:
         return len(self.active)
@@ -31,6 +45,11 @@ class PoolJobs:
     def add(self, job: PoolJob) -> None:
         """Add a job that was submitted."""
         self.active[job.report.number] = job
+        self._known.add(job.report.number)
+
+    def knows(self, number: int) -> bool:
+        """Return whether a job of this number was ever added."""
+        return number in self._known
 
     def finish(self, job: PoolJob, phase: JobPhase, reason: str) -> JobReport:
         """Move a job to the past ones; return its last report."""
@@ -39,27 +58,53 @@ class PoolJobs:
         self.past.append(report)
         return report
 
+    def release(self, job: PoolJob, phase: JobPhase, reason: str) -> JobReport:
+        """Do `finish` with a job that the batch scheduler still has."""
+        self.released[job.report.number] = job
+        return self.finish(job, phase, reason)
+
     # -- update ------------------------------------------------------------------------------------
     def update(self, report: ClusterReport, now: float) -> bool:
         """Take over a new report on the cluster; return whether the phase of a job has changed."""
         changed = False
         for job in report.jobs:
+            if not job.active:
+                self.released.pop(job.number, None)
             if known := self.active.get(job.number):
                 head = job.head or known.report.head
                 changed = known.update(replace(job, head=head), now) or changed
-                self._note_times(known, now)
+                self._note_wait(known, now)
+        self._note_leaving(now)
         return changed
 
-    def _note_times(self, job: PoolJob, now: float) -> None:
+    def _note_wait(self, job: PoolJob, now: float) -> None:
         if job.running_since is None:
             return
         self.longest_wait = max(self.longest_wait, job.waited(now))
-        walltime = self._walltimes.get(job.report.group)
-        if walltime and not job.report.head:
-            # It is replaced before its walltime, so that its workers can transfer their data.
-            overlap = min(MAX_OVERLAP, walltime / 4)
-            ran = now - job.running_since
-            job.leaving = ran > walltime - warning(walltime) - overlap
+        if job.running_since == now and job.report.workers and not job.requeued:
+            self._waits[job.report.group].append(job.waited(now))
+
+    def _note_leaving(self, now: float) -> None:
+        """Mark the jobs whose walltime is over so soon that their successors are due."""
+        for group, walltime in self._walltimes.items():
+            if not walltime:
+                continue
+            latest = now - _working_time(walltime) + self.lead(group, now)
+            for job in self.counting(group):
+                started = now if job.running_since is None else job.running_since
+                job.leaving = started < latest and not job.report.head
+
+    def lead(self, group: str, now: float) -> float:
+        """Return how many seconds before a job of a group must leave its successor is submitted.
+
+        As long as the last jobs have waited in the queue, or those wait that are in it, and the
+        start of the workers; so that these can take over the data.
+        """
+        walltime = self._walltimes[group] or 0
+        waits = [job.waited(now) for job in self.counting(group) if job.report.phase.waits]
+        wait = max([*self._waits[group], *waits], default=0.0)
+        longest = LONGEST_LEAD * _working_time(walltime)
+        return min(longest, wait + min(START_UP, walltime / 4))
 
     # -- query -------------------------------------------------------------------------------------
     def counting(self, group: str | None = None) -> list[PoolJob]:
@@ -71,6 +116,15 @@ class PoolJobs:
         """Return how many jobs with workers each group has; or only those that count."""
         jobs = self.counting() if counting else self.active.values()
         return Counter(job.report.group for job in jobs if job.report.workers)
+
+    def occupied(self) -> Counter[str]:
+        """Return how many jobs with workers each group has, with those that were released."""
+        released = Counter(job.report.group for job in self.released.values() if job.report.workers)
+        return self.numbers() + released
+
+    def present_ids(self) -> list[JobId]:
+        """Return the batch scheduler's ids of all jobs that it may have."""
+        return [job.report.job for job in (*self.active.values(), *self.released.values())]
 
     def cheapest(self, group: str, count: int, load: dict[str, int]) -> list[PoolJob]:
         """Return the jobs of a group that cost least to lose (see `jobs_to_release`)."""
@@ -105,3 +159,8 @@ class PoolJobs:
         fresh = replace(fresh, head=fresh.head or known.head)
         job = self.active.get(known.number)
         return job.judged(fresh) if job else fresh
+
+
+def _working_time(walltime: int) -> int:
+    """Return for how many seconds a job of this walltime runs until its workers leave."""
+    return walltime - warning(walltime)

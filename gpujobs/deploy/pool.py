@@ -6,29 +6,26 @@ Knows nothing of dask's classes. `ClusterMonitor` judges the jobs; this module d
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ..clusters import cancel as cancelling
+from ..batch.system import HOST, System
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
-from ..clusters.ledger import ClusterRecord, Ledger
-from ..clusters.monitor import ClusterMonitor, client_of, with_log
+from ..clusters.ledger import ClusterRecord, Ledger, Submission
+from ..clusters.monitor import ClusterMonitor, client_of, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.scale import check_job_limits, limits_of
+from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
-from ..errors import GpujobsError, JobFailedError
+from ..errors import JobFailedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..planning.plan import Plan
 from ..planning.render import Script
 from ..schedulers import JobState
-from .ceiling import by_devices
+from .cancels import Canceller, cancel_cluster
 from .group import WorkerGroup, count_ends
 from .job import PoolJob
 from .jobs import PoolJobs
@@ -36,8 +33,6 @@ from .submitter import Submitter
 
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""
-CLOSE_TIMEOUT = 12.0
-"""Seconds for which closing waits for a batch scheduler that is away; the jobs then exit alone."""
 QUERY_DELAY = 1.0
 """Seconds between a change and the query for it."""
 
@@ -47,30 +42,37 @@ Retire = Callable[[list[str]], Awaitable[None]]
 _KIND_OF_HEAD = {JobState.CANCELLED: EndKind.CANCELLED, JobState.TIMEOUT: EndKind.WALLTIME}
 """Why a cluster has ended if its head ended in this state; else it has failed."""
 
-logger = logging.getLogger("gpujobs")
-
 
 class JobPool:
     """The jobs of a cluster that this process owns. Blocking calls run in threads."""
 
-    def __init__(self, spec: ClusterSpec, plan: Plan, ledger: Ledger) -> None:
+    def __init__(
+        self, spec: ClusterSpec, plan: Plan, ledger: Ledger, system: System = HOST
+    ) -> None:
+        self.system = system
         self.plan = plan
         self.ledger = ledger
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, owner="client")
-        self.groups = {group.group: WorkerGroup(group) for group in plan.groups}
+        self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
         self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
         self.error: Exception | None = None
         """Why no more jobs are submitted."""
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
         self.report: ClusterReport | None = None
+        self.unanswered = False
+        """A submission got no reply, and its jobs may be accepted all the same."""
+        self.adopted = False
+        """Jobs of such a submission were added."""
         self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
-        self._client = client_of(self.record, stopping=self._closing.is_set)
-        self._monitor = ClusterMonitor([self.record], ledger, stopping=self._closing.is_set)
-        self._background: set[asyncio.Task[None]] = set()
+        self._client = client_of(self.record, stopping=self._closing.is_set, system=system)
+        self._monitor = ClusterMonitor(
+            [self.record], ledger, stopping=self._closing.is_set, system=system
+        )
+        self._canceller = Canceller(self._client, self.id, self.jobs)
 
     @property
     def ended(self) -> bool:
@@ -122,14 +124,6 @@ class JobPool:
             self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
         return self._limit
 
-    def possible(self, group: WorkerGroup, jobs: int) -> tuple[int, str]:
-        """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
-        limits = limits_of(self.plan, self.record, group.name, self.jobs.numbers())
-        devices = by_devices(
-            self.plan, group.jobs.shape.gpus, len(self.jobs.devices(but=group.name))
-        )
-        return group.ceiling.clamp(jobs, limits, devices)
-
     def next_script(self, group: str | None) -> str:
         """Return the script of the next job of a group; None: of the first one."""
         jobs = self.plan.groups[0] if group is None else self.plan.group(group)
@@ -137,11 +131,41 @@ class JobPool:
 
     async def _submit(self, scripts: Sequence[Script]) -> None:
         for script in scripts:
+            self.unanswered = True
             record = await asyncio.to_thread(send, self.record, script, self._client, self.ledger)
             self.record = record
-            for job in self._submitter.jobs_of(record, script):
-                self.jobs.add(job)
+            self._add(record.submissions[-1], script.devices)
+            self.unanswered = False
         self.query_soon()
+
+    def _add(self, submission: Submission, devices: tuple[str, ...] = ()) -> None:
+        now = self.system.monotonic()
+        for job in self._submitter.jobs_of(submission, now, devices):
+            self.jobs.add(job)
+
+    async def recover(self) -> bool:
+        """Add the jobs of a submission without a reply; return whether its outcome is known.
+
+        Until then nothing is to be submitted: a second submission would replace the intent.
+        """
+        if not self.unanswered:
+            return True
+
+        def recover() -> ClusterRecord:
+            record = self.ledger.get(self.id)
+            return recover_submission(record, self.ledger, at_once=True, system=self.system)
+
+        self.record = await asyncio.to_thread(recover)
+        self._adopt(self.record)
+        return not self.unanswered
+
+    def _adopt(self, record: ClusterRecord) -> None:
+        """Add the jobs of submissions that were found again."""
+        for submission in record.submissions:
+            if not self.jobs.knows(submission.first):
+                self._add(submission)
+                self.adopted = True
+        self.unanswered = self.unanswered and record.intent is not None
 
     # -- remove ------------------------------------------------------------------------------------
     async def remove(self, jobs: Sequence[PoolJob], retire: Retire) -> None:
@@ -149,20 +173,15 @@ class JobPool:
         if not jobs:
             return
         for job in jobs:  # first of all, so that they are not replaced
-            self.jobs.finish(job, JobPhase.LEAVING, "removed")
+            self.jobs.release(job, JobPhase.LEAVING, "removed")
         numbers = tuple(job.report.number for job in jobs)
         removed = (*self.record.removed, *numbers)
         self.record = await asyncio.to_thread(self._update, removed=removed)
         names = [name for job in jobs for name in job.report.connected]
         if names:
             await retire(names)
-        await self._cancel([job.report for job in jobs])
-
-    async def _cancel(self, jobs: Sequence[JobReport]) -> None:
-        ids = [job.job for job in jobs]
-        others = [job.report.job for job in self.jobs.active.values()]
-        others = [job for job in others if job not in ids]
-        await asyncio.to_thread(self._client.cancel, ids, [self.id], others)
+        self.query_soon()
+        await self._canceller.cancel(jobs)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""
@@ -182,19 +201,13 @@ class JobPool:
         for job in list(self.jobs.active.values()):
             self.jobs.finish(job, JobPhase.ENDED, "the cluster was closed")
         self.end(EndKind.CLOSED, "closed by its owner")
-        record = self.ledger.get(self.id)
-        if not record.submissions:
-            self._update(finished=True)
-            return
-        try:
-            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT)
-        except GpujobsError as error:
-            logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
+        cancel_cluster(self.ledger.get(self.id), self.ledger, self.system)
 
     def write_targets(self) -> None:
         """Write the wanted numbers of workers into the ledger."""
+        present = self.jobs.numbers(counting=True)
         groups = tuple(
-            replace(record, workers=self.groups[record.name].target * record.workers_per_job)
+            replace(record, workers=self.groups[record.name].workers(present[record.name]))
             for record in self.record.groups
         )
         if groups != self.record.groups:
@@ -229,14 +242,16 @@ class JobPool:
         replaced.
         """
         report = self.report = await asyncio.to_thread(self._monitor.report, connected)
-        now = time.monotonic()
+        now = self.system.monotonic()
         async with lock:
+            self._adopt(report.record)
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
             reports = [self._finish(job) for job in ended]
             count_ends(self.groups, self.jobs.active.values(), ended, now)
         if changed:
             self.query_soon()
+        self._canceller.repeat(now)
         self._check_cluster(report)
         return reports
 
@@ -249,8 +264,8 @@ class JobPool:
         """Move a job that has ended to the past ones."""
         report = job.report
         if report.phase is JobPhase.LOST:
-            self._in_background(self._cancel([report]))
-            return self.jobs.finish(job, JobPhase.ENDED, "it runs, but its workers disconnected")
+            self._canceller.cancel_soon([job])
+            return self.jobs.release(job, JobPhase.ENDED, "it runs, but its workers disconnected")
         if report.phase is JobPhase.FAILED:
             job.report = with_log(self.record, report)
         reason = report.reason or report.state.value
@@ -270,8 +285,8 @@ class JobPool:
             self.conflict = JobFailedError(message, hint=hint)
         if self.ended and not self._closing.is_set() and self.error is None:
             self.error = self._ended_error()
-            reports = [job.report for job in self.jobs.active.values()]
-            self._in_background(self._cancel([job for job in reports if job.phase.waits]))
+            jobs = self.jobs.active.values()
+            self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
 
     def stop_submitting(self, group: WorkerGroup) -> None:
         """Too many jobs of a group in a row have failed: note why, in `error`."""
@@ -280,12 +295,3 @@ class JobPool:
     def _ended_error(self) -> JobFailedError:
         reason = self.report.reason if self.report else ""
         return JobFailedError(ended_message(self.id, reason))
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            with contextlib.suppress(GpujobsError):
-                await work
-
-        task = asyncio.ensure_future(run())
-        self._background.add(task)  # a task without a reference may be collected
-        task.add_done_callback(self._background.discard)

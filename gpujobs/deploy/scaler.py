@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from ..clusters.report import JobPhase, ended_message
-from ..errors import GpujobsError, InputError, JobFailedError
+from ..errors import GpujobsError, InputError, JobFailedError, UnavailableError
 from ..injob.folder import EndKind
 from .daskside import DaskSide
 from .group import WorkerGroup
@@ -26,8 +26,9 @@ logger = logging.getLogger("gpujobs")
 class Scaler:
     """Keeps every group of workers of a pool at its target."""
 
-    def __init__(self, pool: JobPool, dask: DaskSide) -> None:
+    def __init__(self, pool: JobPool, dask: DaskSide, interval: float = REFRESH_INTERVAL) -> None:
         self.pool = pool
+        self.interval = interval
         self.dask = dask
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
@@ -41,6 +42,7 @@ class Scaler:
         """Set the number of jobs of groups; earlier failures are forgotten."""
         for name, number in jobs.items():
             self.pool.groups[name].target = number
+            self.pool.groups[name].maximum = None
         self.forget_failures()
 
     def forget_failures(self) -> None:
@@ -63,6 +65,7 @@ class Scaler:
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
+            await self.pool.recover()
             for group in self.pool.groups.values():
                 try:
                     await self._reach_target(group)
@@ -76,13 +79,23 @@ class Scaler:
     async def _reach_target(self, group: WorkerGroup) -> None:
         counting = self.pool.jobs.counting(group.name)
         surplus = len(counting) - group.target
-        if surplus > 0:
+        if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
             await self._remove(group, surplus, counting)
+        elif surplus < 0 and self.pool.unanswered:
+            message = "a submission got no reply, and its jobs may still be accepted"
+            raise UnavailableError(message, hint="try again in two minutes")
         elif surplus < 0:
             try:
                 await self.pool.submit(group, -surplus)
             finally:
                 self.watch_soon()
+
+    async def _remove_surplus(self) -> None:
+        """Remove jobs that were found after the call that wanted them has failed."""
+        async with self._lock:
+            for group in self.pool.groups.values():
+                if len(self.pool.jobs.counting(group.name)) > group.target:
+                    await self._reach_target(group)
 
     async def _remove(self, group: WorkerGroup, count: int, counting: Sequence[PoolJob]) -> None:
         busy = any(job.report.connected for job in counting)
@@ -91,17 +104,25 @@ class Scaler:
         await self.pool.remove(chosen, self.dask.retire)
 
     async def release(self, workers: Collection[str]) -> None:
-        """Remove the jobs whose workers are all among ``workers``; lower the targets."""
+        """Remove the jobs whose workers are all among ``workers``, and still idle."""
         async with self._lock:
+            load = await self.dask.load()
+            idle = {name for name in workers if not load.get(name)}
             chosen = [
                 job
                 for job in self.pool.jobs.counting()
-                if set(job.report.workers) <= set(workers) and not job.report.head
+                if idle.issuperset(job.report.workers) and not job.report.head
             ]
-            for job in chosen:
-                self.pool.groups[job.report.group].target -= 1
-            self.pool.write_targets()
             await self.pool.remove(chosen, self.dask.retire)
+
+    def set_demand(self, group: str, jobs: int, maximum: int) -> None:
+        """Want ``jobs`` jobs of a group, of which there may be ``maximum`` at any time.
+
+        Jobs above that stay until they are released.
+        """
+        self.pool.groups[group].target = jobs
+        self.pool.groups[group].maximum = maximum
+        self.pool.write_targets()
 
     async def grow(self, group: str, workers: int) -> None:
         """Raise the target of a group to ``workers``, or to as many as are possible."""
@@ -132,9 +153,13 @@ class Scaler:
         await asyncio.wait([refresh], timeout=UPDATE_TIMEOUT)
 
     async def _watch(self) -> None:
-        while self.dask.open and (self.pool.jobs.active or self._wants_jobs()):
-            await asyncio.sleep(REFRESH_INTERVAL)
+        while self.dask.open and (self._has_jobs() or self._wants_jobs()):
+            await asyncio.sleep(self.interval)
             await self._try_refresh()
+
+    def _has_jobs(self) -> bool:
+        pool = self.pool
+        return bool(pool.jobs.active or pool.jobs.released or pool.unanswered)
 
     def _wants_jobs(self) -> bool:
         wanted = any(group.target > 0 for group in self.pool.groups.values())
@@ -161,6 +186,9 @@ class Scaler:
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
+        if pool.adopted:
+            pool.adopted = False
+            await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)
         if pool.error is None and self.dask.open:

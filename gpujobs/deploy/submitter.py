@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ..clusters.ledger import ClusterRecord
+from ..clusters.ledger import Submission
 from ..clusters.report import JobPhase, JobReport
 from ..config.spec import ClusterSpec
 from ..errors import RefusedError
+from ..injob.names import HEAD
 from ..planning.commandlines import JobRoles
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import Script, render_jobs
@@ -52,11 +53,17 @@ class Submitter:
         finally:
             self._next_number = number
 
-    def jobs_of(self, record: ClusterRecord, script: Script) -> Iterator[PoolJob]:
-        """Yield the jobs of a script that was just submitted."""
-        jobs, gpus = script.jobs, script.jobs.shape.gpus
-        workers = jobs is not self.plan.head
-        for n, (number, job) in enumerate(record.submissions[-1].jobs.items()):
+    def jobs_of(
+        self, submission: Submission, now: float, devices: tuple[str, ...] = ()
+    ) -> Iterator[PoolJob]:
+        """Yield the jobs of a submission that was accepted at ``now``, of the monotonic clock.
+
+        ``devices``: the GPUs of this machine that all of them use.
+        """
+        workers = submission.group != HEAD
+        jobs = next(jobs for jobs in self.plan.all_jobs if jobs.group == submission.group)
+        gpus = jobs.shape.gpus
+        for n, (number, job) in enumerate(submission.jobs.items()):
             names = self.plan.job_worker_names(self.cluster_id, number, jobs) if workers else []
             report = JobReport(
                 number=number,
@@ -67,7 +74,7 @@ class Submitter:
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
             )
-            yield PoolJob(report, devices=script.devices[n * gpus : (n + 1) * gpus])
+            yield PoolJob(report, now, devices=devices[n * gpus : (n + 1) * gpus])
 
     def _render(
         self,

@@ -117,6 +117,11 @@ JOBQUEUE = Vocabulary(
         "use_stdin": "leave it out: scripts are always passed on standard input",
         "gpus": "use n_workers",
         "run": "use `gpujobs submit`, which runs a command in the cluster",
+        "idle_timeout": "use scheduler_options={'idle_timeout': …}",
+        "client_timeout": "leave it out: the cluster ends with the Python process that owns it",
+        "after": "use `gpujobs submit --after`",
+        "requeue": "leave it out: a job close to its walltime gets a successor",
+        "walltime_exit": "leave it out: it is for `run` of `gpujobs submit`",
         "start_workers": "use wait_for_workers",
     },
 )

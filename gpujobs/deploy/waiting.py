@@ -11,6 +11,7 @@ from dask.utils import parse_timedelta
 from ..clusters.progress import Progress
 from ..errors import InputError
 from ..text import clock_text
+from .room import possible
 from .scaler import Scaler
 from .table import phase_counts
 
@@ -57,7 +58,7 @@ def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     for group in sorted(pool.groups.values(), key=lambda group: scaler.dask.adapts(group.name)):
         jobs = max(group.target, len(pool.jobs.counting(group.name)))
         if scaler.dask.adapts(group.name):  # after the others: it may bring the rest
-            jobs, why_not = pool.possible(group, group.jobs_for(max(0, missing)))
+            jobs, why_not = possible(pool, group, group.jobs_for(max(0, missing)))
             reasons.append(why_not)
         missing -= jobs * group.size
     if missing <= 0:

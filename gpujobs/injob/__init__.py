@@ -33,12 +33,15 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.reason  why, as a sentence
     jobs/N.claim   which job of the batch scheduler does the work of number N
     job-ids        the ids with which jobs that still wait are cancelled
+    after          the cluster after whose end this one starts: cluster, folder, any_end
+    over-N         attempt N has ended, and each of its jobs exits (see `attempts`)
+    attempt        the number of the attempt that runs; attempt-N/ has the state of an earlier one
     leave-N        asks the workers of job N to exit
     rank-error     the first error of an MPI rank: exit_code and reason
     environment    of an MPI job before its setup; removed when ranks.sh is written
     ranks.sh       environment of the ranks; not every MPI launcher passes it to other nodes
     launch-start, launch-stop, launch-exit
                    connect a container with the MPI launcher outside: see `outside`
-    idle           written by the dask scheduler if it closes because it was idle for too long
+    idle           written by the dask scheduler if the cluster must end because it had no work
     lease          touched by a client that owns the cluster; when it grows old, the head exits
 """

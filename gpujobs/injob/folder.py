@@ -26,7 +26,9 @@ HEARTBEAT = "head/heartbeat"
 EVENTS = "events.jsonl"
 """File of the dask scheduler: a line for each worker that connects or disconnects."""
 IDLE = "idle"
-"""File that the dask scheduler writes if it closes because it was idle for too long."""
+"""File that the dask scheduler writes if the cluster must end because it had no work."""
+AFTER = "after"
+"""File that names another cluster, after whose end this one starts."""
 
 
 class EndKind(str, Enum):

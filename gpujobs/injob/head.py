@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from typing import NoReturn
 
+from .attempts import STOPPED_CODES, ids_to_cancel, last_attempt_text
 from .choice import TransportChoice
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at, over_memory_message
+from .idle import END_AFTER
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
 from .names import PRELOAD
-from .network import dask_config, node_name
+from .network import dask_config, interface_problem
 from .options import SuperviseOptions
 from .process import ManagedProcess, run_command, with_archive
 
@@ -56,6 +57,9 @@ class Head(Job):
         self._check_interface()
         protocol = self._choose_protocol()
         self.environ.update(dask_config(self.folder.path, protocol))
+        self.environ["GPUJOBS_ATTEMPT"] = str(self.options.attempt)
+        if self.options.end_after:
+            self.environ[END_AFTER] = self.options.end_after
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
@@ -66,6 +70,7 @@ class Head(Job):
             if self.command is not None and not self.command.running and not self.stop_reason:
                 self._command_ended(self.command, scheduler)
             self._check_stop()
+            self._check_idle()
             if not scheduler.running:
                 self._scheduler_ended(scheduler)
             self.check_end()
@@ -83,10 +88,12 @@ class Head(Job):
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
             self._check_stop()
+            self._check_idle()
             self.check_end()
             self._check_lease()
             if launcher.running:
                 self.check_workers()
+        self._check_walltime_exit(launcher.exit_code)
         if launcher.exit_code:
             raise self.worker_failure(launcher)
         raise JobExit(0, EndKind.DONE)
@@ -108,7 +115,7 @@ class Head(Job):
 
     def _cancel_waiting_jobs(self) -> None:
         """If this fails, or is not possible from a node, waiting jobs find ``ended`` later."""
-        ids = self.folder.read_text("job-ids").split()
+        ids = ids_to_cancel(self.folder, self.options.attempt)
         if not ids or not self.options.cancel:
             return
         problem = run_command([*self.options.cancel.split(), *ids], _CANCEL_TIMEOUT)
@@ -117,13 +124,8 @@ class Head(Job):
 
     # -- start -------------------------------------------------------------------------------------
     def _check_interface(self) -> None:
-        wanted = self.options.interface
-        names = [name for _, name in socket.if_nameindex()]
-        if wanted and wanted not in names:
-            there = ", ".join(names)
-            raise failure(
-                f"{node_name()} has no interface {wanted}; it has {there} (`network.interface`)"
-            )
+        if problem := interface_problem(self.options.interface):
+            raise failure(problem)
 
     def _choose_protocol(self) -> str:
         """Return the protocol of the cluster, and take over its settings."""
@@ -183,24 +185,37 @@ class Head(Job):
         code = command.exit_code or 0
         if code == 0:
             raise JobExit(0, EndKind.DONE)
+        self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
         line = reason_in(command.log, code)
         reason = f"run: ended with exit code {code}"
         raise failure(f"{reason}: {line}" if line else reason, code)
 
+    def _check_walltime_exit(self, code: int | None) -> None:
+        """Exit if `run` asks to be continued by the next attempt."""
+        if code and code == self.options.walltime_exit:
+            reason = f"run: asks to be continued (exit code {code})"
+            reason += last_attempt_text(self.options)
+            raise JobExit(code, EndKind.WALLTIME, reason, again=True)
+
     def _scheduler_ended(self, scheduler: ManagedProcess) -> NoReturn:
         if scheduler.exit_code != 0:
             raise failure(scheduler.exit_message())
+        self._check_idle()
         if self.command is None:
-            if idle := self.folder.read(IDLE):
-                raise JobExit(0, EndKind.IDLE, idle["reason"])
             raise JobExit(0, EndKind.SHUTDOWN, "a client shut the dask scheduler down")
         # The command called client.shutdown() and may have more to do.
         while self.command.running:
             self.pause(_POLL_INTERVAL)
             self._check_stop()
         self._command_ended(self.command, scheduler)
+
+    def _check_idle(self) -> None:
+        """Exit if the dask scheduler asks for it; `run` has not succeeded then."""
+        if idle := self.folder.read(IDLE):
+            code = EXIT_STOPPED if self.command is not None else 0
+            raise JobExit(code, EndKind.IDLE, idle["reason"])
 
     def _check_stop(self) -> None:
         """Stop `run` and exit if the batch scheduler or the walltime requires it."""
@@ -220,8 +235,11 @@ class Head(Job):
         command.terminate()
         command.wait(seconds)
         code = command.exit_code
-        if code == 0:
+        self._check_walltime_exit(code)
+        if code == 0 and self.options.attempts == 1:
             raise JobExit(0, EndKind.DONE)
+        if self.options.attempts > 1 and code not in STOPPED_CODES:
+            raise failure(f"{reason}; run: ended with exit code {code}", code or EXIT_STOPPED)
         raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
 
     def end_with_cluster(self, ended: Ended) -> JobExit:
@@ -234,7 +252,8 @@ class Head(Job):
     def _stopped(self, reason: str) -> JobExit:
         near = self.walltime.explains_signal()
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
-        return JobExit(EXIT_STOPPED, kind, f"the head's job was stopped: {reason}")
+        reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
+        return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _stop_message(self) -> str:
         if self.walltime.explains_signal():

@@ -9,6 +9,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from .attempts import end_attempt, over
 from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, sampler, start_workers, worker_names
@@ -30,10 +31,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signa
 
 
 class JobExit(Exception):
-    """The job exits. ``kind`` is why the cluster ends with it; None if the cluster goes on."""
+    """The job exits. ``kind`` is why the cluster ends with it; None if the cluster goes on.
 
-    def __init__(self, exit_code: int, kind: EndKind | None = None, reason: str = "") -> None:
+    ``again``: the next attempt continues, if there is one.
+    """
+
+    def __init__(
+        self, exit_code: int, kind: EndKind | None = None, reason: str = "", *, again: bool = False
+    ) -> None:
         super().__init__(reason)
+        self.again = again
         self.exit_code = exit_code
         self.kind = kind
         self.reason = reason
@@ -89,6 +96,11 @@ class Job:
         """Do the work of this kind of job until it ends. Raises JobExit."""
         raise NotImplementedError
 
+    @property
+    def has_next_attempt(self) -> bool:
+        """Whether the batch scheduler starts the cluster again when its jobs have ended."""
+        return self.options.attempt < self.options.attempts
+
     def stop(self) -> None:
         """Stop the processes of this job."""
         for process in self.worker_processes:
@@ -111,6 +123,10 @@ class Job:
             with contextlib.suppress(OSError):
                 path = self.folder.path / "jobs" / f"{self.options.job}.reason"
                 path.write_text(f"{job_exit.reason}\n")
+        if job_exit.again and self.has_next_attempt and "ended" not in self.folder.names():
+            end_attempt(self.folder, self.options.attempt, job_exit.reason)
+            self.stop()
+            return 0
         # If a client owns the cluster, it decides what follows when a job of workers fails.
         if job_exit.kind is not None and (self.is_head or not self.options.client_owns):
             ended = Ended(job_exit.kind, job_exit.exit_code, job_exit.reason, self.options.job)
@@ -200,6 +216,9 @@ class Job:
             launcher = self.worker_processes[0]
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
             raise self.worker_failure(launcher)
+        if over(self.options.attempt) in names:
+            log(f"attempt {self.options.attempt} has ended")
+            raise JobExit(0)
         if "ended" in names:
             value = self.folder.read("ended")
             if not value:  # bash is still writing it
@@ -236,4 +255,5 @@ class Job:
         script = self._batch_script
         if os.getppid() != self._parent or (script and not is_process(script)):
             kind = EndKind.FAILED if self.is_head else None
-            raise JobExit(EXIT_STOPPED, kind, f"{self.name}: its batch script was killed")
+            reason = f"{self.name}: its batch script was killed"
+            raise JobExit(EXIT_STOPPED, kind, reason, again=self.is_head)

@@ -124,3 +124,12 @@ async def _ucxx_round_trip(interface: str | None) -> bool:
         received = await comm.read()
         await comm.close()
     return bytes(received["data"]) == data
+
+
+def interface_problem(wanted: str | None) -> str:
+    """Return that this node lacks the network interface ``wanted``, or ""."""
+    names = [name for _, name in socket.if_nameindex()]
+    if not wanted or wanted in names:
+        return ""
+    there = ", ".join(names)
+    return f"{node_name()} has no interface {wanted}; it has {there} (`network.interface`)"

@@ -16,18 +16,25 @@ from distributed.scheduler import WorkerState
 from .demand import add_handler
 from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
+from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
 from .loopback import confine_if_wanted
+from .ports import limit_if_wanted
 
+_NO_CLIENTS = ("fire-and-forget", "Client-worker-")
+"""Starts of names in the dask scheduler's list of clients: a dummy, and tasks that submit tasks."""
 _RESTART_EVENT = "worker-restart-memory"
 """Of a nanny that restarts its worker."""
 _WRITE_INTERVAL = 0.25
 """Seconds for which changes are collected before `workers.json` is written."""
 _MOST_EVENTS = 50_000
 """Most lines of the file of events: a worker may restart again and again."""
+_CLOCK_TOLERANCE = 5.0
+"""Seconds by which the expected end of the cluster may move before it is written again."""
 
 
 # Here, because dask calls the functions below when its processes already listen.
+limit_if_wanted()
 confine_if_wanted()
 
 
@@ -37,7 +44,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         _report_gpu(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
-        server.add_plugin(WorkerRegistry(server, str(folder.path)), name="gpujobs")
+        registry = WorkerRegistry(server, str(folder.path), os.environ.get(END_AFTER, ""))
+        server.add_plugin(registry, name="gpujobs")
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
 
@@ -68,7 +76,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     The file is written at most four times a second, and not on the event loop.
     """
 
-    def __init__(self, scheduler: Scheduler, folder: str) -> None:
+    def __init__(self, scheduler: Scheduler, folder: str, end_after: str = "") -> None:
+        """``end_after``: when a cluster without work ends, as an option (see `idle`)."""
         self._scheduler = scheduler
         add_handler(scheduler)
         self._folder = Folder(folder)
@@ -81,6 +90,10 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._event_count = 0
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
+        self._ends_at: float | None = None
+        """When the cluster ends if it stays without work, since the epoch."""
+        if rules := parse_rules(end_after):
+            self._watching = asyncio.create_task(self._watch_idle(IdleWatch(rules)))
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Note a worker that registers. ``worker`` is its address."""
@@ -101,6 +114,35 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             await asyncio.to_thread(self._folder.write, IDLE, {"reason": message})
         with contextlib.suppress(OSError):
             await self._write_events()
+
+    async def _watch_idle(self, watch: IdleWatch) -> None:
+        """Ask the head to end the cluster when it has been without work for too long.
+
+        A cluster whose workers are all pending is not without work: its user waits for them.
+        """
+        while not self._seen:
+            await asyncio.sleep(watch.interval)
+        while not watch.reason:
+            clients = any(not client.startswith(_NO_CLIENTS) for client in self._scheduler.clients)
+            busy = self._scheduler.check_idle() is None
+            watch.observe(time.monotonic(), tasks=busy, clients=clients)
+            self._note_end(watch.left)
+            await asyncio.sleep(watch.interval)
+        log(watch.reason)
+        while True:  # the disk may be full for a while
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._folder.write, IDLE, {"reason": watch.reason})
+                return
+            await asyncio.sleep(watch.interval)
+
+    def _note_end(self, left: float | None) -> None:
+        ends_at = None if left is None else time.time() + left
+        known = self._ends_at
+        if known and ends_at and abs(known - ends_at) < _CLOCK_TOLERANCE:
+            return
+        if known != ends_at:
+            self._ends_at = ends_at
+            self._plan_write()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Count a restart by a nanny. The event may arrive after its worker has gone."""
@@ -135,6 +177,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "workers": workers,
             "seen": sorted(self._seen.union(workers)),
             "over_memory": self._over_memory,
+            "ends_at": self._ends_at,
         }
         try:
             await asyncio.to_thread(self._folder.write, "workers.json", value)

@@ -20,6 +20,7 @@ from .loopback import confine_if_wanted
 from .names import EXTRA_RANKS, NANNY_PRELOAD, PACKAGE, PRELOAD
 from .network import node_name
 from .options import RankOptions
+from .ports import limit_if_wanted
 from .transport import FILE
 from .usage import start_sampler
 
@@ -71,6 +72,7 @@ def _prepare(folder: Folder) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
         confine_if_wanted()  # the nannies are in this process
+    limit_if_wanted()
 
 
 def _check_size(world: MPI.Comm, size: int) -> None:

@@ -14,6 +14,7 @@ from .folder import Folder
 from .log import log
 from .network import own_address
 from .options import TrialOptions
+from .ports import limit_if_wanted
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -32,6 +33,7 @@ _POLL_INTERVAL = 0.05
 
 def trial(options: TrialOptions) -> int:
     """Be the peer until this process is killed; or measure, and write the result."""
+    limit_if_wanted()
     folder = Folder(options.folder)
     asyncio.run(_measure(folder, options) if options.result else _serve(folder, options))
     return 0

@@ -15,6 +15,7 @@ from .log import log
 from .loopback import confine_if_wanted
 from .names import NANNY_PRELOAD, PACKAGE, PRELOAD
 from .options import WorkersOptions
+from .ports import limit_if_wanted
 from .size import worker_devices
 from .workerenviron import missing, with_defaults, without_preset
 
@@ -39,6 +40,7 @@ def run_workers(options: WorkersOptions) -> None:
     module, *arguments = options.command
     _set_import_path()
     forked = _host.prepare(module, arguments)
+    limit_if_wanted()
     confine_if_wanted()
     arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]

@@ -7,8 +7,9 @@ import time
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+from .attempts import over
 from .choice import cluster_ucx_settings, take_part
-from .folder import EXIT_STOPPED, HEARTBEAT
+from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, EndKind
 from .job import Job, JobExit, failure
 from .launch import job_log, worker_names
 from .log import log
@@ -94,7 +95,8 @@ class Workers(Job):
             if time.monotonic() - self.began <= limit or self._head_is_pending():
                 continue
             if not self._head_is_alive():
-                raise failure(f"{self.name} on {node_name()}: no head after {limit} s")
+                reason = f"{self.name} on {node_name()}: no head after {limit} s"
+                raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
         if trial is not None:
             trial.kill()
         return address
@@ -128,7 +130,15 @@ class Workers(Job):
         raise self._scheduler_gone(address)
 
     def _scheduler_gone(self, address: str) -> JobExit:
-        return failure(f"{self.name} on {node_name()}: the dask scheduler at {address} is gone")
+        reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"
+        return JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
+
+    def worker_failure(self, process: ManagedProcess) -> JobExit:
+        """Return the exit after the workers failed, perhaps because the head is lost."""
+        address = self.scheduler_address()
+        if self.has_next_attempt and address and not is_reachable(address, self.environ):
+            return self._scheduler_gone(address)
+        return super().worker_failure(process)
 
     def wait_for_end_of_head(self) -> None:
         """If the head is ending, wait until it has written why."""
@@ -171,4 +181,4 @@ class Workers(Job):
         return max(5.0, min(_RETIRE_WALLTIME_TIMEOUT, self.walltime.left() - _WALLTIME_RESERVE))
 
     def _cluster_ended(self) -> bool:
-        return "ended" in self.folder.names()
+        return not {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..injob.idle import rules_text
 from ..injob.names import ARCHIVE, HEAD, dashboard_address
 from .bash import Bash, command
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
@@ -43,7 +44,7 @@ def warning(walltime: int | None) -> int:
     return min(LONGEST_WARNING, max(SHORTEST_WARNING, walltime // 10))
 
 
-def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
+def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> list[Bash]:
     """Return the options of the job's supervisor, one line each."""
     lines = []
     if jobs.shape.gpus:
@@ -55,6 +56,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[Bash]:
     if jobs.walltime:
         lines.append(f"--walltime={jobs.walltime} --warning={warning(jobs.walltime)}")
     lines.append(" ".join(_start_options(plan, jobs, roles)))
+    if plan.lifetime.attempts > 1:
+        lines.append(" ".join(_attempt_options(plan, attempt)))
     if jobs.container:
         lines.append(" ".join(_container_options(jobs)))
     if roles.scheduler:
@@ -77,6 +80,13 @@ def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
     return options
 
 
+def _attempt_options(plan: Plan, attempt: int) -> list[str]:
+    options = [f"--attempt={attempt}", f"--attempts={plan.lifetime.attempts}"]
+    if plan.profile.walltime_exit:
+        options.append(f"--walltime-exit={plan.profile.walltime_exit}")
+    return options
+
+
 def _container_options(jobs: JobGroup) -> list[str]:
     options = ['--batch-script="$$"']
     if (python := Path(jobs.python)).is_absolute():
@@ -89,6 +99,8 @@ def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     lines = [" ".join([protocols, *plan.transport.interface_option()])]
     if plan.profile.run_on == "ranks":
         lines.append("--run-on=ranks")
+    if plan.lifetime.end_after:
+        lines.append(f"--end-after={rules_text(plan.lifetime.end_after)}")
     if plan.scheduler.cancel_waiting and not jobs.container:  # whose image has no such command
         lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
     return lines

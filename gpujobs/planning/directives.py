@@ -63,18 +63,11 @@ class DirectiveWriter:
 
     def lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix. Reports those that are not allowed."""
-        account = find_account(self.diagnostics, self.scheduler, self.queue_key)
-        values: Values = {
-            **self.shape.values(),
-            **resource_values(self.site, self.queue, self.shape),
-            "queue": self._queue_name(),
-            "gpu_type": self._gpu_type(),
-            "gpu_memory": self.queue.gpu_memory,
-            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
-            "account": account[1] if account else None,
-        }
+        account = self._find_account()
+        values = self._values(account)
         directives = self._request(values)
-        if account:
+        arguments = self._arguments(values)
+        if account and "account" not in placeholders.names(" ".join(self._argument_texts()[1])):
             directives.append(self._account(*account))
         directives += self._extra(values)
         directives += option_directives(self.diagnostics, self.scheduler, values)
@@ -84,10 +77,41 @@ class DirectiveWriter:
         directives += reservation(self.diagnostics, self.scheduler, has_queue=has_queue)
         own = self._own()
         checker = DirectiveChecker(self.diagnostics, self.scheduler)
-        for directive in (*directives, *own):
+        for directive in (*directives, *arguments, *own):
             checker.add(directive)
         lines = self.scheduler.joined([directive.text for directive in directives])
         return (*lines, *(directive.text for directive in own))
+
+    def submit_arguments(self) -> tuple[str, ...]:
+        """Return the words after the command that submits the jobs; `lines` has checked them."""
+        arguments = self._arguments(self._values(self._find_account()))
+        return tuple(word for argument in arguments for word in argument.text.split())
+
+    def _argument_texts(self) -> tuple[Place, tuple[str, ...]]:
+        if self.queue.submit_arguments:
+            return ("queues", self.queue_key, "submit_arguments"), self.queue.submit_arguments
+        return ("submit_arguments",), self.site.submit_arguments
+
+    def _arguments(self, values: Values) -> list[Directive]:
+        """Return the arguments; one that names the account is left out if there is none."""
+        place, texts = self._argument_texts()
+        if values["account"] is None:
+            texts = tuple(text for text in texts if "{account}" not in text)
+        return self._expand(texts, values, place)
+
+    def _find_account(self) -> tuple[str, str] | None:
+        return find_account(self.diagnostics, self.scheduler, self.queue_key)
+
+    def _values(self, account: tuple[str, str] | None) -> Values:
+        return {
+            **self.shape.values(),
+            **resource_values(self.site, self.queue, self.shape),
+            "queue": self._queue_name(),
+            "gpu_type": self._gpu_type(),
+            "gpu_memory": self.queue.gpu_memory,
+            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
+            "account": account[1] if account else None,
+        }
 
     def _queue_name(self) -> str:
         wanted = self.spec.profile.reservation

@@ -84,6 +84,7 @@ class GroupPlanner:
             lines=lines,
             visible_devices=visible_devices,
             software=self._software(diagnostics),
+            submit_arguments=writer.submit_arguments(),
         )
 
     def _software(self, diagnostics: Diagnostics) -> Software:

@@ -24,10 +24,11 @@ from .groups import GroupPlanner
 from .head import head_queue, head_shape
 from .layout import Layout
 from .layouts import LAYOUTS
+from .lifetime import Lifetime, plan_lifetime
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
-from .transport import SLOW_MEMORY, Transport, choose_transport
+from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 
@@ -51,6 +52,7 @@ class Plan:
     """Folder of the clusters' folders, expanded on this host."""
     workdir: str
     start_workers: int
+    lifetime: Lifetime
     devices: tuple[str, ...] = ()
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
@@ -152,6 +154,7 @@ class _Planner:
         self.layout = LAYOUTS[self.profile.layout](self.profile, self.site, self.scheduler)
         self.machine = machine if self.scheduler.on_this_machine else None
         self.this_python = python
+        self.owned = elastic
         self.elastic = elastic and self.layout.elastic
         self.diagnostics = Diagnostics(spec)
 
@@ -165,6 +168,8 @@ class _Planner:
         head = self._head(head_key, root)
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, [group.profile for group in groups])
+        check_ports(self.diagnostics, groups)
+        lifetime = plan_lifetime(self.diagnostics, self.scheduler, (head, *groups), self.owned)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
@@ -183,6 +188,7 @@ class _Planner:
             root=root,
             workdir=str(self.spec.workdir),
             start_workers=start_workers,
+            lifetime=lifetime,
             devices=self._devices(sum(group.gpus for group in groups)),
             notes=tuple(self.diagnostics.notes),
         )

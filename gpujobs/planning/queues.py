@@ -92,7 +92,7 @@ class QueueChooser:
 
     def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
         if self.smallest:
-            gpus = _smallest_job(queue, self.spec.profile.workers.gpus_per_worker)
+            gpus = smallest_job(queue, self.spec.profile.workers.gpus_per_worker)
         return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
     def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
@@ -184,7 +184,7 @@ class QueueChooser:
         return f"  {key}: {mismatch} ({self.spec.site_position(*mismatch.site_place(key))})"
 
 
-def _smallest_job(queue: Queue, per_worker: int) -> int:
+def smallest_job(queue: Queue, per_worker: int = 1) -> int:
     """Return the fewest GPUs that a job in the queue may have; ``per_worker``: of a worker."""
     if queue.exclusive:
         return queue.gpus_per_node or 1

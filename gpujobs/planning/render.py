@@ -24,6 +24,8 @@ class Script:
     count: int
     devices: tuple[str, ...] = ()
     """GPUs of this machine for these jobs, in order; empty if a batch scheduler assigns them."""
+    attempt: int = 1
+    """Which start of the cluster they are for, from 1."""
 
     @property
     def array(self) -> bool:
@@ -34,21 +36,36 @@ class Script:
 def render(
     plan: Plan, cluster_id: str, *, limit: int | None = None, site_folder: Path | None = None
 ) -> list[Script]:
-    """Return the scripts of the whole cluster, at most ``limit`` jobs each, the head's first."""
+    """Return the scripts of the whole cluster, at most ``limit`` jobs each.
+
+    Those of the first attempt come first, and in each attempt those of the head.
+    """
+    return [
+        script
+        for attempt in range(1, plan.lifetime.attempts + 1)
+        for script in _render_attempt(plan, cluster_id, attempt, limit, site_folder)
+    ]
+
+
+def _render_attempt(
+    plan: Plan, cluster_id: str, attempt: int, limit: int | None, site_folder: Path | None
+) -> list[Script]:
     scripts = []
-    first, devices = 0, plan.devices
+    first, devices = (attempt - 1) * sum(jobs.shape.jobs for jobs in plan.all_jobs), plan.devices
+    number_of_head = first + plan.jobs_with_workers
     for jobs in plan.all_jobs:
         scripts += render_jobs(
             plan,
             cluster_id,
             jobs,
             roles_of(plan, jobs),
-            # Jobs with workers are numbered from 0, the number of the head's own job follows.
-            first=plan.jobs_with_workers if jobs is plan.head else first,
+            # Jobs with workers come first, the number of the head's own job follows.
+            first=number_of_head if jobs is plan.head else first,
             count=jobs.shape.jobs,
             limit=limit,
             site_folder=site_folder,
             devices=devices,
+            attempt=attempt,
         )
         if jobs is not plan.head:
             first, devices = first + jobs.shape.jobs, devices[jobs.gpus :]
@@ -66,6 +83,7 @@ def render_jobs(
     limit: int | None = None,
     site_folder: Path | None = None,
     devices: tuple[str, ...] = (),
+    attempt: int = 1,
 ) -> list[Script]:
     """Return the scripts of ``count`` jobs numbered from ``first``, one script per array.
 
@@ -78,7 +96,7 @@ def render_jobs(
     for start in range(0, count, most):
         end = min(count, start + most)
         own_devices = devices[start * gpus : end * gpus]
-        script = Script("", jobs, first=first + start, count=end - start, devices=own_devices)
+        script = Script("", jobs, first + start, end - start, own_devices, attempt)
         context = _context(plan, cluster_id, roles, script)
         scripts.append(replace(script, text=fill(template, context)))
     return scripts
@@ -104,7 +122,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "first_number": script.first,
         "client_owns": roles.client_owns,
         "cancel": Bash(plan.scheduler.cancel_waiting),
-        "supervise": supervise(plan, script.jobs, roles),
+        "supervise": supervise(plan, script.jobs, roles, script.attempt),
         "commands": commands(plan, script.jobs, roles),
         **_container_variables(plan, script),
     }
@@ -119,6 +137,7 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
         "walltime": Bash(scheduler.walltime(walltime)) if walltime else "",
         "warning": warning(walltime),
         "array": Bash(scheduler.array(script.count)) if script.array else "",
+        "attempt": script.attempt if plan.lifetime.attempts > 1 else 0,
     }
 
 
@@ -138,6 +157,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "python_folder": str(python.parent) if on_path else "",
         "env": profile.env,
         "loopback": plan.transport.loopback,
+        "ports": plan.site.network.ports or "",
         "devices": Bash(shlex.join(script.devices)),
     }
 

@@ -85,6 +85,8 @@ class JobGroup:
     visible_devices: str
     """scheduler, exclusive, variable:NAME or file:NAME; "" without GPUs."""
     software: Software
+    submit_arguments: tuple[str, ...] = ()
+    """Words after the command that submits the jobs."""
 
     @property
     def python(self) -> str:

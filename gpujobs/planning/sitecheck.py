@@ -1,87 +1,134 @@
-"""Finds the errors of a site file that make every plan in one of its queues fail.
+"""Finds the errors of a site file: plans and renders the jobs that each of its queues allows.
 
-Each queue is planned and rendered with the simplest profile that it accepts. Pure, as planning is.
+Pure, as planning is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ..config.document import Document
-from ..config.queue import Account, Queue
-from ..config.site import Site
+from ..config.queue import Account
 from ..config.sitefiles import SiteFile
 from ..config.spec import make_spec
-from ..errors import InputError, Problem
+from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from .machine import Machine
 from .plan import Plan, make_plan
-from .render import render
+from .render import Script, render
+from .trials import ACCOUNT, DEFAULTS, LEFT_OUT, SMALLEST, Trial, trials
 
 SOURCE = "a profile for every queue"
 """In place of a file name, in positions of the profile that is tried."""
-WALLTIME = 600
+NO_SETTINGS = Document({})
 ANY_MACHINE = Machine(gpus=(), cpus=1, memory=2**30, busy={})
 
 
+@dataclass(frozen=True)
+class Finding:
+    """An error of a site file, and the trials in which it was found."""
+
+    problem: Problem
+    trials: tuple[Trial, ...] = ()
+
+    def __str__(self) -> str:
+        shown = [str(trial) for trial in self.trials if trial.shape != SMALLEST]
+        if not shown or len(shown) < len(self.trials):
+            return str(self.problem)
+        return f"{self.problem}\n  in {shown[0]}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The result of a trial: the scripts, or the problems."""
+
+    trial: Trial
+    scripts: tuple[Script, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
 def site_problems(site_file: SiteFile) -> list[Problem]:
-    """Return the errors that make all plans on the site, or in one of its queues, fail."""
-    found: list[Problem] = []
-    for key in site_file.site.queues:
-        try:
-            _render(_plan(site_file, key), site_file)
-        except InputError as error:
-            found += [_at_site(problem) for problem in error.problems]
-    return list(dict.fromkeys(found))
+    """Return the errors that make plans on the site fail, each of them once."""
+    return [finding.problem for finding in findings(try_site(site_file))]
 
 
-def _plan(site_file: SiteFile, key: str) -> Plan:
-    site = site_file.site
-    profile = Document(_profile(site, key), source=SOURCE)
-    spec = make_spec(profile, site=replace(site_file, site=_only_queue(site, key)), name="check")
-    machine = ANY_MACHINE if get_scheduler(site.scheduler).on_this_machine else None
+def try_site(
+    site_file: SiteFile, settings: Document = NO_SETTINGS, *, any_account: bool = True
+) -> list[Tried]:
+    """Return the result of each trial of the site; ``settings`` are laid over its profile.
+
+    ``any_account``: the trials have an invented account unless the settings have one.
+    """
+    found = []
+    for trial in trials(site_file.site):
+        profile = Document(trial.profile, source=SOURCE)
+        if not any_account and profile.value.get("account") == ACCOUNT:
+            profile = profile.without("account")
+        whole = replace(settings.over(profile), source=SOURCE)
+        found.append(_tried(site_file, trial, whole))
+    return found
+
+
+def findings(results: list[Tried]) -> list[Finding]:
+    """Return the problems of all trials; those that differ only in their numbers are one."""
+    found: dict[object, Finding] = {}
+    for result in results:
+        for problem in result.problems:
+            key = (re.sub(r"\d+", "0", problem.message), problem.position, problem.related)
+            first = found.setdefault(key, Finding(problem))
+            found[key] = replace(first, trials=(*first.trials, result.trial))
+    return list(found.values())
+
+
+def _tried(site_file: SiteFile, trial: Trial, profile: Document) -> Tried:
+    try:
+        plan = _plan(site_file, trial, profile)
+        folder = site_file.path.parent
+        return Tried(trial, tuple(render(plan, f"{plan.name}-0000", site_folder=folder)))
+    except InputError as error:
+        return Tried(trial, problems=tuple(_at_site(site_file, trial, error)))
+
+
+def _plan(site_file: SiteFile, trial: Trial, profile: Document) -> Plan:
+    own = _site_of(site_file, trial, any_account=profile.value.get("account") == ACCOUNT)
+    spec = make_spec(profile, site=own, name="check")
+    machine = ANY_MACHINE if get_scheduler(own.site.scheduler).on_this_machine else None
     return make_plan(spec, python="python", machine=machine)
 
 
-def _render(plan: Plan, site_file: SiteFile) -> None:
-    render(plan, f"{plan.name}-0000", site_folder=site_file.path.parent)
+def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFile:
+    """Return the site with the queues and the `defaults` of the trial.
 
-
-def _profile(site: Site, key: str) -> Mapping[str, object]:
-    """Return the smallest profile for a queue; its keys override the site's `defaults`."""
-    queue = site.queues[key]
-    walltime = min(WALLTIME, queue.max_walltime or WALLTIME)
-    none = dict.fromkeys(("gpus_per_job", "cpus_per_job", "memory_per_job", "gpu_type", "head"))
-    return {
-        **none,
-        **dict(_layout(queue)),
-        "queue": key,
-        "walltime": f"{walltime}s",
-        "account": "any",
-        "run_on": "head",
-    }
-
-
-def _layout(queue: Queue) -> Iterator[tuple[str, object]]:
-    per_node, nodes = queue.gpus_per_node or 0, queue.min_nodes or 1
-    yield "gpus", per_node * nodes
-    yield "layout", "mpi" if per_node and nodes > 1 else "workers"
-
-
-def _only_queue(site: Site, key: str) -> Site:
-    """Return the site with this queue only, which accepts any account."""
-    queue = site.queues[key]
-    queue = replace(queue, account=_any_account(queue.account))
-    return replace(site, account=_any_account(site.account), queues={key: queue})
+    ``any_account``: the trial has no real one, so that each account is accepted.
+    """
+    site, document = site_file.site, site_file.document
+    queues = {key: site.queues[key] for key in trial.queues}
+    if any_account:
+        site = replace(site, account=_any_account(site.account))
+        queues = {key: replace(q, account=_any_account(q.account)) for key, q in queues.items()}
+    if trial.shape != DEFAULTS:
+        defaults = document.section("defaults").without(*LEFT_OUT).value
+        document = replace(document, value={**document.value, "defaults": defaults})
+    return replace(site_file, site=replace(site, queues=queues), document=document)
 
 
 def _any_account(account: Account | None) -> Account | None:
     return account and replace(account, pattern=None)
 
 
-def _at_site(problem: Problem) -> Problem:
-    """Return the problem at its place in the site file."""
-    if problem.position and problem.position.source == SOURCE:
-        return replace(problem, position=problem.related, related=None)
-    return problem
+def _at_site(site_file: SiteFile, trial: Trial, error: InputError) -> Iterator[Problem]:
+    """Yield the problems at their places in the site file."""
+    for problem in error.problems:
+        if problem.position and problem.position.source != SOURCE:
+            yield problem
+            continue
+        yield replace(problem, position=_place(site_file, trial, problem), related=None)
+
+
+def _place(site_file: SiteFile, trial: Trial, problem: Problem) -> Position | None:
+    """Return the place in the site file for a problem of the profile that was tried."""
+    if problem.related or not problem.position:
+        return problem.related
+    return site_file.document.key_position(trial.place)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from ..config.profile import Profile
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE
+from ..injob.ports import port_range
 from ..schedulers import Scheduler, get_scheduler
 from .diagnostics import Diagnostics
+from .shape import JobGroup
 
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
@@ -179,3 +181,16 @@ def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile]) -> None:
     if network.encryption:
         message, hint = "ucxx cannot be encrypted", "protocol: tcp"
         diagnostics.profile_error(message, "network", "encryption", hint=hint)
+
+
+def check_ports(diagnostics: Diagnostics, groups: Sequence[JobGroup]) -> None:
+    """Check that the site's range has ports for the workers of one job and the dask scheduler."""
+    ports = diagnostics.spec.site.site.network.ports
+    if ports is None or not groups:
+        return
+    workers = max(group.shape.workers // group.shape.nodes for group in groups)
+    dashboard = diagnostics.spec.profile.network.dashboard == "on"
+    wanted, there = 2 * workers + 1 + dashboard, len(port_range(ports))
+    if there < wanted:
+        message = f"{workers} workers on a node and the dask scheduler need {wanted} ports"
+        diagnostics.site_error(f"{message}, but `network.ports` has {there}", "network", "ports")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+from .inventory import Inventory
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
 
 __all__ = [
@@ -82,8 +83,12 @@ class Scheduler(ABC):
     """Environment variable with the job's index in the array."""
     job_variable: ClassVar[str]
     """Environment variable with the job's id."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Option of `submit_command` for jobs that wait until the submissions {ids} have ended."""
     cancel_waiting: ClassVar[str] = ""
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
+    inventory: ClassVar[type[Inventory] | None] = None
+    """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     slow_cancel: ClassVar[bool] = False
     """A running job that is cancelled keeps its nodes long after its processes have exited."""
     on_this_machine: ClassVar[bool] = False
@@ -150,6 +155,15 @@ class Scheduler(ABC):
     def submit_command(self) -> list[str]:
         """Return the command that submits the script on its standard input."""
 
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        """Return the options of `submit_command` for jobs that wait for ``submissions``.
+
+        They start when all jobs of these have ended, however they ended. [] without submissions,
+        and if that is not supported.
+        """
+        ids = ":".join(submissions)
+        return [word.replace("{ids}", ids) for word in self.after] if ids else []
+
     @abstractmethod
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
@@ -194,6 +208,10 @@ class Scheduler(ABC):
     def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start, or why the script cannot start."""
         return result.message
+
+    def refuses(self, result: CommandResult) -> str:
+        """Return why the batch scheduler would refuse the script of `estimate_command`, or ""."""
+        return "" if result.exit_code == 0 else result.message
 
     # -- query -------------------------------------------------------------------------------------
     @abstractmethod

@@ -68,6 +68,11 @@ class JobStatus:
     requeued: bool = False
     """The job waits again: it had started before this was asked."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether the job is in the queue and does not run."""
+        return self.stuck or self.state is JobState.PENDING
+
 
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""

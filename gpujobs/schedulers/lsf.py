@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, quoted_path, ranges
+from .lsf_inventory import LSFInventory
 from .lsf_output import end_status, pending_reason, records, rows
 
 _UNREACHABLE = re.compile(
@@ -32,6 +33,7 @@ class LSF(Scheduler):
     """IBM Spectrum LSF 10.1, and its open relatives, which have no ``-gpu``."""
 
     name = "lsf"
+    inventory = LSFInventory
     prefix = "#BSUB"
     environment = ("LSF_ENVDIR", "LSF_SERVERDIR", "LSF_LIBDIR", "LSF_BINDIR", "LSB_CONFDIR")
     request = (
@@ -57,8 +59,8 @@ class LSF(Scheduler):
     refused: ClassVar = {
         "-K": "bsub would wait for the job",
         "-I": "a job cannot be interactive",
-        "-w": "a dependency of one job of an array holds all of them",
-        "-r": "a job that is started again has lost its dask scheduler",
+        "-w": "a dependency on another cluster is the key `after`",
+        "-r": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }
@@ -107,6 +109,10 @@ class LSF(Scheduler):
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["bsub"]
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        text = " && ".join(f"ended({submission})" for submission in submissions)
+        return ["-w", text] if text else []
 
     def parse_submit(self, stdout: str) -> str | None:
         found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobStatus, Scheduler
 from .formats import find_integer, quoted_path, ranges
+from .inventory import Inventory
+from .pbs_inventory import PBSInventory
 from .pbs_output import job_id, job_status, listed_jobs
 
 # Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
@@ -45,6 +47,7 @@ class PBS(Scheduler):
     """
 
     name = "pbs"
+    inventory: ClassVar[type[Inventory] | None] = PBSInventory
     prefix = "#PBS"
     reservation_directive = "-q {reservation}"
     reservation_is_queue = True
@@ -65,7 +68,7 @@ class PBS(Scheduler):
         "-z": "qsub would not print the job's id",
         "-C": "it changes the prefix of directives",
         "-W block": "qsub would wait for the end of the job",
-        "-W depend": "a dependency of one job of an array holds all of them",
+        "-W depend": "a dependency on another cluster is the key `after`",
     }
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
@@ -74,6 +77,7 @@ class PBS(Scheduler):
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
+    after = ("-W", "depend=afterany:{ids}")
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
     # other processes only every 10 s or more; the end of a script it sees immediately.
     slow_cancel = True

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, ranges
+from .sge_inventory import GridEngineInventory
 from .sge_output import accounted_jobs, listed_jobs, listed_status, parse_details, parse_xml
 
 _UNREACHABLE = re.compile(
@@ -28,6 +29,7 @@ class GridEngine(Scheduler):
     """Grid Engine 6.2 and newer, all of its families."""
 
     name = "sge"
+    inventory = GridEngineInventory
     prefix = "#$"
     environment = (
         "SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_ARCH",
@@ -52,8 +54,8 @@ class GridEngine(Scheduler):
         "-w v": "qsub would submit nothing",
         "-w p": "qsub would submit nothing",
         "-r": "a job that is started again has lost its dask scheduler",
-        "-hold_jid": "a dependency of one job of an array holds all of them",
-        "-hold_jid_ad": "a dependency of one job of an array holds all of them",
+        "-hold_jid": "a dependency on another cluster is the key `after`",
+        "-hold_jid_ad": "a dependency on another cluster is the key `after`",
     }
     name_rule = (
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
@@ -100,6 +102,9 @@ class GridEngine(Scheduler):
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["qsub", "-terse"]
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        return ["-hold_jid", ",".join(submissions)] if submissions else []
 
     def parse_submit(self, stdout: str) -> str | None:
         for line in reversed(stdout.strip().splitlines()):

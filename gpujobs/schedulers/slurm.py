@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
+from .slurm_inventory import SlurmInventory
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -58,6 +59,7 @@ class Slurm(Scheduler):
     """Slurm 20.11 and newer."""
 
     name = "slurm"
+    inventory = SlurmInventory
     prefix = "#SBATCH"
     environment = ("SLURM_CONF", "SLURM_CLUSTERS")
     fixed_environment = MappingProxyType({"SLURM_BITSTR_LEN": "0"})  # squeue cuts no list
@@ -91,17 +93,18 @@ class Slurm(Scheduler):
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
         "gpu-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
-        "dependency": "a dependency of one job of an array holds all of them",
+        "dependency": "a dependency on another cluster is the key `after`",
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",
         "export": "it selects the variables that reach the job: name them in `env`",
         "export-file": "it selects the variables that reach the job: name them in `env`",
-        "requeue": "a job that is started again has lost its dask scheduler",
+        "requeue": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "test-only": "sbatch would submit nothing",
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
+    after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
 
@@ -188,8 +191,7 @@ class Slurm(Scheduler):
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        # By name: `squeue -j` fails if one id has left the queue. The pending jobs of an array are
-        # one line.
+        # By name: `squeue -j` fails if an id has left the queue. An array's pending jobs: one line.
         return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
@@ -265,9 +267,8 @@ def _long_option(letter: str) -> str:
 
 def _first_match(options: Iterable[str], names: Iterable[str]) -> str:
     """Return the first of ``names`` that one of ``options`` is or abbreviates, or ``""``."""
-    ordered = sorted(options)
     return min(
-        (name for name in names if any(_abbreviates(option, name) for option in ordered)),
+        (name for name in names if any(_abbreviates(option, name) for option in options)),
         default="",
     )
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import integer
 from .pbs import PBS
+from .pbs_inventory import TorqueInventory
 from .pbs_output import job_id, node_names, shell_exit_code, without_server
 
 _STATES = {
@@ -29,6 +30,7 @@ class Torque(PBS):
     """Torque 4 and newer. It accepts `-l select=…` without an error and ignores it."""
 
     name = "torque"
+    inventory = TorqueInventory
     slow_cancel = False
     request = (
         "-q {queue}",
@@ -58,6 +60,14 @@ class Torque(PBS):
 
     def array(self, count: int) -> str:
         return f"-t 0-{count - 1}"
+
+    def after_options(self, submissions: Sequence[str]) -> list[str]:
+        kinds: dict[str, list[str]] = {}
+        for submission in submissions:
+            kind = "afteranyarray" if "[]" in submission else "afterany"
+            kinds.setdefault(kind, []).append(submission)
+        texts = [":".join([kind, *ids]) for kind, ids in kinds.items()]
+        return ["-W", f"depend={','.join(texts)}"] if texts else []
 
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the

@@ -95,6 +95,11 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "pbs-charliecloud-mpi-script-in-ranks": ("polaris", {
         "workdir": "/home/ada/svd", "run": ["svd.py"], "run_on": "ranks", "layout": "mpi", "gpus": 8, "account": "p1", "walltime": "1h",
         "network": {"protocol": "tcp"}, "environment": {"container": {"runtime": "charliecloud", "image": "/sw/rapids"}}}),
+    "slurm-requeue": ("example-slurm", {
+        **SVD, "gpus": 2, "gpus_per_job": 1, "account": "p12345", "network": {"protocol": "tcp"}, "requeue": 1, "walltime_exit": 85}),
+    "sge-requeue": ("example-sge", {**SVD, "gpus": 1, "account": "astro1", "network": {"protocol": "tcp"}, "requeue": 1}),
+    "lsf-requeue": ("example-lsf", {**SVD, "gpus": 1, "account": "acc_svd", "queue": "gpu", "network": {"protocol": "tcp"}, "walltime": "36h", "requeue": 1}),
+    "pbs-requeue": ("example-pbs", {**SVD, "gpus": 1, "account": "p12345", "requeue": 1}),
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from ..conftest import make_cli, nothing_left
+from ..support import mpi
 from ..support.backend import SlurmBackend
-from ..support.cli import Cli
+from ..support.cli import Cli, text_of
 from ..support.listeners import Listener, listeners_of
 from ..support.processes import processes_with, until
 
@@ -31,9 +32,11 @@ def cli(backend: SlurmBackend, home: Path) -> Cli:
     return make_cli(backend, home, "ordinary")
 
 
-def running(cli: Cli, **network: Any) -> tuple[str, list[Listener]]:
-    """Return a cluster of two workers in two jobs, and the listeners of all its processes."""
-    profile = {"gpus": 2, "gpus_per_job": 1, "network": network}
+def running(cli: Cli, layout: str = "workers", **network: Any) -> tuple[str, list[Listener]]:
+    """Return a cluster of two workers, and the listeners of all its processes."""
+    profile = {"gpus": 2, "layout": layout, "network": network}
+    if layout == "workers":
+        profile["gpus_per_job"] = 1
     cluster = cli.submit(profile)
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
     tree = [psutil.Process(pid) for pid in processes_with(cluster)]
@@ -68,4 +71,17 @@ def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     if dashboard == "local":
         assert tunnel[2] == "127.0.0.1" and tunnel[4].startswith("-J ")
         assert tunnel[4].endswith(f"@{head['node']}")
+    assert cli("cancel", cluster).returncode == 0
+
+
+@pytest.mark.parametrize("layout", ["workers", pytest.param("mpi", marks=pytest.mark.slow)])
+def test_ports_of_the_site(cli: Cli, backend: SlurmBackend, layout: str) -> None:
+    """Processes of both jobs are on one host here, and share the range."""
+    own = {"mpi": mpi.LAUNCHERS["mpirun"]} if layout == "mpi" else {}
+    site = backend.site() | own | {"network": {"ports": "21000-21063"}}
+    (cli.home / "sites" / "here.yaml").write_text(text_of(site))
+    cluster, found = running(cli, layout, dashboard="on")
+    ports = sorted(item.port for item in found if not item.loopback_only)
+    assert len(ports) == (6 if layout == "workers" else 4)
+    assert set(ports) <= set(range(21000, 21064))
     assert cli("cancel", cluster).returncode == 0

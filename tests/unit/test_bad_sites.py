@@ -154,7 +154,7 @@ PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}
         (SLURM + "directives: [--job-name=x]\n", "s.yaml:7:14: `--job-name=x`: job-name is written by gpujobs"),
         (SLURM.replace("walltime: 1h", "waltime: 1h"), "s.yaml:6:12: unknown key `waltime`"),
         (PBS, "s.yaml:5:8: `visible_devices` is needed"),
-        (PBS + "visible_devices: scheduler\nrequest: ['--gres=gpu:{gpus_per_node}']\n", "s.yaml:8:11: `--gres=gpu:4` is no directive"),
+        (PBS + "visible_devices: scheduler\nrequest: ['--gres=gpu:{gpus_per_node}']\n", "s.yaml:8:11: `--gres=gpu:1` is no directive"),
         (SLURM + "commands: {sbacth: /opt/sbatch}\n", "s.yaml:7:20: slurm has no command sbacth; it has sacct, sbatch,"),
         (SLURM + "directory: $NOSUCH/x\n", "s.yaml:7:12: the site's `directory` is $NOSUCH/x"),
         (SLURM + "request: [--nodes=1]\n", "s.yaml:7:10: no line asks for GPUs"),
@@ -192,12 +192,12 @@ def test_a_broken_template_is_an_error_of_the_site(home: Path) -> None:
     "change",
     [
         ("required: false", "required: true"),
-        ("max_walltime: 1d", "max_walltime: 5m"),
+        ("1d, max_nodes: 1}\ndefaults: {walltime: 1h}", "5m}\ndefaults: {walltime: 5m}"),
         ("max_nodes: 1", "max_gpus: 1"),
         ("max_nodes: 1", "exclusive: true, min_nodes: 2"),
         (
             "defaults: {walltime: 1h}",
-            "defaults: {gpus: 3, gpus_per_job: 3, queue: auto, layout: mpi}",
+            "defaults: {gpus: 3, gpus_per_job: 3, queue: auto}",
         ),
         ("defaults: {walltime: 1h}", ""),
     ],

@@ -174,7 +174,7 @@ def test_14_numbers_out_of_range(home: Path, line: str) -> None:
     [
         ("partitions: x", "`queue`"), ("partition: x", "`queue`"), ("qos: x", "directives: [--qos=NAME]"),
         ("constraint: x", "directives: [--constraint=NAME]"), ("mem: 1G", "`memory_per_job`"), ("time: 1h", "`walltime`"),
-        ("nthreads: 1", "`workers.threads`"), ("environ: {}", "`env`"), ("idle-timeout: 1h", "SCHEDULER__IDLE_TIMEOUT"),
+        ("nthreads: 1", "`workers.threads`"), ("environ: {}", "`env`"), ("idle-timeout: 1h", "did you mean `idle_timeout`?"),
         ("worker_gpu: 1", "`workers.gpus_per_worker`"), ("rmm_pool_size: 0.5", "`workers.rmm_pool_size`"), ("nodes: 2", "`gpus_per_job`"),
         ("cpus_per_task: 8", "`cpus_per_job`"), ("workers: {nthreads: 2}", "`workers.threads`"), ("script: x", "`run`"),
         ("modules: x", "`environment.setup`"),

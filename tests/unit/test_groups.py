@@ -135,8 +135,8 @@ def test_limits_count_the_groups_before_and_the_head(home: Path) -> None:
 
 
 def test_groups_that_differ_are_noted(home: Path) -> None:
-    assert not made_plan(home, "groups: {a: {}, b: {}}\n").notes
-    differ = "groups: {a: {walltime: 2h}, b: {env: {X: '1'}}}\n"
+    assert not made_plan(home, "run: ls\ngroups: {a: {}, b: {}}\n").notes
+    differ = "run: ls\ngroups: {a: {walltime: 2h}, b: {env: {X: '1'}}}\n"
     (note,) = made_plan(home, differ).notes
     assert "of group a or b" in note and "walltime and environment differ" in note
     assert not made_plan(home, differ + "head: {group: a}\n").notes

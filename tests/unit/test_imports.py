@@ -147,7 +147,16 @@ def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> No
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["render"], ["plan"], ["plan", "--json"], ["status"], ["sites", "list"]],
+    [
+        ["--version"],
+        ["render"],
+        ["plan"],
+        ["plan", "--json"],
+        ["status"],
+        ["sites", "list"],
+        ["sites", "check", "example-slurm"],
+        ["queues", "--site", "local"],
+    ],
     ids=" ".join,
 )
 def test_commands_import_no_dask(arguments: list[str], tmp_path: Path) -> None:

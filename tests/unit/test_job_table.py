@@ -34,7 +34,7 @@ def test_html_is_escaped() -> None:
 
 
 def test_times_of_a_job_of_the_pool() -> None:
-    job = PoolJob(JOB)
+    job = PoolJob(JOB, 0.0)
     assert not job.update(JOB, 1.0) and job.running_since is None
     assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0)
     assert job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0) and job.running_since == 2.0
@@ -47,7 +47,7 @@ def test_times_of_a_job_of_the_pool() -> None:
 
 
 def test_workers_of_a_requeued_job_start_again() -> None:
-    job = PoolJob(JOB)
+    job = PoolJob(JOB, 0.0)
     lost = replace(JOB, phase=JobPhase.LOST, state=JobState.RUNNING)
     for phase in (JobPhase.RUNNING, JobPhase.PENDING):
         job.update(replace(JOB, phase=phase), 1.0)
@@ -59,7 +59,7 @@ def test_workers_of_a_requeued_job_start_again() -> None:
 
 
 def test_a_start_has_succeeded_if_the_workers_stay() -> None:
-    job = PoolJob(JOB)
+    job = PoolJob(JOB, 0.0)
     job.update(replace(JOB, phase=JobPhase.RUNNING), 10.0)
     assert not job.steady(10.0 + STEADY - 1) and job.steady(10.0 + STEADY)
     job.update(replace(JOB, phase=JobPhase.LOST), 20.0)
@@ -67,9 +67,9 @@ def test_a_start_has_succeeded_if_the_workers_stay() -> None:
 
 
 def test_a_job_as_dask_shows_workers() -> None:
-    assert PoolJob(JOB).status.name == "created" and PoolJob(JOB).job_id == JOB.id
+    assert PoolJob(JOB, 0.0).status.name == "created" and PoolJob(JOB, 0.0).job_id == JOB.id
     for phase in JobPhase:
-        assert PoolJob(replace(JOB, phase=phase)).status
+        assert PoolJob(replace(JOB, phase=phase), 0.0).status
 
 
 def jobs(*phases: JobPhase, walltime: int | None = None) -> PoolJobs:

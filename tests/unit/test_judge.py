@@ -226,7 +226,6 @@ def test_a_failed_job_that_stays_in_the_queue() -> None:
         (EndKind.DONE, ClusterState.DONE),
         (EndKind.CLOSED, ClusterState.DONE),
         (EndKind.SHUTDOWN, ClusterState.DONE),
-        (EndKind.IDLE, ClusterState.DONE),
         (EndKind.CANCELLED, ClusterState.CANCELLED),
         (EndKind.FAILED, ClusterState.FAILED),
         (EndKind.WALLTIME, ClusterState.FAILED),
@@ -238,6 +237,14 @@ def test_the_kind_decides_the_state(kind: EndKind, state: ClusterState) -> None:
     found = report(RUNNING, folder)
     assert (found.state, found.kind, found.exit_code) == (state, kind, 3)
     assert found.finished and found.active and found.connected == 0
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, ClusterState.DONE), (143, ClusterState.FAILED)])
+def test_a_cluster_without_work_succeeds_unless_its_command_was_stopped(
+    code: int, state: ClusterState
+) -> None:
+    found = report(RUNNING, FolderState(ended=Ended(EndKind.IDLE, code, "without tasks")))
+    assert (found.state, found.kind, found.exit_code) == (state, EndKind.IDLE, code)
 
 
 def test_every_kind_has_a_state() -> None:
@@ -272,6 +279,7 @@ def test_one_json_of_a_job() -> None:
     job = job_json(found.jobs[0])
     assert job == {
         "number": 0,
+        "attempt": 1,
         "id": "7",
         "phase": "RUNNING",
         "state": "RUNNING",

@@ -203,7 +203,7 @@ def test_an_interrupted_submission(
     slurm: FakeSlurm, ledger: Ledger, clock: list[float], found: bool
 ) -> None:
     record = add(ledger, "1", submissions=())
-    ledger.begin_submission(record.id, Intent(0, 1))
+    ledger.begin_submission(record.id, Intent(0, 1, time=time.time()))
     (slurm.folder / "queue").write_text(f"7|{record.id}\n" if found else "")
     monitor = ClusterMonitor([ledger.get(record.id)], ledger)
     assert monitor.report().reason == "being submitted"  # it may still be under way

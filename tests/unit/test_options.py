@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.batch.client import SchedulerClient
+from gpujobs.cli.plan_text import plan_text
 from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
+from gpujobs.schedulers import get_scheduler
 
 from .support import SLURM, error_of, made_plan
 
@@ -163,3 +166,36 @@ def test_the_account_of_the_head(home: Path) -> None:
     assert "--account=gpu1" in made.groups[0].lines
     message = error_of(home, "gpus: 4\nhead: {account: CPU}\n")
     assert "svd.yaml:2:17" in message and "'CPU' does not match" in message
+
+
+ARGUMENTS = "submit_arguments: ['-g {account}', '-v X=1']\naccount: {}\n"
+
+
+def test_arguments_of_the_command_that_submits(home: Path) -> None:
+    site(home, ARGUMENTS, "sge")
+    job = made_plan(home, "gpus: 4\naccount: tga_ada\n").groups[0]
+    assert job.submit_arguments == ("-g", "tga_ada", "-v", "X=1")
+    assert "tga_ada" not in str(job.lines)
+    assert made_plan(home, "gpus: 4\n").groups[0].submit_arguments == ("-v", "X=1")
+    text = plan_text(made_plan(home, "gpus: 4\naccount: tga_ada\n"), "x-0000")
+    assert re.search(r"submitted with +-g tga_ada -v X=1", text)
+
+
+def test_arguments_are_checked_as_directives(home: Path) -> None:
+    site(home, "submit_arguments: [-N x]\n", "sge")
+    assert "s.yaml:7:20: `-N x`: -N is written by gpujobs" in error_of(home, "gpus: 4\n")
+    site(home, "submit_arguments: [--qos=a]\ndirectives: [--qos=b]\n", "slurm")
+    assert "qos is written by the site" in error_of(home, "gpus: 4\n")
+    site(home, "submit_arguments: [\"-x 'a b'\"]\n", "sge")
+    assert "must have no quotes" in error_of(home, "gpus: 4\n")
+
+
+def test_the_client_passes_the_arguments(home: Path, tmp_path: Path) -> None:
+    command = tmp_path / "qsub"
+    command.write_text('#!/bin/sh\ncat > /dev/null\necho "$@" > arguments\necho 42\n')
+    command.chmod(0o755)
+    client = SchedulerClient(
+        get_scheduler("pbs")(), {"qsub": str(command)}, arguments=("-g", "a;b $c")
+    )
+    assert client.submit("#!/bin/bash\n", "x-0000", [], tmp_path) == "42"
+    assert (tmp_path / "arguments").read_text().endswith("-g a;b $c\n")

@@ -58,7 +58,7 @@ def test_a_number_that_no_line_requests_is_noted(home: Path) -> None:
         home / "s.yaml"
     ).read_text() + 'request: ["--partition={queue}", "--gpus={gpus_per_job}"]\n'
     (home / "own.yaml").write_text(text)
-    keys = "gpus: 4\ncpus_per_job: 8\nmemory_per_job: 28GiB\n"
+    keys = "gpus: 4\ncpus_per_job: 8\nmemory_per_job: 28GiB\nidle_timeout: 0\n"
     notes = made_plan(home, keys, "own.yaml").notes
     assert [note.split(" ")[0] for note in notes] == ["cpus_per_job", "memory_per_job"]
     assert made_plan(home, keys).notes == ()

@@ -10,7 +10,7 @@ import pytest
 from gpujobs.config.sitefiles import load_site
 from gpujobs.config.spec import read_spec, settings_document, with_settings, write_spec
 from gpujobs.errors import InputError
-from gpujobs.planning.plan import make_plan
+from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render
 
 from .support import PYTHON, SLURM, error_of, made_plan, make_spec
@@ -64,7 +64,7 @@ def test_each_group_has_the_values_of_its_queue(home: Path) -> None:
     assert "--time=01:00:00" in first and "--time=00:20:00" in second
 
 
-def made_plan_of(home: Path, profile: str):  # type: ignore[no-untyped-def]
+def made_plan_of(home: Path, profile: str) -> Plan:
     (home / "s.yaml").write_text(SITE)
     return made_plan(home, profile)
 
@@ -129,11 +129,9 @@ def test_lines_of_jobs_of_several_nodes(home: Path) -> None:
     one, several = made_plan(home, "gpus: 4\n"), made_plan(home, "gpus: 8\nlayout: mpi\n")
     assert one.groups[0].lines == ("-p shared", "--gpus=4", "--mem=64G")
     assert several.groups[0].lines == ("-p whole", "-N 2", "--gpus-per-node=4")
-    (home / "s.yaml").write_text(
-        text.replace("'--gpus-per-node={gpus_per_node}'", "'--job-name=x'")
-    )
+    (home / "s.yaml").write_text(text.replace("'-p whole'", "'--job-name=x'"))
     message = error_of(home, "gpus: 8\nlayout: mpi\n")
-    assert "s.yaml:22:" in message and "job-name is written by gpujobs" in message
+    assert "s.yaml:20:22: `--job-name=x`: job-name is written by gpujobs" in message
 
 
 def test_the_request_of_a_queue_overrides_all_of_the_site(home: Path) -> None:

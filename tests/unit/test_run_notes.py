@@ -48,7 +48,7 @@ def test_the_working_directory_of_the_profile(home: Path) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        ["python", "-m", "x.py"], ["python", "-c", "x.py"], ["python", "-um", "x"], ["nosuch"], [], ["python", "first.py"],
+        ["python", "-m", "x.py"], ["python", "-c", "x.py"], ["python", "-um", "x"], ["nosuch"], ["python", "first.py"],
         ["bash", "-c", "python frist.py > out"], ["python", "first.py", "a>b", "-x=1", "A&B", "5$"],
     ],
 )  # fmt: skip
@@ -72,10 +72,10 @@ def test_words_that_only_a_shell_understands(home: Path, run: str, word: str) ->
 
 
 def test_the_python_of_the_jobs(home: Path) -> None:
-    made = made_plan(home, "gpus: 1\n")
+    made = made_plan(home, "gpus: 1\nidle_timeout: 0\n")
     assert "\npython          /opt/env/bin/python\n" in plan_text(made, "x-0000")
     assert made.notes == ()
-    setup = "gpus: 1\nenvironment: {setup: module load python"
+    setup = "gpus: 1\nidle_timeout: 0\nenvironment: {setup: module load python"
     made = made_plan(home, f"{setup}}}\n")
     assert "\npython          python\n" in plan_text(made, "x-0000")
     (note,) = made.notes
@@ -87,9 +87,9 @@ def test_the_python_of_the_jobs(home: Path) -> None:
 
 def test_more_gpus_than_the_queue_has(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "nodes: 3"))
-    (note,) = made_plan(home, "gpus: 16\n").notes
+    (note,) = made_plan(home, "gpus: 16\nrun: ls\n").notes
     assert note == "16 GPUs wanted; the queue has 12, so some jobs wait until others end"
-    assert made_plan(home, "gpus: 12\n").notes == ()
+    assert made_plan(home, "gpus: 12\nrun: ls\n").notes == ()
     message = error_of(home, "gpus: 16\nlayout: mpi\n")
     assert "jobs of 4 nodes; it has 3" in message and "s.yaml:5" in message
 

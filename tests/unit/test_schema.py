@@ -82,6 +82,8 @@ def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
     "text",
     [
         "extends: example-slurm\ndirectory: /scratch\n",
+        "extends: x\nqueues: {old: null, a: {like: b}}\ndirectives: {append: [--x]}\n",
+        f"{SITE}queue_defaults: {{resources: {{nvme: 1TB}}, gpu_types: {{a: b}}, auto: false}}\n",
         f"{SITE}poll: 10s\ndefaults: {{walltime: 1h, workers: {{threads: 2}}}}\n",
         f"{SITE}commands: {{sbatch: /opt/sbatch}}\ncluster: 2\n",
     ],

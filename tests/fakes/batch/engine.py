@@ -92,7 +92,8 @@ class Server:
     id, index (None outside arrays), count (of its array), name, user, uid, queue, script, cwd, needs {nodes, slots,
     gpus, exclusive}, walltime, extra (the dialect's own); state: waiting, held, running, done; submitted, started,
     ended (epoch); comment (why it waits); nodes: {name: {"slots": [0, 1], "gpus": [2]}}; pid; end: "" (by itself),
-    delete or timeout; by (who deleted it); exit_code, signal (one of them is None).
+    delete or timeout; by (who deleted it); exit_code, signal (one of them is None); after (ids of jobs that must have
+    ended before).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -170,6 +171,7 @@ class Server:
                 **{key: request[key] for key in ("name", "queue", "script", "cwd", "needs", "walltime", "extra")},
                 "state": "held" if request.get("hold") else "waiting", "submitted": time.time(), "started": None,
                 "ended": None, "comment": "", "nodes": {}, "pid": None, "end": "", "by": "", "exit_code": None, "signal": None,
+                "after": request.get("after", []),
             }  # fmt: skip
             self.jobs.append(job)
         return {"id": number}
@@ -261,6 +263,11 @@ class Server:
 
     def _start_jobs(self) -> None:
         for job in [job for job in self.jobs if job["state"] == "waiting"]:
+            if any(
+                job["after"].count(other["id"]) for other in self.jobs if other["state"] != "done"
+            ):
+                job["comment"] = "dependency"
+                continue
             places = self._places(job["needs"])
             if isinstance(places, str):
                 job["comment"] = places

@@ -17,7 +17,7 @@ from typing import Any
 
 import engine
 
-FLAGS = {"-x", "-H", "-r", "-N", "-B"}
+FLAGS = {"-x", "-H", "-r", "-rn", "-N", "-B"}
 VALUES = {
     "-J", "-o", "-oo", "-e", "-eo", "-W", "-q", "-n", "-R", "-M", "-P", "-G", "-gpu", "-u", "-m", "-w", "-i", "-c", "-L",
     "-cwd",
@@ -93,6 +93,7 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     answer = asked(
         folder, "submit", "submit", name=name if found else spec, queue=queue, script=script, cwd=str(Path.cwd()),
         needs=needs_of(given, config), walltime=60 * (minutes or most or 0), hold="-H" in given,
+        after=after_of(given.get("-w", "")),
         indexes=list(range(int(found[1]), int(found[2] or found[1]) + 1)) if found else None,
         extra={"env": dict(os.environ), "spec": spec, "output": given.get("-o", "/dev/null"), "project": given.get("-P", "default"),
                "limit": minutes, "umask": mask},
@@ -106,6 +107,15 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
             f"Job <{answer['id']}> is submitted to {'' if '-q' in given else 'default '}queue <{queue}>."
         )
     return 0
+
+
+def after_of(text: str) -> list[int]:
+    """Return the ids of ``ended(1) && ended(2)``."""
+    parts = [part.strip() for part in text.split("&&")] if text else []
+    found = [re.fullmatch(r"ended\((\d+)\)", part) for part in parts]
+    if not all(found):
+        raise Refused(f"{text}: Bad dependency condition")
+    return [int(one[1]) for one in found if one]
 
 
 def directive(line: str) -> list[str]:

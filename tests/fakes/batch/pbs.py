@@ -88,7 +88,7 @@ class Qsub:
         answer = engine.ask(
             self.folder, "submit", "submit", name=self.options.get("N", Path(rest[0]).name if rest else "STDIN"),
             queue=queue, script=script, cwd=str(Path.cwd()), needs=needs, walltime=walltime, indexes=indexes,
-            hold="h" in self.options, extra=extra,
+            hold="h" in self.options, extra=extra, after=self._after(),
         )  # fmt: skip
         if answer["fault"] == "refuse":
             raise self._no("Unauthorized Request ", 159)
@@ -98,6 +98,21 @@ class Qsub:
         if "z" not in self.options:
             print(f"{answer['id']}{'[]' if indexes else ''}.{SERVER}")
         return 0
+
+    def _after(self) -> list[int]:
+        """Return the ids of ``-W depend=afterany:1.s:2[].s``; Torque has afteranyarray for arrays."""
+        text = self.options.get("W", "")
+        if not text:
+            return []
+        found = []
+        for part in text.removeprefix("depend=").split(","):
+            kind, *ids = part.split(":")
+            for id_ in ids:
+                wanted = "afteranyarray" if self.torque and "[]" in id_ else "afterany"
+                if kind != wanted or not re.match(r"\d+(\[\])?(\.|$)", id_):
+                    raise self._no("illegal -W value", 1)
+                found.append(int(re.split(r"[\[.]", id_)[0]))
+        return found
 
     def _no(self, words: str, code: int, more: str = "") -> Refused:
         """Torque writes otherwise, and its error numbers are PBS's shifted by two."""
@@ -441,6 +456,8 @@ class Table:
             begun = states & {"running", "done"}
             return "Q" if not begun else "R" if self.torque else "B"
         job = row["of"][0]
+        if job["state"] == "waiting" and job["comment"] == "dependency":
+            return "H"
         if job["state"] == "done":
             return (
                 "C"

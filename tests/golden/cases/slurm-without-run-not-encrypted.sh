@@ -78,6 +78,7 @@ python=/opt/env/bin/python
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
     --schemes=tcp --interface=ib0 \
+    --end-after=unused=1800 \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \

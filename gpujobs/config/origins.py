@@ -1,0 +1,116 @@
+"""The origin of each value of a profile: command line, profile, site defaults, built-in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import InputError, Position
+from .document import Document, Loc
+from .model import Key, key_names, keys_of, suggest
+from .profile import Profile
+from .sitefiles import SiteFile, site_layers
+from .spec import settings_document
+from .yamlfile import read
+
+COMMAND_LINE, PROFILE, QUEUE = "command line", "profile", "queue of the site"
+SITE, BUILT_IN = "site default", "built-in"
+_FREE = ("env", "groups", "workers.options")
+"""Sections with names of the user's choice."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One value of a key and its place; ``kind`` is one of the words above."""
+
+    value: object
+    kind: str
+    position: Position
+
+
+@dataclass(frozen=True)
+class KeyOrigins:
+    """All values that a key was given, the one that counts first; the built-in one is last."""
+
+    key: str
+    description: str
+    origins: tuple[Origin, ...]
+
+
+def origins_of(
+    key: str,
+    profile: Path,
+    site_file: SiteFile,
+    *,
+    site: str | None = None,
+    settings: tuple[str, ...] = (),
+    queue_key: str | None = None,
+) -> KeyOrigins:
+    """Return the values of the profile's ``key``, such as ``workers.memory``.
+
+    ``site`` is the option ``--site``, ``queue_key`` the queue of the plan if it is known.
+    InputError if there is no such key.
+    """
+    loc: Loc = tuple(key.split("."))
+    declared = _declared(key)
+    layers = [
+        *((COMMAND_LINE, settings_document((setting,))) for setting in reversed(settings)),
+        (PROFILE, read(profile)),
+        *((QUEUE, queue) for queue in _queue_layers(site_file, queue_key)),
+        *((SITE, layer.section("defaults")) for layer in site_layers(site_file.path)),
+    ]
+    found = [origin for kind, layer in layers for origin in _values(layer, loc, kind)]
+    if key == "site":
+        found = [*_site_origins(site, site_file), *found]
+    if declared:
+        built_in = Origin(declared.default, BUILT_IN, Position(BUILT_IN))
+        return KeyOrigins(key, declared.description, (*found, built_in))
+    return KeyOrigins(key, "", tuple(found))
+
+
+def _queue_layers(site_file: SiteFile, key: str | None) -> Iterator[Document]:
+    """Yield the keys of a profile that the queue ``key`` has: `walltime` and `env`."""
+    if key:
+        queue = site_file.document.section("queues").section(key)
+        value = {name: queue.value[name] for name in ("walltime", "env") if name in queue.value}
+        yield replace(queue, value=value)
+
+
+def _values(layer: Document, loc: Loc, kind: str) -> Iterator[Origin]:
+    value: object = layer.value
+    for step in loc:
+        if not isinstance(value, Mapping) or step not in value:
+            return
+        value = value[step]
+    yield Origin(value, kind, layer.position(loc))
+
+
+def _site_origins(site: str | None, site_file: SiteFile) -> Iterator[Origin]:
+    """Yield how the site was selected, if the profile has not selected it."""
+    if site:
+        yield Origin(site, COMMAND_LINE, Position(f"--site {site}"))
+    elif name := os.environ.get("GPUJOBS_SITE"):
+        yield Origin(name, COMMAND_LINE, Position("$GPUJOBS_SITE"))
+
+
+def _declared(key: str) -> Key | None:
+    """Return the declaration of ``key``; None for a name of the user's choice."""
+    names = list(key_names(Profile))
+    found = [name for name in names if name.startswith(f"{key}.")]
+    if found:
+        raise InputError(f"`{key}` is a section", hint=f"name one of its keys, such as {found[0]}")
+    if key not in names:
+        if key.startswith(tuple(f"{section}." for section in _FREE)):
+            return None
+        hint = suggest(key.rpartition(".")[2], names, names)
+        raise InputError(f"a profile has no key `{key}`", hint=hint)
+    return _key_in(keys_of(Profile), key)
+
+
+def _key_in(keys: Mapping[str, Key], name: str) -> Key | None:
+    first, _, rest = name.partition(".")
+    key = keys.get(first)
+    model = getattr(key.kind, "model", None) if key else None
+    return _key_in(keys_of(model), rest) if rest and model else key

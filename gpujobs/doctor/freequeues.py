@@ -1,0 +1,168 @@
+"""The free nodes, GPUs and CPUs of each queue of a site, for `gpujobs queues`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..batch.client import SchedulerClient
+from ..clusters.machine import this_machine
+from ..config.queue import Queue
+from ..config.site import Site
+from ..config.sitefiles import SiteFile
+from ..errors import InputError, UnavailableError
+from ..planning.sitecheck import NO_SETTINGS, try_site
+from ..planning.trials import SMALLEST
+from ..schedulers import get_scheduler
+from ..schedulers.inventory import LiveNode
+from ..text import table, walltime_text
+from .live import client_of
+
+
+@dataclass(frozen=True)
+class FreeQueue:
+    """The free resources of one queue; None: not reported."""
+
+    queue: str
+    """The queue's key in the site file."""
+    name: str
+    """The batch scheduler's name of it."""
+    gpu_type: str | None
+    gpus_per_node: int
+    nodes: int
+    usable_nodes: int
+    """Nodes on which jobs may start now."""
+    gpus: int | None
+    free_gpus: int | None
+    most_free_gpus: int | None
+    """Free GPUs of the node that has most of them: the largest job that could start."""
+    free_cpus: int
+    max_walltime: int | None
+    """In seconds, as in the site file."""
+    start: str | None = None
+    """Expected start of the smallest job, if it was asked for and is estimated."""
+
+
+def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueue]:
+    """Return the free resources of all queues of a site, from one command of the batch scheduler.
+
+    ``estimate``: also query the start of the smallest job in each queue. Raises InputError if
+    gpujobs cannot ask this batch scheduler, UnavailableError if it does not answer.
+    """
+    client, site = client_of(site_file), site_file.site
+    nodes = _nodes(client)
+    found = [_free(site, key, nodes) for key in site.queues]
+    if not estimate:
+        return found
+    starts = dict(_starts(client, site_file))
+    return [replace(free, start=starts.get(free.queue)) for free in found]
+
+
+def queues_text(queues: Sequence[FreeQueue]) -> str:
+    """Return a table with a line for each queue."""
+    header = ["QUEUE", "GPU TYPE", "NODES", "FREE GPUS", "ON ONE NODE", "FREE CPUS", "WALLTIME"]
+    estimated = any(free.start for free in queues)
+    rows = [[*_row(free), *([free.start or "-"] if estimated else [])] for free in queues]
+    return table([*header, *(["START"] if estimated else [])], rows)
+
+
+def queues_json(site_file: SiteFile, queues: Sequence[FreeQueue]) -> dict[str, object]:
+    """Return the queues as JSON."""
+    return {"version": 1, "site": site_file.name, "queues": [asdict(free) for free in queues]}
+
+
+def _nodes(client: SchedulerClient) -> list[LiveNode]:
+    scheduler = client.scheduler
+    if scheduler.on_this_machine:
+        return [_this_node()]
+    if scheduler.inventory is None:
+        raise InputError(f"gpujobs cannot ask {scheduler.name} for its queues")
+    inventory = scheduler.inventory(scheduler.cluster)
+    result = client.query(inventory.nodes_command())
+    if result.exit_code != 0:
+        raise UnavailableError(f"{result.argv[0]} failed: {result.message}")
+    nodes = inventory.parse_nodes(result)
+    if any(node.gpus != 0 for node in nodes):
+        return nodes
+    # A site may count GPUs with a resource of its own.
+    return [replace(node, gpus=None, free_gpus=None) for node in nodes]
+
+
+def _this_node() -> LiveNode:
+    machine = this_machine()
+    free = len(machine.gpus)
+    gpus = free + len(machine.busy)
+    cpus = machine.cpus
+    name = socket.gethostname()
+    return LiveNode(name, "", True, cpus, cpus, machine.memory, gpus=gpus, free_gpus=free)
+
+
+def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> FreeQueue:
+    queue, name = site.queues[key], site.queue_name(key)
+    if get_scheduler(site.scheduler).on_this_machine:
+        queue = replace(queue, gpus_per_node=nodes[0].gpus)
+    own = [node for node in nodes if _belongs(node, queue, name, nodes)]
+    usable = [node for node in own if node.usable]
+    return FreeQueue(
+        queue=key,
+        name=name,
+        gpu_type=", ".join(queue.named_types) or None,
+        gpus_per_node=queue.gpus_per_node or 0,
+        nodes=_count(own),
+        usable_nodes=_count(usable),
+        gpus=_total(sum, [node.gpus for node in own]),
+        free_gpus=_total(sum, [node.free_gpus for node in usable]),
+        most_free_gpus=_total(max, [node.free_gpus for node in usable]),
+        free_cpus=sum({node.name: node.free_cpus for node in usable}.values()),
+        max_walltime=queue.max_walltime,
+    )
+
+
+def _count(nodes: Sequence[LiveNode]) -> int:
+    return len({node.name for node in nodes})
+
+
+def _total(function: Callable[[list[int]], int], numbers: Sequence[int | None]) -> int | None:
+    """Return the sum or the maximum of ``numbers``; None if one of them is not known."""
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        return None
+    return function(known or [0])
+
+
+def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode]) -> bool:
+    """Return whether jobs of the queue may run on the node."""
+    if any(other.queue == name for other in nodes) and node.queue not in ("", name):
+        return False
+    if not queue.gpus_per_node:
+        return True
+    has_gpus = node.gpus is None or node.gpus > 0
+    types = set(queue.named_types.values())
+    return has_gpus and (not types or node.gpu_type in {"", *types})
+
+
+def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[str, str | None]]:
+    for result in try_site(site_file, NO_SETTINGS, any_account=False):
+        if result.trial.shape == SMALLEST and result.scripts:
+            script = result.scripts[0].text
+            yield result.trial.queue, client.estimate(script, Path.cwd())
+
+
+def _row(free: FreeQueue) -> list[str]:
+    return [
+        free.queue,
+        free.gpu_type or "-",
+        f"{free.usable_nodes}/{free.nodes}",
+        _of(free.free_gpus, free.gpus) if free.gpus_per_node else "-",
+        _of(free.most_free_gpus, None) if free.gpus_per_node else "-",
+        str(free.free_cpus),
+        walltime_text(free.max_walltime) if free.max_walltime else "-",
+    ]
+
+
+def _of(free: int | None, whole: int | None) -> str:
+    if free is None:
+        return "?"
+    return str(free) if whole is None else f"{free}/{whole}"

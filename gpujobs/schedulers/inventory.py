@@ -1,0 +1,130 @@
+"""How a batch scheduler reports its queues and nodes: commands and parsers, no I/O."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from .jobs import CommandResult
+
+Ask: TypeAlias = Callable[[Sequence[str]], str]
+"""Runs a command; returns its output, "" if it fails."""
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """One node as one queue sees it, with its GPUs of one type."""
+
+    name: str
+    queue: str
+    """The batch scheduler's name of the queue; "" if all queues use the node."""
+    usable: bool
+    """Whether jobs may start on it now."""
+    cpus: int
+    free_cpus: int
+    memory: int | None
+    """Of the whole node, in bytes; None if it is not reported."""
+    gpus: int | None
+    """None if their number is not reported."""
+    free_gpus: int | None
+    """None if it is not reported."""
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True)
+class LiveQueue:
+    """A queue and its limits; None: no limit, or none that is reported."""
+
+    name: str
+    max_walltime: int | None = None
+    """In seconds."""
+    max_nodes: int | None = None
+    min_nodes: int | None = None
+    exclusive: bool = False
+    open: bool = True
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that a batch scheduler reports about itself, for a site file."""
+
+    queues: tuple[LiveQueue, ...]
+    nodes: tuple[LiveNode, ...]
+    max_array_size: int | None = None
+    accounts: tuple[str, ...] = ()
+    """Accounts of this user."""
+    account_required: bool | None = None
+    """None if it is not known."""
+    request: tuple[str, ...] = ()
+    """`request` of the site file, if the built-in one is not enough."""
+    cpu_request: tuple[str, ...] = ()
+    visible_devices: str = ""
+    """`visible_devices` as YAML; "" if it is not known."""
+    parallel_environments: tuple[str, ...] | None = None
+    """Names that ``-pe`` may have; None if there is no such thing."""
+    complexes: tuple[str, ...] | None = None
+    """Resources that ``-l`` may have; None if they are not reported."""
+    comments: tuple[str, ...] = ()
+    """Facts for the administrator."""
+
+
+class Inventory(ABC):
+    """The commands of one batch scheduler that report queues and nodes.
+
+    ``cluster`` is the site's multi-cluster name.
+    """
+
+    own_command: ClassVar[str]
+    """A command that hosts of other batch schedulers do not have."""
+
+    def __init__(self, cluster: str | None = None) -> None:
+        self.cluster = cluster
+
+    @abstractmethod
+    def nodes_command(self) -> list[str]:
+        """Return ONE command that reports all nodes and their free resources."""
+
+    @abstractmethod
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return the nodes."""
+
+    @abstractmethod
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Return queues, nodes, settings and the accounts of ``user``.
+
+        ``ask`` runs commands that only read.
+        """
+
+    def unknown(self, line: str, survey: Survey) -> str:
+        """Return why the batch scheduler does not know a name in the directive ``line``, or ""."""
+        return ""
+
+
+def megabytes(number: str) -> int | None:
+    """Return a number of MiB as bytes; None if it is not a number."""
+    return int(number) * 2**20 if number.isdigit() else None
+
+
+def memory_bytes(text: str) -> int | None:
+    """Return ``32gb``, ``24684092kb`` or ``23.541G`` as bytes; None for other text."""
+    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip(), re.I)
+    if not found:
+        return None
+    return int(float(found[1]) * 1024 ** (" kmgt".index(found[2].lower() or " ")))
+
+
+def clock_seconds(text: str) -> int | None:
+    """Return ``1-00:00:00``, ``24:00:00`` or ``10:00`` as seconds; None for other text."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())
+    if not found:
+        return None
+    parts = [int(part) for part in found[2].split(":")]
+    if found[1]:  # days, then hours
+        parts += [0] * (3 - len(parts))
+    seconds = 0
+    for part in parts:
+        seconds = 60 * seconds + part
+    return seconds + 86400 * int(found[1] or 0)

@@ -1,0 +1,127 @@
+"""Queues and hosts of LSF: bhosts, bqueues, lshosts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .formats import find_integer
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, memory_bytes
+from .jobs import CommandResult
+
+_USABLE = ("ok", "closed_Full")
+_GPU_RESOURCES = ("ngpus", "ngpus_physical", "gpus")
+"""Shared or host resources that count GPUs where LSF has no ``-gpu``."""
+
+
+class LSFInventory(Inventory):
+    """One row for each host; all queues use it, unless they name their hosts."""
+
+    own_command = "bhosts"
+
+    def nodes_command(self) -> list[str]:
+        """Return bhosts with all its columns; it reports slots."""
+        return ["bhosts", "-w"]
+
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return the hosts; GPUs are only known to `survey`."""
+        return [node for line in result.stdout.splitlines() for node in _node(line)]
+
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Query hosts, their GPUs and memory, and queues."""
+        nodes = self.parse_nodes(CommandResult(("bhosts",), 0, ask(self.nodes_command())))
+        gpus, shared = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
+        memory = _memory(ask(["lshosts", "-w"]))
+        counted = [
+            _with_gpus(replace(node, memory=memory.get(node.name)), gpus, shared) for node in nodes
+        ]
+        texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
+        config = ask(["bparams", "-a"])
+        name = next((name for name, _, _ in shared.values()), "") if not gpus else ""
+        return Survey(
+            queues=tuple(map(_queue, texts)),
+            nodes=tuple(counted),
+            max_array_size=find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", config),
+            request=_shared_request(name) if name else (),
+            visible_devices="" if name else "scheduler",
+            comments=(f"the GPUs are the shared resource {name}",) if name else (),
+        )
+
+
+def _node(line: str) -> Iterator[LiveNode]:
+    words = line.split()
+    if len(words) < 9 or words[0] == "HOST_NAME" or not words[4].isdigit():
+        return
+    slots = int(words[3]) if words[3].isdigit() else int(words[4])
+    usable = words[1] in _USABLE
+    free = max(0, slots - int(words[4])) * usable
+    yield LiveNode(words[0], "", usable, slots, free, memory=None, gpus=None, free_gpus=None)
+
+
+def _gpus(stdout: str) -> dict[str, Counter[str]]:
+    """Return the number of GPUs of each model, by host, from ``lshosts -gpu``.
+
+    After IBM's documentation: its first line has all columns, further GPUs of a host have no name.
+    """
+    found: dict[str, Counter[str]] = {}
+    host = ""
+    for line in stdout.splitlines():
+        row = re.match(r"^(\S*)\s+(\d+)\s+(\S+)", line)
+        if not row:
+            continue
+        host = row[1] or host
+        found.setdefault(host, Counter())[row[3]] += 1
+    return found
+
+
+def _shared_gpus(stdout: str) -> dict[str, tuple[str, int, int]]:
+    """Return resource, number and reserved number of GPUs, by host, from ``bhosts -s``."""
+    found = {}
+    for line in stdout.splitlines():
+        words = line.split()
+        if len(words) == 4 and words[0] in _GPU_RESOURCES:
+            free, reserved = (int(float(word)) for word in words[1:3])
+            found[words[3]] = (words[0], free + reserved, free)
+    return found
+
+
+def _with_gpus(
+    node: LiveNode, gpus: dict[str, Counter[str]], shared: dict[str, tuple[str, int, int]]
+) -> LiveNode:
+    if models := gpus.get(node.name):
+        model, number = models.most_common(1)[0]
+        return replace(node, gpus=number, gpu_type=model)
+    _, number, free = shared.get(node.name, ("", 0, 0))
+    return replace(node, gpus=number, free_gpus=free * node.usable)
+
+
+def _memory(stdout: str) -> dict[str, int]:
+    """Return the memory of hosts from ``lshosts -w``."""
+    found = {}
+    for line in stdout.splitlines():
+        words = line.split()
+        if len(words) > 6 and (size := memory_bytes(words[5])):
+            found[words[0]] = size
+    return found
+
+
+def _queue(text: str) -> LiveQueue:
+    limit = re.search(r"^ RUNLIMIT\s*\n\s*([\d.]+) min", text, re.M)
+    status = re.search(r"\b(Open|Closed):(\w+)", text)
+    return LiveQueue(
+        text.split()[0],
+        max_walltime=int(float(limit[1]) * 60) if limit else None,
+        exclusive="EXCLUSIVE" in text and "Y" in text.split("EXCLUSIVE", 1)[1][:6],
+        open=bool(status and status.groups() == ("Open", "Active")),
+    )
+
+
+def _shared_request(name: str) -> tuple[str, ...]:
+    return (
+        "-q {queue}",
+        "-n {cpus_per_job}",
+        '-R "span[ptile={cpus_per_node}]"',
+        f'-R "rusage[{name}={{gpus_per_node}}]"',
+    )

@@ -1,0 +1,154 @@
+"""Queues and nodes of PBS and of Torque: pbsnodes, qstat."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from xml.etree import ElementTree
+
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, memory_bytes
+from .jobs import CommandResult
+
+_GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
+"""Resources that sites use for the type of the GPUs."""
+
+
+class PBSInventory(Inventory):
+    """One row for each virtual node."""
+
+    own_command = "pbsnodes"
+
+    def nodes_command(self) -> list[str]:
+        """Return pbsnodes as JSON."""
+        return ["pbsnodes", "-a", "-F", "json"]
+
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return the virtual nodes."""
+        return [_node(name, fields) for name, fields in _table(result.stdout, "nodes").items()]
+
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Query nodes, queues and the server."""
+        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
+        queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
+        servers = _table(ask(["qstat", "-B", "-f", "-F", "json"]), "Server")
+        sizes = [server.get("max_array_size") for server in servers.values()]
+        size = next((size for size in sizes if isinstance(size, int)), None)
+        return Survey(
+            queues=tuple(_queue(name, fields) for name, fields in queues.items() if _runs(fields)),
+            nodes=tuple(nodes),
+            max_array_size=size,
+            comments=tuple(_type_comments(nodes)),
+        )
+
+
+class TorqueInventory(Inventory):
+    """One row for each node."""
+
+    own_command = "pbsnodes"
+
+    def nodes_command(self) -> list[str]:
+        """Return pbsnodes as XML."""
+        return ["pbsnodes", "-x"]
+
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return the nodes."""
+        try:
+            root = ElementTree.fromstring(result.stdout)  # noqa: S314 - of the batch scheduler
+        except ElementTree.ParseError:
+            return []
+        return [_torque_node(node) for node in root.iter("Node")]
+
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Query nodes and queues."""
+        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
+        rows = re.findall(
+            r"^(\S+) +\S+ +\S+ +(\S+) +(\S+) +\d+ +\d+ +\S+ +(\w) (\w)", ask(["qstat", "-q"]), re.M
+        )
+        queues = [
+            LiveQueue(
+                name,
+                max_walltime=clock_seconds(walltime),
+                max_nodes=int(most) if most.isdigit() else None,
+                open=(enabled, started) == ("E", "R"),
+            )
+            for name, walltime, most, enabled, started in rows
+        ]
+        return Survey(tuple(queues), tuple(nodes), visible_devices="scheduler")
+
+
+def _table(stdout: str, key: str) -> dict[str, dict[str, object]]:
+    try:
+        found = json.loads(stdout).get(key, {})
+    except (ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _section(fields: Mapping[str, object], name: str) -> dict[str, object]:
+    found = fields.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
+    has, used = _section(fields, "resources_available"), _section(fields, "resources_assigned")
+    usable = fields.get("state") in ("free", "job-busy", "<various>")
+    cpus, gpus = _number(has, "ncpus"), _number(has, "ngpus")
+    gpu_type = next((str(has[key]) for key in _GPU_TYPES if key in has), "")
+    return LiveNode(
+        name=name,
+        queue=str(fields.get("queue") or has.get("Qlist") or ""),
+        usable=usable,
+        cpus=cpus,
+        free_cpus=max(0, cpus - _number(used, "ncpus")) * usable,
+        memory=memory_bytes(str(has.get("mem", ""))),
+        gpus=gpus,
+        free_gpus=max(0, gpus - _number(used, "ngpus")) * usable,
+        gpu_type=gpu_type,
+    )
+
+
+def _number(fields: Mapping[str, object], name: str) -> int:
+    value = str(fields.get(name, ""))
+    return int(value) if value.isdigit() else 0
+
+
+def _queue(name: str, fields: Mapping[str, object]) -> LiveQueue:
+    most, fewest = _section(fields, "resources_max"), _section(fields, "resources_min")
+    return LiveQueue(
+        name,
+        max_walltime=clock_seconds(str(most.get("walltime", ""))),
+        max_nodes=_number(most, "nodect") or None,
+        min_nodes=_number(fewest, "nodect") or None,
+        open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
+    )
+
+
+def _runs(fields: Mapping[str, object]) -> bool:
+    """Return whether jobs run in the queue; a routing queue passes them on."""
+    return fields.get("queue_type") == "Execution"
+
+
+def _type_comments(nodes: list[LiveNode]) -> Iterator[str]:
+    if any(node.gpu_type for node in nodes):
+        yield "pbsnodes reports the type of the GPUs; `select` may have to request it"
+
+
+def _torque_node(node: ElementTree.Element) -> LiveNode:
+    jobs = [job for job in (node.findtext("jobs") or "").split(",") if job]
+    state = node.findtext("state") or ""
+    usable = set(state.split(",")) <= {"free", "job-exclusive", "job-sharing", "busy"}
+    cpus, gpus = int(node.findtext("np") or 0), int(node.findtext("gpus") or 0)
+    status = node.findtext("gpu_status") or ""
+    busy = len(re.findall(r"gpu_state=(?!Unallocated)\w+", status))
+    memory = re.search(r"physmem=(\w+)", node.findtext("status") or "")
+    return LiveNode(
+        name=node.findtext("name") or "",
+        queue="",
+        usable=usable,
+        cpus=cpus,
+        free_cpus=max(0, cpus - len(jobs)) * usable,
+        memory=memory_bytes(memory[1]) if memory else None,
+        gpus=gpus,
+        free_gpus=max(0, gpus - busy) * usable,
+    )

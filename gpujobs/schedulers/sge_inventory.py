@@ -1,0 +1,202 @@
+"""Grid Engine's queues, hosts and resources: qstat, qconf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from .formats import find_integer
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, memory_bytes
+from .jobs import CommandResult
+
+_INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")
+_RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$")
+_MOST_HOSTS = 50
+"""Hosts with GPUs that are queried one by one."""
+_LISTS = re.compile(r"\b(SGE_HGR_\w+|CUDA_VISIBLE_DEVICES|SGE_GPU)\b")
+"""Variables with the GPUs of a job that prologs usually set."""
+
+
+class GridEngineInventory(Inventory):
+    """One row for each queue instance."""
+
+    own_command = "qconf"
+
+    def nodes_command(self) -> list[str]:
+        """Return qstat with all resources; those that jobs consume are the free ones."""
+        return ["qstat", "-f", "-F"]
+
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return the queue instances."""
+        return [_node(instance) for instance in _instances(result.stdout)]
+
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Query queues, hosts, parallel environments, resources and the global configuration."""
+        nodes = self.parse_nodes(CommandResult(("qstat",), 0, ask(self.nodes_command())))
+        names = ask(["qconf", "-sql"]).split()
+        queues = {name: _settings(ask(["qconf", "-sq", name])) for name in names}
+        hosts = dict.fromkeys(node.name for node in nodes if node.gpus is None)
+        values = {host: _host_values(ask, host) for host in list(hosts)[:_MOST_HOSTS]}
+        kinds = _complexes(ask(["qconf", "-sc"]))
+        environments = ask(["qconf", "-spl"]).split()
+        rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
+        config = _settings(ask(["qconf", "-sconf"]))
+        gpu = gpu_resource(kinds)
+        return Survey(
+            queues=tuple(
+                LiveQueue(name, clock_seconds(queues[name].get("h_rt", ""))) for name in names
+            ),
+            nodes=tuple(_with_gpus(node, values, gpu) for node in nodes),
+            max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
+            account_required=config.get("enforce_project") == "true",
+            request=_request(gpu, kinds, rules),
+            cpu_request=_request("", kinds, rules),
+            visible_devices=_visible_devices(ask, gpu, kinds, [config, *queues.values()]),
+            parallel_environments=tuple(environments),
+            complexes=tuple(kinds),
+            comments=tuple(_comments(gpu, kinds, rules)),
+        )
+
+    def unknown(self, line: str, survey: Survey) -> str:
+        """Return which parallel environment or resource of the directive ``line`` is missing."""
+        environments, complexes = survey.parallel_environments or (), survey.complexes or ()
+        if found := re.match(r"-pe\s+(\S+)", line):
+            if not any(fnmatchcase(name, found[1]) for name in environments):
+                known = ", ".join(environments) or "none"
+                return f"there is no parallel environment {found[1]} (qconf -spl: {known})"
+            return ""
+        for values in re.findall(r"-l\s+(\S+)", line):
+            for item in values.split(","):
+                name = item.partition("=")[0]
+                if name not in complexes:
+                    return f"there is no resource {name} (qconf -sc)"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Instance:
+    queue: str
+    host: str
+    slots: int
+    free: int
+    states: str
+    consumables: Mapping[str, str]
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Complex:
+    type: str
+    consumable: str
+
+
+def gpu_resource(names: Mapping[str, object]) -> str:
+    """Return the resource that counts GPUs: ``gpu``, else the shortest name with it; or ""."""
+    found = [name for name in names if re.search(r"gpus?$|^gpu", name, re.I)]
+    return min(found, key=lambda name: (name not in ("gpu", "gpus"), len(name)), default="")
+
+
+def _instances(stdout: str) -> Iterator[_Instance]:
+    for block in re.split(r"^-{20,}$", stdout, flags=re.M):
+        lines = block.strip("\n").splitlines()
+        found = _INSTANCE.match(lines[0]) if lines else None
+        if not found:
+            continue
+        queue, host, reserved, used, slots, states = found.groups()
+        rows = [row for line in lines[1:] if (row := _RESOURCE.match(line))]
+        yield _Instance(
+            queue,
+            host,
+            slots=int(slots),
+            free=max(0, int(slots) - int(used) - int(reserved)),
+            states=states,
+            consumables={row[2]: row[3] for row in rows if row[1][1] == "c"},
+            facts={row[2]: row[3] for row in rows if row[1][1] != "c"},
+        )
+
+
+def _node(instance: _Instance) -> LiveNode:
+    name, usable = gpu_resource(instance.consumables), not instance.states
+    free = int(float(instance.consumables[name])) if name else 0
+    return LiveNode(
+        name=instance.host,
+        queue=instance.queue,
+        usable=usable,
+        cpus=instance.slots,
+        free_cpus=instance.free * usable,
+        memory=memory_bytes(instance.facts.get("mem_total", "")),
+        gpus=None if name else 0,
+        free_gpus=free * usable,
+        gpu_type=instance.facts.get("gpu_type", ""),
+    )
+
+
+def _settings(stdout: str) -> dict[str, str]:
+    """Return the settings that qconf prints, a line each, long ones continued with ``\\``."""
+    text = re.sub(r"\\\n\s*", "", stdout)
+    return dict(re.findall(r"^(\w+)\s+(.*?)\s*$", text, re.M))
+
+
+def _host_values(ask: Ask, host: str) -> dict[str, str]:
+    values = _settings(ask(["qconf", "-se", host])).get("complex_values", "")
+    return dict(re.findall(r"([\w.-]+)=([^,\s]+)", values))
+
+
+def _with_gpus(node: LiveNode, values: Mapping[str, Mapping[str, str]], gpu: str) -> LiveNode:
+    own = values.get(node.name, {})
+    number = find_integer(r"^(\d+)", own.get(gpu, ""))
+    slots = find_integer(r"^(\d+)", own.get("slots", "")) or node.cpus
+    if node.gpus is None:
+        node = replace(node, gpus=node.free_gpus if number is None else number)
+    return replace(node, cpus=min(node.cpus, slots))
+
+
+def _complexes(stdout: str) -> dict[str, _Complex]:
+    """Return the resources that ``qconf -sc`` lists; shortcuts are names, too."""
+    found: dict[str, _Complex] = {}
+    for line in stdout.splitlines():
+        words = line.split()
+        if len(words) >= 8 and not line.startswith("#"):
+            found |= dict.fromkeys(words[:2], _Complex(words[2], words[5]))
+    return found
+
+
+def _request(
+    gpu: str, kinds: Mapping[str, _Complex], rules: Mapping[str, Mapping[str, str]]
+) -> tuple[str, ...]:
+    on_one_node = [
+        name for name, rule in rules.items() if rule.get("allocation_rule") == "$pe_slots"
+    ]
+    environment = min(on_one_node, key=lambda name: (name != "smp", name), default="")
+    lines = ["-q {queue}"]
+    if environment:
+        lines.append(f"-pe {environment} {{cpus_per_job}}")
+    if gpu:
+        scope = "gpus_per_cpu" if kinds[gpu].consumable == "YES" else "gpus_per_job"
+        lines.append(f"-l {gpu}={{{scope}}}")
+    return tuple(lines)
+
+
+def _visible_devices(
+    ask: Ask, gpu: str, kinds: Mapping[str, _Complex], settings: list[dict[str, str]]
+) -> str:
+    """Return the variable that a job's GPUs are in; the prologs are read to find it."""
+    if gpu and kinds[gpu].type == "RSMAP":
+        return f"{{variable: SGE_HGR_{gpu}}}"
+    paths = dict.fromkeys(own.get("prolog", "NONE").split()[0] for own in settings)
+    for path in paths:
+        file = path.partition("@")[2] or path
+        if file.startswith("/") and (found := _LISTS.search(ask(["cat", file]))):
+            return "scheduler" if found[1].startswith("CUDA") else f"{{variable: {found[1]}}}"
+    return ""
+
+
+def _comments(
+    gpu: str, kinds: Mapping[str, _Complex], rules: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    if gpu and kinds[gpu].consumable == "YES":
+        yield f"the resource {gpu} is counted per slot (consumable YES), so is its request"
+    if not any(rule.get("allocation_rule") == "$pe_slots" for rule in rules.values()):
+        yield "no parallel environment has all slots on one node ($pe_slots)"

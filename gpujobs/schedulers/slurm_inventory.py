@@ -1,0 +1,118 @@
+"""Slurm's partitions and nodes: sinfo, scontrol, sacctmgr."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .formats import find_integer
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, megabytes
+from .jobs import CommandResult
+
+_COLUMNS = {
+    "NodeList": 80, "Partition": 80, "StateLong": 40, "CPUsState": 40, "Gres": 400, "GresUsed": 400,
+    "Memory": 30, "Time": 40, "Size": 40, "OverSubscribe": 20, "Available": 20,
+}  # fmt: skip
+"""Columns of sinfo and their widths."""
+_USABLE = re.compile(r"(idle|mixed|allocated|completing|planned)[^*]*")
+
+
+class SlurmInventory(Inventory):
+    """One line of sinfo for each node in each partition."""
+
+    own_command = "sinfo"
+
+    def nodes_command(self) -> list[str]:
+        """Return sinfo with all columns."""
+        columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
+        return ["sinfo", *self._clusters(), "-h", "-a", "-N", "-O", columns]
+
+    def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
+        """Return a row for each type of GPU of each node in each partition."""
+        return [node for row in _rows(result.stdout) for node in _nodes(row)]
+
+    def survey(self, ask: Ask, user: str) -> Survey:
+        """Query sinfo, the configuration, and the user's accounts."""
+        stdout = ask(self.nodes_command())
+        config = ask(["scontrol", "show", "config", *self._clusters()])
+        associations = ["show", "associations", f"user={user}", "format=Account,User"]
+        accounts = ask(["sacctmgr", "-n", "-P", *associations])
+        size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
+        return Survey(
+            queues=tuple({queue.name: queue for queue in map(_queue, _rows(stdout))}.values()),
+            nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
+            max_array_size=size and max(1, size - 1),
+            accounts=_accounts(accounts),
+            account_required=_account_required(config),
+            visible_devices="scheduler",
+            comments=tuple(_comments(config)),
+        )
+
+    def _clusters(self) -> list[str]:
+        return [f"--clusters={self.cluster}"] if self.cluster else []
+
+
+def _rows(stdout: str) -> Iterator[dict[str, str]]:
+    width = sum(_COLUMNS.values())
+    for line in stdout.splitlines():
+        if len(line.rstrip()) <= _COLUMNS["NodeList"]:  # "CLUSTER: name" of several clusters
+            continue
+        row, start = {}, 0
+        for name, size in _COLUMNS.items():
+            row[name] = line.ljust(width)[start : start + size].strip()
+            start += size
+        row["Partition"] = row["Partition"].rstrip("*")
+        yield row
+
+
+def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
+    _, idle, _, cpus = (*(int(part) for part in row["CPUsState"].split("/")), 0, 0, 0, 0)[:4]
+    used = dict(gpus_in(row["GresUsed"]))
+    usable = bool(_USABLE.fullmatch(row["StateLong"])) and row["Available"] == "up"
+    for gpu_type, number in gpus_in(row["Gres"]) or [("", 0)]:
+        yield LiveNode(
+            name=row["NodeList"],
+            queue=row["Partition"],
+            usable=usable,
+            cpus=cpus,
+            free_cpus=idle * usable,
+            memory=megabytes(row["Memory"]),
+            gpus=number,
+            free_gpus=max(0, number - used.get(gpu_type, 0)) * usable,
+            gpu_type=gpu_type,
+        )
+
+
+def gpus_in(gres: str) -> list[tuple[str, int]]:
+    """Return the types and numbers in ``gpu:a100:4(S:0-1),gpu:2``."""
+    found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)(?=[,(]|$)", gres)
+    return [(gpu_type, int(number)) for gpu_type, number in found]
+
+
+def _queue(row: dict[str, str]) -> LiveQueue:
+    fewest, _, most = row["Size"].partition("-")
+    return LiveQueue(
+        name=row["Partition"],
+        max_walltime=clock_seconds(row["Time"]),
+        max_nodes=int(most) if most.isdigit() else None,
+        min_nodes=int(fewest) if fewest.isdigit() and int(fewest) > 1 else None,
+        exclusive=row["OverSubscribe"].startswith("EXCLUSIVE"),
+        open=row["Available"] == "up",
+    )
+
+
+def _accounts(stdout: str) -> tuple[str, ...]:
+    pairs = (line.split("|") for line in stdout.splitlines())
+    return tuple(dict.fromkeys(pair[0] for pair in pairs if len(pair) == 2 and pair[1]))
+
+
+def _account_required(config: str) -> bool | None:
+    found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.M)
+    return "associations" in found[1] if found else None
+
+
+def _comments(config: str) -> Iterator[str]:
+    if re.search(r"^\s*ConstrainDevices\s*=\s*yes", config, re.M):
+        yield "Slurm lets a job open only its own GPUs (ConstrainDevices)"
+    elif config:
+        yield "Slurm sets CUDA_VISIBLE_DEVICES, but a job can open all GPUs of its node"

@@ -1,0 +1,143 @@
+"""How long clusters live: their end without work."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ..support.backend import Backend
+from ..support.cli import ROOT, Cli
+from ..support.processes import patience, until
+from .test_clusters import state
+
+WAITING_TASK = """
+import sys, time
+from pathlib import Path
+import gpujobs
+
+cluster, folder, hold = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+client = gpujobs.connect(cluster)
+task = client.submit(abs, -1, resources={"NONE": 1})
+time.sleep(hold)
+assert not (folder / "ended").exists()
+task.release()
+while not (folder / "ended").exists():
+    time.sleep(0.5)
+print("ended")
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
+    """A task that waits for a worker keeps the cluster; a client that only looks on does not."""
+    seconds = math.ceil(patience(6))
+    cluster = cli.submit({"gpus": 1, "idle_timeout": f"{seconds}s", "client_timeout": "1h"})
+    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
+    folder = cli.status(cluster)["folder"]
+    done = cli.python_run(WAITING_TASK, cluster, folder, str(1.3 * seconds))
+    assert done.stdout.strip().endswith("ended"), done.stderr
+    found = cli.status(cluster)
+    assert (found["kind"], found["state"], found["exit_code"]) == ("idle", "DONE", 0)
+    assert found["reason"] == f"the cluster was without tasks for {seconds} s"
+    assert found["ends_at"] is None
+    backend.wait_empty(20, cluster)
+
+
+# -- attempts ------------------------------------------------------------------------------------------
+ATTEMPT = """
+import os, sys, time
+print("attempt", os.environ["GPUJOBS_ATTEMPT"], flush=True)
+if os.environ["GPUJOBS_ATTEMPT"] == "1":
+    time.sleep(600)
+"""
+
+
+def attempt_runs(cli: Cli, cluster: str, attempt: int) -> None:
+    """Wait until `run` of an attempt has begun."""
+    line = f"attempt {attempt}"
+    until(lambda: line in cli("logs", cluster).stdout, 90, f"{line} of {cluster}", every=0.5)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_preempted_head_starts_again(cli: Cli, backend: Backend) -> None:
+    cli.write("attempt.py", ATTEMPT)
+    profile = {"gpus": 2, "gpus_per_job": 1, "requeue": 2, "run": "python attempt.py"}
+    cluster = cli.submit(profile)
+    attempt_runs(cli, cluster, 1)
+    jobs = cli.status(cluster)["jobs"]
+    assert [job["attempt"] for job in jobs] == [1, 1, 2, 2, 3, 3]
+    assert {job["state"] for job in jobs[2:]} == {"PENDING"}
+    backend.kill_job(next(job["id"] for job in jobs if job["head"]))
+    attempt_runs(cli, cluster, 2)
+    backend.wait_empty(60, cluster)  # the third attempt was cancelled
+    found = cli.status(cluster)
+    assert (found["state"], found["attempt"], found["attempts"]) == ("DONE", 2, 3)
+    assert "attempt  2 of 3" in cli("status", cluster).stdout
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
+    cli.write("attempt.py", ATTEMPT)
+    cluster = cli.submit({"gpus": 1, "requeue": 2, "run": "python attempt.py"})
+    attempt_runs(cli, cluster, 1)
+    refused = cli("scale", cluster, "2")
+    assert refused.returncode == 2 and "the jobs of all its attempts" in refused.stderr
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(60, cluster)
+    found = cli.status(cluster)
+    assert (found["state"], found["attempt"]) == ("CANCELLED", 1)
+    assert "attempt 2" not in cli("logs", cluster).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")
+def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
+    """About five minutes of steps in jobs of two minutes."""
+    folder = "examples/checkpoints"
+    (cli.work / folder).mkdir(parents=True)
+    for name in ("profile.yaml", "checkpoints.py"):
+        cli.write(f"{folder}/{name}", (ROOT / folder / name).read_text())
+    words = ["--set", "walltime=2m", "--wait"]
+    program = f"{folder}/checkpoints.py"
+    run = f"run=[python, {program}, --file, c.json, --steps, '130', --tasks, '2', --pause, '2']"
+    done = cli(
+        "submit", f"{folder}/profile.yaml", "--site", "here", *words, "--set", run, timeout=1200
+    )
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    found = cli.status(cluster)
+    assert found["state"] == "DONE" and 3 <= found["attempt"] < found["attempts"] == 6
+    lines = cli("logs", cluster).stdout.splitlines()
+    steps = [0]
+    for attempt in range(1, found["attempt"] + 1):
+        assert f"attempt {attempt} begins with step {steps[-1]}" in lines
+        stops = [line for line in lines if line.startswith(f"attempt {attempt} stops after step")]
+        steps += [int(line.rsplit(" ", 1)[1]) for line in stops]
+    assert steps == sorted(set(steps)) and len(steps) == found["attempt"]
+    assert lines[-1] == "pi is about 3.14158"
+    assert "KilledWorker" not in cli("logs", cluster, "--all").stdout
+    backend.wait_empty(30, cluster)
+
+
+# -- after another cluster -----------------------------------------------------------------------------
+@pytest.mark.filterwarnings("default")
+def test_a_cluster_after_another_one(cli: Cli, backend: Backend) -> None:
+    first = cli.submit(
+        {"gpus": 1, "run": ["bash", "-c", "until [ -e go ]; do sleep 0.2; done; exit 3"]}
+    )
+    good, bad = (
+        cli.submit({"gpus": 1, "run": "echo here"}, "--after", f"{first}{how}")
+        for how in (":any", "")
+    )
+    until(lambda: state(cli, first) == "RUNNING", 60, first, every=0.5)
+    found = cli.status(good)
+    assert (found["state"], found["reason"]) == ("PENDING", f"waits for {first}")
+    assert found["after"] == first
+    cli.write("go", "")
+    backend.wait_empty(90)
+    assert (state(cli, good), state(cli, bad)) == ("DONE", "FAILED")
+    assert f"{first}, which must succeed before, has failed" in cli.status(bad)["reason"]
+    refused = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--after", first)
+    assert refused.returncode == 2 and f"{first} is FAILED" in refused.stderr

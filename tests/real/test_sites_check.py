@@ -1,0 +1,90 @@
+"""`gpujobs sites check --live --run`, `sites init` and `queues`, on a real Slurm and Grid Engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ..conftest import nothing_left
+from ..support.backend import Backend
+from ..support.cli import NVML, Cli
+from ..support.processes import until
+
+pytestmark = [pytest.mark.conformance, pytest.mark.slurm, pytest.mark.sge]
+
+
+@pytest.fixture(params=["slurm", "sge"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    found: Backend = request.getfixturevalue(f"{request.param}_backend")
+    yield found
+    nothing_left(found)
+
+
+def report(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = cli("sites", "check", *arguments, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_a_correct_site(cli: Cli, backend: Backend) -> None:
+    found = report(cli, "here", "--live", "--run")
+    assert found["correct"] and not found["findings"]
+    checks = {check["name"]: check for check in found["checks"]}
+    command = {"slurm": "sbatch --test-only", "sge": "qsub -w v"}[backend.name]
+    assert checks["scripts"]["result"].endswith(f"scripts: {command}")
+    assert f"2 queues, {backend.nodes} nodes" in checks["live"]["result"]
+    assert checks["job"]["state"] == checks["GPUs"]["state"] == "ok"
+    backend.wait_empty(15)
+
+
+def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
+    site = backend.site()
+    site["queues"]["short"] |= {"max_walltime": "20m", "gpus_per_node": 8, "cpus_per_node": 99}
+    site["queues"]["nosuch"] = {"gpus_per_node": 4}
+    if backend.name == "sge":
+        site["cpu_request"] = ["-q {queue}", "-pe nosuch 1", "-l gqu=1"]
+    findings = report(cli, str(cli.write("s.yaml", site)), "--live", code=1)["findings"]
+    messages = [finding["message"] for finding in findings]
+    assert all(finding["file"].endswith("s.yaml") and finding["line"] for finding in findings)
+    expected = ["the walltime in queue short is at most 10m", "its nodes have 4 GPUs",
+                "there is no queue nosuch; there are main, short", "refuses the script: "]  # fmt: skip
+    if backend.name == "sge":
+        expected += ["there is no parallel environment nosuch", "there is no resource gqu"]
+    for text in expected:
+        assert [message for message in messages if text in message], (text, messages)
+    assert backend.queue() == []
+
+
+def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
+    done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "no findings" in done.stderr and "to be filled in" in done.stderr
+    site = str(cli.work / "drafted.yaml")
+    assert report(cli, site, "--live")["findings"] == []
+    variables = {"PYTHONPATH": str(NVML), "DASK_CUDA_TEST_SINGLE_GPU": "1"}
+    code = "from distributed import Client; assert len(Client().scheduler_info()['workers']) == 2"
+    run = [cli.python, "-c", code]
+    profile = cli.write("p.yaml", {"gpus": 2, "start_workers": 2, "env": variables, "run": run})
+    done = cli("submit", str(profile), "--site", site, "--wait")
+    assert done.returncode == 0, done.stderr
+    backend.wait_empty(15)
+
+
+def test_free_gpus(cli: Cli, backend: Backend) -> None:
+    def free() -> dict[str, Any]:
+        done = cli("queues", "--json")
+        assert done.returncode == 0, done.stderr
+        return {queue["queue"]: queue for queue in json.loads(done.stdout)["queues"]}
+
+    found = free()
+    assert found["main"]["free_gpus"] == found["short"]["free_gpus"] == 4 * backend.nodes
+    assert found["main"]["most_free_gpus"] == 4
+    cluster = cli.submit({"gpus": 3, "gpus_per_job": 3})
+    until(lambda: free()["main"]["free_gpus"] == 4 * backend.nodes - 3, 60, "GPUs in use")
+    assert free()["main"]["most_free_gpus"] == 4
+    cli("cancel", cluster)
+    backend.wait_empty(15)

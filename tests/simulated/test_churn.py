@@ -1,0 +1,49 @@
+"""Hours of random churn in seconds: the rules of elasticity hold at every step (see `support.churn`)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpujobs.deploy.attempts import MOST_ATTEMPTS
+
+from ..support.churn import churn
+from ..support.elastic import SimulatedCluster, simulate, slurm_of
+
+SEEDS, MANY_SEEDS, GROUP = 50, 1000, 100
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_churn(tmp_path: Path, seed: int) -> None:
+    churn(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(SEEDS, MANY_SEEDS + SEEDS, GROUP))
+def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
+    for seed in range(first, first + GROUP):
+        folder = tmp_path / str(seed)
+        folder.mkdir(mode=0o700)
+        churn(folder, seed)
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_jobs_that_always_fail_are_submitted_a_few_times(tmp_path: Path, adapts: bool) -> None:
+    slurm = slurm_of(tmp_path, demand=lambda: 16, broken=True)
+
+    async def play() -> None:
+        cluster = SimulatedCluster(tmp_path, slurm)
+        if adapts:
+            cluster.adapt(minimum=0, maximum=16)
+        else:
+            await cluster.scale_to(8)
+        await asyncio.sleep(6 * 3600)
+        assert cluster.pool.error is not None
+        cluster.stop()
+
+    simulate(slurm, play)
+    assert 8 <= len(slurm.jobs) <= 8 * (1 + MOST_ATTEMPTS)
+    assert not slurm.alive

@@ -1,0 +1,187 @@
+"""Clusters of a Python process over hours, on a simulated Slurm: adaptive scaling, walltimes, lost replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs.deploy.adaptive import check_bounds
+from gpujobs.errors import GpujobsError, InputError
+
+from ..support.elastic import SimulatedCluster, simulate, slurm_of
+from ..support.simulated import SimulatedSlurm
+
+Story = Callable[[SimulatedCluster, SimulatedSlurm], Any]
+
+
+def run(folder: Path, story: Story, slurm: SimulatedSlurm | None = None, **options: Any) -> None:
+    """Run ``story`` with a new cluster in jobs of two workers, and check that no rule was broken."""
+    host = slurm or slurm_of(folder)
+
+    async def play() -> None:
+        cluster = SimulatedCluster(folder, host, **options)
+        await story(cluster, host)
+        cluster.stop()
+
+    simulate(host, play)
+    assert not host.faults
+
+
+def numbers(cluster: SimulatedCluster) -> list[int]:
+    return sorted(job.report.number for job in cluster.counting())
+
+
+def test_the_maximum_is_a_number_of_whole_jobs(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda: 100
+        adaptive = cluster.adapt(minimum=0, maximum=5)
+        await asyncio.sleep(120)
+        assert len(slurm.alive) == 2  # of two workers
+        adaptive.maximum = 1
+        with pytest.raises(InputError, match="no number of jobs of 2 workers has 0 to 1 workers"):
+            check_bounds(adaptive, cluster.worker_group(""))
+
+    run(tmp_path, story)
+
+
+def test_a_moment_of_less_demand_cancels_no_pending_job(tmp_path: Path) -> None:
+    demand = [8]
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand, slurm.wait = lambda: demand[0], lambda: 7200.0
+        cluster.adapt(minimum=0, maximum=8)
+        await asyncio.sleep(600)
+        before = numbers(cluster)
+        demand[0] = 0
+        await asyncio.sleep(20)
+        demand[0] = 8
+        await asyncio.sleep(60)
+        assert numbers(cluster) == before == [0, 1, 2, 3]
+        demand[0] = 2
+        await asyncio.sleep(60)
+        assert len(slurm.alive) == 1
+
+    run(tmp_path, story)
+
+
+def test_an_idle_job_that_is_lost_is_not_replaced(tmp_path: Path) -> None:
+    demand = [8]
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda: demand[0]
+        cluster.adapt(minimum=2, maximum=8, hold="30m")
+        await asyncio.sleep(120)
+        demand[0] = 0
+        await asyncio.sleep(120)
+        slurm.end(slurm.running[3], "PREEMPTED", 143)
+        await asyncio.sleep(300)
+        assert len(slurm.jobs) == 4 and len(slurm.alive) == 3  # idle ones are kept for half an hour
+        slurm.end(slurm.running[2], "PREEMPTED", 143)
+        slurm.end(slurm.running[1], "PREEMPTED", 143)
+        slurm.end(slurm.running[0], "PREEMPTED", 143)
+        await asyncio.sleep(300)
+        assert len(slurm.running) == 1  # the minimum
+
+    run(tmp_path, story)
+
+
+def test_jobs_that_wait_for_a_pause_are_not_submitted_without_demand(tmp_path: Path) -> None:
+    demand = [4]
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda: demand[0]
+        cluster.adapt(minimum=0, maximum=8)
+        await asyncio.sleep(120)
+        slurm.away_until = slurm.seconds + 300
+        demand[0] = 8
+        await asyncio.sleep(200)
+        demand[0] = 4
+        await asyncio.sleep(1200)
+        assert len(slurm.alive) == 2
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("limited", ["adapt", "site", "slurm"])
+def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
+    """The successor waits until the job has left; the cluster goes on over many walltimes."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda: 8
+        most: list[int] = []
+        slurm.watchers.append(lambda: most.append(sum(job.occupies for job in slurm.alive)))
+        if limited == "adapt":
+            cluster.adapt(minimum=8, maximum=8)
+        else:
+            slurm.max_jobs = 4 if limited == "slurm" else slurm.max_jobs
+            await cluster.scale_to(4)
+        for _ in range(6):
+            await asyncio.sleep(3600)
+            assert cluster.pool.error is None
+        await asyncio.sleep(300)
+        assert max(most) == 4 and len(slurm.running) == 4
+
+    queue = {"gpus_per_node": 4, "cpus_per_node": 8, "max_walltime": "1d"}
+    queue |= {"max_jobs": 4} if limited == "site" else {}
+    run(tmp_path, story, site={"queues": {"gpu": queue}}, interval=10.0)
+
+
+def test_a_cancel_without_a_reply_is_repeated(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.wait = lambda: 3600.0
+        await cluster.scale_to(4)
+        await asyncio.sleep(60)
+        slurm.away_until = slurm.seconds + 150
+        with pytest.raises(GpujobsError):
+            await cluster.scale_to(1)
+        await asyncio.sleep(900)
+        assert len(slurm.alive) == 1 and not cluster.orphans
+
+    run(tmp_path, story)
+
+
+def test_a_lost_job_whose_cancel_failed_is_cancelled_again(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        lost = slurm.running[0]
+        slurm.start_up = 1e6
+        slurm.hang(lost)
+        await asyncio.sleep(50)
+        slurm.start_up = 20.0
+        slurm.away_until = slurm.seconds + 200
+        await asyncio.sleep(1500)
+        assert lost.state == "CANCELLED" and len(slurm.running) == 2
+
+    run(tmp_path, story)
+
+
+def test_a_submission_without_a_reply_is_found(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 100
+        with pytest.raises(GpujobsError):
+            await cluster.scale_to(3)
+        await asyncio.sleep(180)  # they are found, and cancelled: the call has failed
+        assert len(slurm.jobs) == 3 and not slurm.alive and not cluster.orphans
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        assert len(slurm.running) == 3 and not cluster.orphans
+
+    run(tmp_path, story)
+
+
+def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.away_until = slurm.seconds + 400
+        with pytest.raises(GpujobsError):
+            await cluster.scale_to(2)
+        await asyncio.sleep(900)
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        assert len(slurm.running) == 2
+
+    run(tmp_path, story)

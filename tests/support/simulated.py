@@ -1,0 +1,389 @@
+"""A simulated host: a clock that jumps, and Slurm's commands with queue, nodes and jobs in this process.
+
+The real classes run on it: everything above `System.run`, and all text formats between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import selectors
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpujobs.batch.system import System
+from gpujobs.injob.folder import EndKind
+from gpujobs.injob.names import job_worker_names
+from gpujobs.schedulers import CommandResult
+from gpujobs.schedulers.formats import members
+
+START, START_TIMEOUT = 1.7e9, 300.0
+COMMAND_SECONDS, EXIT_SECONDS = 0.05, 4.0
+UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+REFUSED = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed"
+
+
+@dataclass
+class SimulatedJob:
+    """A job of the simulated Slurm."""
+
+    submission: str
+    index: int | None
+    number: int
+    group: str
+    walltime: float
+    workers: tuple[str, ...]
+    submitted: float
+    eligible: float
+    state: str = "PENDING"
+    started: float = 0.0
+    connects: float = 0.0
+    connected: float = -1.0
+    """The start after which its workers have connected."""
+    exits: float | None = None
+    """When it leaves the queue."""
+    final: str = ""
+    code: int | None = 0
+    """Exit code of its exit record; None: it leaves none."""
+    superfluous: bool = False
+    hung: bool = False
+    """Its workers were gone for some time, so that it may be given up."""
+    listed: bool = True
+    """Whether squeue and sacct know it."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ("PENDING", "RUNNING", "COMPLETING")
+
+    @property
+    def occupies(self) -> bool:
+        """Whether it uses GPUs, or will: not if its script has ended, and Slurm cleans up."""
+        ended = self.state == "COMPLETING" and self.code is not None
+        return self.alive and not ended and not self.superfluous
+
+    @property
+    def id(self) -> str:
+        return self.submission if self.index is None else f"{self.submission}_{self.index}"
+
+
+@dataclass
+class SimulatedSlurm(System):
+    """Slurm with ``capacity`` nodes, one job each; and the workers of the jobs that run.
+
+    ``wait``: returns for how many seconds a new job is not eligible. ``start_up``: seconds from the
+    start of a job until its workers connect.
+    """
+
+    folder: Path
+    random: random.Random
+    capacity: int = 1000
+    wait: Callable[[], float] = lambda: 0.0
+    start_up: float = 20.0
+    workers_per_job: int = 1
+    max_jobs: int = 10**6
+    """Submissions above are refused, by Slurm itself."""
+    broken: bool = False
+    """New jobs fail when they start."""
+    away_until: float = 0.0
+    refuse_until: float = 0.0
+    accept_while_away: float = 0.0
+    """Probability that a submission is accepted although its reply is lost."""
+    demand: Callable[[], int] = lambda: 0
+    """Returns how many workers the tasks need."""
+    seconds: float = 0.0
+    jobs: list[SimulatedJob] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    """What must not happen, and did."""
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+    """Called after each accepted submission and each step."""
+    connected: dict[str, SimulatedJob] = field(default_factory=dict)
+    retired: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
+    _submissions: int = 0
+
+    # -- the clock ---------------------------------------------------------------------------------
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def time(self) -> float:
+        return START + self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; jobs start and end in steps of at most five seconds."""
+        end = self.seconds + seconds
+        while self.seconds < end:
+            self.seconds = min(end, self.seconds + 5.0)
+            self._events()
+
+    # -- jobs --------------------------------------------------------------------------------------
+    @property
+    def alive(self) -> list[SimulatedJob]:
+        return [job for job in self.jobs if job.alive]
+
+    @property
+    def running(self) -> list[SimulatedJob]:
+        return [job for job in self.jobs if job.state == "RUNNING"]
+
+    @property
+    def busy(self) -> set[str]:
+        """Names of the workers with tasks: those that have been there for longest."""
+        ready = [name for name in self.connected if name not in self.retired]
+        return set(ready[: self.demand()])
+
+    def end(self, job: SimulatedJob, state: str, code: int | None) -> None:
+        """End a running job: its workers disconnect now."""
+        self._disconnect(job)
+        job.state, job.final, job.code = "COMPLETING", state, code
+        job.exits = self.seconds + EXIT_SECONDS
+        if code is not None and not job.superfluous:
+            text = json.dumps({"exit_code": code, "host": "n1"})
+            (self.folder / "jobs" / f"{job.number}.json").write_text(text)
+
+    def vanish(self, job: SimulatedJob) -> None:
+        """Lose a job: no exit record, and no command knows it any more."""
+        self._disconnect(job)
+        job.state, job.listed = "VANISHED", False
+
+    def hang(self, job: SimulatedJob) -> None:
+        """Disconnect the workers of a job, which keeps running."""
+        self._disconnect(job)
+        job.connects, job.hung = float("inf"), True
+
+    def requeue(self, job: SimulatedJob) -> None:
+        """Put a running job back into the queue."""
+        self._disconnect(job)
+        (self.folder / "jobs" / f"{job.number}.json").write_text('{"exit_code": 143, "host": "n1"}')
+        job.state, job.eligible, job.hung = "PENDING", self.seconds + 30 + self.wait(), True
+
+    def _events(self) -> None:
+        alive = self.alive
+        used = sum(job.state != "PENDING" for job in alive)
+        for job in alive:
+            if job.state == "PENDING":
+                if job.eligible <= self.seconds and used < self.capacity:
+                    used += 1
+                    self._start(job)
+            elif job.state == "COMPLETING":
+                if job.exits is not None and job.exits <= self.seconds:
+                    job.state = job.final
+            else:
+                self._run_on(job)
+        for watch in self.watchers:
+            watch()
+
+    def _start(self, job: SimulatedJob) -> None:
+        job.state, job.started = "RUNNING", self.seconds
+        job.connects = self.seconds + self.start_up
+        claim = self.folder / "jobs" / f"{job.number}.claim"
+        name = job.submission if job.index is None else f"{job.submission}[{job.index}]"
+        if claim.exists() and claim.read_text().strip() != name:
+            job.superfluous = True
+            self.end(job, "COMPLETED", 0)
+            return
+        claim.write_text(name)
+        (self.folder / "jobs" / f"{job.number}.json").unlink(missing_ok=True)
+        (self.folder / "jobs" / f"{job.number}.started").write_text('{"node": "n1"}')
+
+    def _run_on(self, job: SimulatedJob) -> None:
+        ran = self.seconds - job.started
+        if self.broken and job.connects > self.seconds:
+            self.end(job, "FAILED", 1)
+        elif ran >= job.walltime - min(60, max(10, job.walltime // 10)) or self.retired.issuperset(
+            job.workers
+        ):
+            self.end(job, "COMPLETED", 0)
+        elif ran > START_TIMEOUT and job.connected != job.started:
+            self.end(job, "FAILED", 1)  # the supervisor does not wait for longer
+        elif job.connects <= self.seconds and job.workers[0] not in self.connected:
+            self.connected.update(dict.fromkeys(job.workers, job))
+            self._seen.update(job.workers)
+            job.connected = job.started
+            (self.folder / "workers.json").write_text(json.dumps({"seen": sorted(self._seen)}))
+
+    def _disconnect(self, job: SimulatedJob) -> None:
+        for name in job.workers:
+            self.connected.pop(name, None)
+
+    # -- commands ----------------------------------------------------------------------------------
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        timeout: float = 0.0,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        words = tuple(argv)
+        self.calls[words[0]] += 1
+        self.seconds += COMMAND_SECONDS
+        if self.seconds < self.away_until:
+            if words[0] == "sbatch" and self.random.random() < self.accept_while_away:
+                self._sbatch(stdin)
+            return CommandResult(words, 1, "", UNREACHABLE)
+        if words[0] == "sbatch":
+            refused = self.seconds < self.refuse_until
+            count = _count(stdin)
+            if refused or len(self.alive) + count > self.max_jobs:
+                return CommandResult(words, 1, "", REFUSED)
+            return CommandResult(words, 0, f"{self._sbatch(stdin)}\n")
+        outputs = {"squeue": self._squeue, "sacct": self._sacct, "scancel": self._scancel}
+        if words[0] == "scontrol":
+            return CommandResult(words, 0, "MaxArraySize            = 1001\n")
+        return CommandResult(words, 0, "".join(f"{line}\n" for line in outputs[words[0]](words)))
+
+    def _sbatch(self, script: str) -> str:
+        self._submissions += 1
+        submission, name = str(self._submissions), _match(r"--job-name=(\S+)", script)
+        first = int(_match(r"export GPUJOBS_JOB=\$?\(*(\d+)", script))
+        hours, minutes, seconds = _match(r"--time=(\d+:\d+:\d+)", script).split(":")
+        walltime = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+        group = _match(r"--group=(\S+)", script, "")
+        is_array = "#SBATCH --array" in script
+        for index in range(_count(script)):
+            number = first + index
+            workers = job_worker_names(name, number, self.workers_per_job, 0, group)
+            self.jobs.append(
+                SimulatedJob(
+                    submission,
+                    index if is_array else None,
+                    number,
+                    group,
+                    walltime,
+                    tuple(workers),
+                    self.seconds,
+                    self.seconds + self.wait(),
+                )
+            )
+        for watch in self.watchers:
+            watch()
+        return submission
+
+    def _squeue(self, words: Sequence[str]) -> Iterator[str]:
+        columns = words[-1]
+        for job in self.alive:
+            if job.listed:
+                index = "N/A" if job.index is None else job.index
+                row = f"{job.submission}|{index}|{job.state}|n1|N/A|None|{self.folder.name}"
+                yield f"{job.submission}|{self.folder.name}" if columns == "%F|%j" else row
+
+    def _sacct(self, words: Sequence[str]) -> Iterator[str]:
+        wanted = set(words[words.index("-j") + 1].split(","))
+        for job in self.jobs:
+            if job.listed and job.submission in wanted:
+                code = f"{job.code or 0}:0"
+                yield f"{job.id}|{job.state}|{code}|n1"
+
+    def _scancel(self, words: Sequence[str]) -> Iterator[str]:
+        for target in words[1:]:
+            submission, _, indexes = target.partition("_")
+            chosen = members(indexes) if indexes else None
+            for job in self.alive:
+                if job.submission == submission and (not chosen or job.index in chosen):
+                    self._cancel(job)
+        yield from ()
+
+    def _cancel(self, job: SimulatedJob) -> None:
+        if job.state == "PENDING":
+            job.state = "CANCELLED"
+        elif job.state == "RUNNING":
+            if self.busy.intersection(job.workers) and not job.hung:
+                self.faults.append(f"{job.id} was cancelled while it was busy")
+            self.end(job, "CANCELLED", 143)
+
+
+def _match(pattern: str, text: str, default: str | None = None) -> str:
+    found = re.search(pattern, text)
+    if found is None and default is not None:
+        return default
+    assert found, f"{pattern} is not in {text[:400]}"
+    return found[1]
+
+
+def _count(script: str) -> int:
+    found = re.search(r"#SBATCH --array=0-(\d+)", script)
+    return int(found[1]) + 1 if found else 1
+
+
+# -- dask's side -----------------------------------------------------------------------------------
+@dataclass
+class SimulatedDask:
+    """The dask cluster: `gpujobs.deploy.daskside.DaskSide`, and the calls of the dask scheduler."""
+
+    slurm: SimulatedSlurm
+    adapting: set[str] = field(default_factory=set)
+    messages: list[str] = field(default_factory=list)
+    open: bool = True
+
+    @property
+    def connected(self) -> frozenset[str]:
+        return frozenset(name for name in self.slurm.connected if name not in self.slurm.retired)
+
+    def adapts(self, group: str) -> bool:
+        return group in self.adapting
+
+    def end_of_scheduler(self) -> tuple[EndKind, str] | None:
+        return None
+
+    async def running_workers(self, leaving: Collection[str]) -> int:
+        return len(self.connected.difference(leaving))
+
+    async def load(self) -> dict[str, int]:
+        return dict.fromkeys(self.slurm.busy, 1)
+
+    async def retire(self, names: list[str]) -> None:
+        self.slurm.retired.update(names)
+
+    def disconnect(self) -> None:
+        return
+
+    def log(self, message: str) -> None:
+        self.messages.append(message)
+
+    async def adaptive_target(self, target_duration: Any = None) -> int:
+        return self.slurm.demand()
+
+    async def processing(self) -> dict[str, list[str]]:
+        return {f"tcp://{name}": ["task"] for name in self.slurm.busy}
+
+
+# -- the event loop --------------------------------------------------------------------------------
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Lets the simulated time pass instead of waiting."""
+
+    def __init__(self, slurm: SimulatedSlurm) -> None:
+        super().__init__()
+        self.slurm = slurm
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing is left to wait for"
+        self.slurm.advance(timeout)
+        return super().select(0)
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop on the simulated clock; what would run in threads runs at once."""
+
+    def __init__(self, slurm: SimulatedSlurm) -> None:
+        self.slurm = slurm
+        super().__init__(_JumpingSelector(slurm))
+
+    def time(self) -> float:
+        return self.slurm.monotonic()
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,0 +1,150 @@
+"""`gpujobs queues`: nodes and free GPUs from recorded output of batch schedulers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpujobs.cli.main import main
+from gpujobs.schedulers import get_scheduler
+from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
+from gpujobs.schedulers.slurm_inventory import gpus_in
+
+from ..support.transcripts import recorded
+
+RECORDED = {
+    "slurm": ("sinfo.txt", "nodes and partitions"),
+    "sge": ("qstat-F.txt", "queue instances"),
+    "pbs": ("03-status.txt", "nodes, json"),
+    "torque": ("03-status.txt", "nodes, xml"),
+    "lsf": ("hosts.txt", "hosts"),
+}
+SITES = {
+    "slurm": "queues: {main: {gpus_per_node: 4}, short: {gpus_per_node: 4}, cpu: {name: main}}",
+    "sge": "visible_devices: scheduler\nqueues: {main: {gpus_per_node: 4}, short: {gpus_per_node: 4}}",
+    "pbs": "visible_devices: scheduler\nqueues: {gpuq: {gpus_per_node: 4, gpu_type: a100}, other: {gpus_per_node: 4, gpu_type: v100}}",
+    "torque": "queues: {batch: {gpus_per_node: 4}}",
+    "lsf": "queues: {normal: {gpus_per_node: 4}}",
+}
+
+
+def nodes(name: str) -> list[LiveNode]:
+    inventory = get_scheduler(name).inventory
+    assert inventory
+    return inventory().parse_nodes(recorded(name, *RECORDED[name]))
+
+
+def free(name: str) -> list[tuple[str, str, bool, int, int | None, int | None]]:
+    """Return name, queue, usable, free CPUs, GPUs and free GPUs of each node."""
+    return [(n.name, n.queue, n.usable, n.free_cpus, n.gpus, n.free_gpus) for n in nodes(name)]
+
+
+def test_slurm() -> None:
+    found = free("slurm")
+    assert found[:2] == [("node1", "main", True, 15, 4, 1), ("node1", "short", True, 15, 4, 1)]
+    assert found[-1] == ("node4", "short", False, 0, 4, 0)  # drained
+    assert len(found) == 8 and nodes("slurm")[0].memory == 64 * 2**30
+
+
+def test_types_and_numbers_of_gpus_of_slurm() -> None:
+    text = "gpu:a100:4(S:0-1),shard:8,gpu:nvidia_a100_1g.5gb:7(IDX:0,2-5),gpu:2"
+    assert gpus_in(text) == [("a100", 4), ("nvidia_a100_1g.5gb", 7), ("", 2)]
+    assert gpus_in("(null)") == gpus_in("craynetwork:4") == []
+
+
+def test_grid_engine() -> None:
+    assert free("sge") == [
+        ("node1", "main", True, 16, None, 4), ("node2", "main", True, 14, None, 1),
+        ("node1", "short", True, 16, None, 4), ("node2", "short", True, 16, None, 1),
+    ]  # fmt: skip
+
+
+def test_pbs() -> None:
+    assert free("pbs") == [("node1", "", True, 1, 4, 3), ("node2", "", True, 5, 4, 4)]
+    assert {(n.gpu_type, n.memory, n.cpus) for n in nodes("pbs")} == {("a100", 32 * 2**30, 8)}
+
+
+def test_torque() -> None:
+    assert free("torque") == [("node1", "", True, 5, 4, 4), ("node2", "", True, 8, 4, 4)]
+
+
+def test_lsf() -> None:
+    assert free("lsf") == [("node1", "", True, 3, None, None), ("node2", "", True, 8, None, None)]
+
+
+def test_units() -> None:
+    assert [memory_bytes(text) for text in ("32gb", "1.5G", "2048kb", "512", "x")] == [
+        32 * 2**30, 3 * 2**29, 2**21, 512, None,
+    ]  # fmt: skip
+    clocks = ("1-00:00:00", "24:00:00", "10:00", "00:30:00", "2-12", "infinite", "--")
+    assert [clock_seconds(text) for text in clocks] == [
+        86400, 86400, 600, 1800, 216000, None, None,
+    ]  # fmt: skip
+
+
+# -- the command, with programs that print the recorded output -------------------------------------
+@pytest.fixture
+def programs(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that is first on PATH; each call is written to `calls`."""
+    folder = home / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def queues(home: Path, programs: Path, name: str, *arguments: str) -> tuple[dict[str, Any], str]:
+    inventory = get_scheduler(name).inventory
+    assert inventory
+    command = inventory().nodes_command()[0]
+    (home / "output").write_text(recorded(name, *RECORDED[name]).stdout)
+    program = programs / command
+    program.write_text(f"#!/bin/sh\necho {command} >> {home}/calls\ncat {home}/output\n")
+    program.chmod(0o755)
+    (home / "q.yaml").write_text(f"description: x\nscheduler: {name}\n{SITES[name]}\n")
+    words = ["queues", "--site", "./q.yaml", *arguments]
+    value = CliRunner().invoke(main, [*words, "--json"])
+    assert value.exit_code == 0, value.output
+    assert (home / "calls").read_text().split() == [command], "one command"
+    return json.loads(value.stdout), CliRunner().invoke(main, words).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("slurm", {"main": (4, 3, 16, 9, 4), "short": (4, 3, 16, 9, 4), "cpu": (4, 3, 16, 9, 4)}),
+        ("sge", {"main": (2, 2, None, 5, 4), "short": (2, 2, None, 5, 4)}),
+        ("pbs", {"gpuq": (2, 2, 8, 7, 4), "other": (0, 0, 0, 0, 0)}),
+        ("torque", {"batch": (2, 2, 8, 8, 4)}),
+        ("lsf", {"normal": (2, 2, None, None, None)}),
+    ],
+)
+def test_queues(
+    home: Path, programs: Path, name: str, expected: dict[str, tuple[int | None, ...]]
+) -> None:
+    value, text = queues(home, programs, name)
+    keys = ("nodes", "usable_nodes", "gpus", "free_gpus", "most_free_gpus")
+    assert {q["queue"]: tuple(q[key] for key in keys) for q in value["queues"]} == expected
+    assert value["version"] == 1 and value["site"] == "q"
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[0] for line in lines[1:]] == list(expected)
+    if name == "lsf":
+        assert lines[1][3:5] == ["?", "?"]
+
+
+def test_a_batch_scheduler_that_is_not_here(home: Path) -> None:
+    (home / "q.yaml").write_text(
+        f"description: x\nscheduler: slurm\ncommands: {{sinfo: /nosuch/sinfo}}\n{SITES['slurm']}\n"
+    )
+    done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml"])
+    assert done.exit_code == 3 and "/nosuch/sinfo was not found" in done.stderr
+
+
+def test_this_machine(home: Path) -> None:
+    done = CliRunner().invoke(main, ["queues", "--site", "local", "--json"])
+    (found,) = json.loads(done.stdout)["queues"]
+    assert found["queue"] == "local" and found["usable_nodes"] == 1 and found["free_cpus"] > 0

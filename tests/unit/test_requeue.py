@@ -1,0 +1,254 @@
+"""Attempts of a cluster: `requeue` of a profile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpujobs.clusters.folderstate import ExitRecord, FolderState
+from gpujobs.clusters.judge import judge
+from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
+from gpujobs.clusters.report import ClusterReport, JobPhase
+from gpujobs.injob.attempts import begin_attempt, end_attempt
+from gpujobs.injob.folder import Ended, EndKind, Folder
+from gpujobs.injob.head import Head
+from gpujobs.injob.job import JobExit
+from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.process import ManagedProcess
+from gpujobs.injob.supervise import supervise
+from gpujobs.planning.render import render
+from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
+
+from .support import SLURM, error_of, made_plan
+
+RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Restore the handlers that a supervisor replaces."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# -- plan ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "ids", "options"),
+    [
+        ("slurm", ["7", "8"], ["--dependency=afterany:7:8"]),
+        ("sge", ["7", "8"], ["-hold_jid", "7,8"]),
+        ("pbs", ["7[].s", "8.s"], ["-W", "depend=afterany:7[].s:8.s"]),
+        ("torque", ["7[].s", "8.s"], ["-W", "depend=afteranyarray:7[].s,afterany:8.s"]),
+        ("lsf", ["7", "8"], ["-w", "ended(7) && ended(8)"]),
+        ("local", ["7"], []),
+        *((name, [], []) for name in ("slurm", "sge", "pbs", "torque", "lsf")),
+    ],
+)
+def test_jobs_wait_for_others(name: str, ids: list[str], options: list[str]) -> None:
+    assert get_scheduler(name)().after_options(ids) == options
+
+
+def test_each_attempt_has_jobs_of_its_own(home: Path) -> None:
+    plan = made_plan(home, RUN + "requeue: 2\nwalltime_exit: 85\n")
+    scripts = render(plan, "svd-0000")
+    assert [(script.attempt, script.first, script.count) for script in scripts] == [
+        (1, 0, 2),
+        (2, 2, 2),
+        (3, 4, 2),
+    ]
+    for script in scripts:
+        assert f"--attempt={script.attempt} --attempts=3 --walltime-exit=85" in script.text
+        assert f"export GPUJOBS_ATTEMPT={script.attempt}\n" in script.text
+        assert "#SBATCH --no-requeue\n" in script.text
+    assert "the jobs of 3 attempts are submitted at once (`requeue`)" in plan.notes
+
+
+def test_the_heads_own_job_is_the_last_of_each_attempt(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("queues:\n", "queues:\n  cpu: {cpus_per_node: 8}\n"))
+    scripts = render(made_plan(home, RUN + "requeue: 1\nhead: {cpus: 1}\n"), "svd-0000")
+    assert [(script.first, script.count) for script in scripts] == [(2, 1), (0, 2), (5, 1), (3, 2)]
+
+
+def test_numbers_of_attempts_that_are_refused(home: Path) -> None:
+    assert "svd.yaml:5:16: `walltime_exit` asks for another attempt" in error_of(
+        home, RUN + "walltime_exit: 85\n"
+    )
+    assert "0 is not an exit code from 1 to 255" in error_of(
+        home, RUN + "requeue: 1\nwalltime_exit: 0\n"
+    )
+    (home / "s.yaml").write_text(f"{SLURM}max_queued_jobs: 6\n")
+    message = error_of(home, RUN + "requeue: 3\n")
+    assert "svd.yaml:5:10: 2 jobs of 4 attempts; the site allows 6 of one user" in message
+    assert "hint: requeue: 2" in message
+    assert made_plan(home, RUN + "requeue: 2\n").lifetime.attempts == 3
+
+
+def test_without_a_batch_scheduler_it_is_ignored(home: Path) -> None:
+    plan = made_plan(home, "gpus: 0\nrequeue: 2\nrun: ls\n", "local")
+    assert plan.lifetime.attempts == 1
+    assert any("`requeue` is ignored: local" in note for note in plan.notes)
+
+
+# -- in a job --------------------------------------------------------------------------------------
+def options(folder: Path, attempt: int, attempts: int, left: int = 5) -> SuperviseOptions:
+    for name in ("jobs", "logs"):
+        (folder / name).mkdir(exist_ok=True, parents=True)
+    started = time.time() - 600 + left
+    return SuperviseOptions(
+        folder=str(folder),
+        job=0,
+        started=started,
+        walltime=600,
+        warning=20,
+        attempt=attempt,
+        attempts=attempts,
+        walltime_exit=85,
+        scheduler=("x",),
+    )
+
+
+def command(folder: Path, code: str) -> ManagedProcess:
+    text = f"trap '{code}' TERM; touch {folder}/ready; while :; do sleep 0.1; done"
+    process = ManagedProcess("run:", ["bash", "-c", text], folder / "log", dict(os.environ))
+    while not (folder / "ready").exists():
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("code", "attempt", "attempts", "found"),
+    [
+        ("exit 0", 1, 1, "done"),
+        ("exit 0", 1, 2, "over"),
+        ("exit 0", 2, 2, "walltime"),
+        ("exit 85", 1, 2, "over"),
+        ("exit 85", 2, 2, "walltime"),
+        ("exit 143", 1, 2, "over"),
+        ("trap - TERM; kill $$", 1, 2, "over"),
+        ("exit 143", 2, 2, "walltime"),
+        ("exit 3", 1, 2, "failed"),
+        ("exit 3", 1, 1, "walltime"),
+    ],
+)
+def test_the_end_of_a_command_near_the_walltime(
+    tmp_path: Path, code: str, attempt: int, attempts: int, found: str
+) -> None:
+    head = Head(options(tmp_path, attempt, attempts))
+    process = command(tmp_path, code)
+    with pytest.raises(JobExit) as caught:
+        head._stop_command(process, "the walltime is nearly over")
+    process.kill()
+    assert process.wait(20)
+    head._exit(caught.value)
+    if found == "over":
+        assert (tmp_path / f"over-{attempt}").exists() and not (tmp_path / "ended").exists()
+        return
+    ended = Ended.parse(Folder(str(tmp_path)).read("ended"))
+    assert ended.kind.value == found
+    assert ("the last of 2 attempts" in ended.reason) is (found == "walltime" and attempts == 2)
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, "done"), (85, "over"), (3, "failed")])
+def test_the_end_of_a_command_by_itself(tmp_path: Path, code: int, found: str) -> None:
+    head = Head(options(tmp_path, 1, 2, left=500))
+    argv = [sys.executable, "-c", f"raise SystemExit({code})"]
+    process = ManagedProcess("run:", argv, tmp_path / "log", dict(os.environ))
+    scheduler = ManagedProcess("it", ["true"], tmp_path / "log", dict(os.environ))
+    assert process.wait(20) and scheduler.wait(20)
+    with pytest.raises(JobExit) as caught:
+        head._command_ended(process, scheduler)
+    head._exit(caught.value)
+    assert (tmp_path / "over-1").exists() is (found == "over")
+    if found != "over":
+        assert Folder(str(tmp_path)).read("ended")["kind"] == found
+
+
+def test_nothing_follows_a_cancel(tmp_path: Path) -> None:
+    head = Head(options(tmp_path, 1, 2))
+    (tmp_path / "ended").write_text(Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs").json())
+    head._exit(JobExit(143, EndKind.WALLTIME, "stopped", again=True))
+    assert not (tmp_path / "over-1").exists()
+
+
+def test_a_new_attempt_sets_up_the_folder_once(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    (tmp_path / "head").mkdir()
+    for name in ("head/owner", "scheduler.json", "workers.json", "trial-claim", "job-ids"):
+        (tmp_path / name).write_text("1")
+    assert begin_attempt(folder, 1) and (tmp_path / "head").exists()
+    assert begin_attempt(folder, 2)
+    names = {"attempt", "attempt-1", "job-ids", "over-1"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert (tmp_path / "attempt-1" / "head" / "owner").exists()
+    (tmp_path / "head").mkdir()
+    assert begin_attempt(folder, 2) and (tmp_path / "head").exists()  # another job of it
+
+
+def test_a_late_job_of_an_earlier_attempt_exits(tmp_path: Path) -> None:
+    late = options(tmp_path, 1, 2)
+    end_attempt(Folder(str(tmp_path)), 1, "preempted")
+    assert supervise(late) == 0
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_head_that_is_requeued_all_the_same(tmp_path: Path) -> None:
+    """PBS requeues members of arrays: that ends the attempt, and the next one follows."""
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "owner").write_text('{"job": 0}')
+    assert supervise(options(tmp_path, 1, 2)) == 0
+    assert "started the head's job again" in (tmp_path / "over-1").read_text()
+
+
+# -- report ----------------------------------------------------------------------------------------
+RECORD = ClusterRecord(
+    id="svd-0001",
+    site="s",
+    scheduler="slurm",
+    folder="/f",
+    created=0.0,
+    groups=(GroupRecord("", 1, 1, 1),),
+    run=("ls",),
+    encrypted=True,
+    attempts=3,
+    submissions=tuple(Submission(str(n + 5), n, 1, attempt=n + 1) for n in range(3)),
+)
+
+
+def report(states: str, folder: FolderState) -> ClusterReport:
+    """Return the report on a chain; r, p, c are running, pending and cancelled jobs."""
+    known = {"r": JobState.RUNNING, "p": JobState.PENDING, "c": JobState.CANCELLED}
+    answers = {JobId(str(n + 5)): JobStatus(known[letter]) for n, letter in enumerate(states)}
+    return judge(RECORD, folder, answers, now=1.0)
+
+
+def worker(number: int) -> FolderState:
+    name = f"svd-0001-{number}"
+    row = {"address": "tls://a", "threads": 1, "gpu": None}
+    return FolderState(head=number, workers={name: row}, seen=frozenset([name]))  # type: ignore[dict-item]
+
+
+def test_a_chain_is_one_cluster() -> None:
+    first = report("rpp", worker(0))
+    assert (first.state.value, first.reason, first.attempt) == ("RUNNING", "", 1)
+    between = report("cpp", worker(0))
+    assert (between.state.value, between.attempt, between.connected) == ("PENDING", 2, 0)
+    assert between.reason == "1 pending"
+    ended = replace(worker(0), exits={0: ExitRecord(0, "n1")})
+    assert report("rpp", ended).attempt == 2
+    second = report("crp", worker(1))
+    assert (second.state.value, second.attempt, second.connected) == ("RUNNING", 2, 1)
+    assert [job.attempt for job in second.jobs] == [1, 2, 3]
+    assert second.jobs[0].phase is JobPhase.ENDED
+    done = replace(worker(1), ended=Ended(EndKind.DONE, 0))
+    last = report("ccc", done)
+    assert (last.state.value, last.attempt) == ("DONE", 2)

@@ -1,0 +1,181 @@
+"""Drafts of site files from recorded answers of batch schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpujobs.cli.main import main
+from gpujobs.config.sitefiles import SiteFile, load_site
+from gpujobs.doctor.sitedraft import TO_BE_FILLED_IN, Host, draft
+from gpujobs.doctor.sitereport import check_offline
+from gpujobs.schedulers import get_scheduler
+from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
+
+from ..support.transcripts import recorded
+
+HOST = Host("login1.example.org", ["lo", "eth0", "ib0"])
+ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
+    "slurm": {"sinfo": ("sinfo.txt", "nodes and partitions")},
+    "sge": {
+        "qstat -f -F": ("qstat-F.txt", "queue instances"),
+        "qconf -sc": ("hosts.txt", "complexes"),
+    },
+    "pbs": {
+        "pbsnodes": ("03-status.txt", "nodes, json"),
+        "qstat -Q": ("03-status.txt", "queue, json"),
+        "qstat -B": ("03-status.txt", "server, json"),
+    },
+    "torque": {
+        "pbsnodes": ("03-status.txt", "nodes, xml"),
+        "qstat -q": ("03-status.txt", "queues"),
+    },
+    "lsf": {
+        "bhosts": ("hosts.txt", "hosts"),
+        "bqueues -l": ("hosts.txt", "queue limits"),
+    },
+}
+TEXTS = {
+    "slurm": {
+        "scontrol show config": "AccountingStorageEnforce = associations,limits\nMaxArraySize = 1001\n  ConstrainDevices  = yes\n",
+        "sacctmgr -n -P show associations user=ada ": "p1|ada\np2|ada\n",
+    },
+    "sge": {
+        "qconf -sql": "main\nshort\n",
+        "qconf -sq short": "qname short\nh_rt      00:10:00\nprolog  NONE\n",
+        "qconf -se node1": "hostname node1\ncomplex_values        gpu=4,slots=8\n",
+        "qconf -se node2": "hostname node2\ncomplex_values        gpu=4, \\\n     slots=8\n",
+        "qconf -spl": "mpi\nsmp\n",
+        "qconf -sp smp": "pe_name  smp\nallocation_rule    $pe_slots\n",
+        "qconf -sp mpi": "pe_name  mpi\nallocation_rule    $fill_up\n",
+        "qconf -sconf": "prolog     root@/opt/prolog.sh\nmax_aj_tasks   75000\nenforce_project  false\n",
+        "cat /opt/prolog.sh": 'echo "CUDA_VISIBLE_DEVICES=0" >> "$SGE_JOB_SPOOL_DIR/environment"\n',
+    },
+}
+
+
+def survey_of(name: str, changes: Mapping[str, str] | None = None) -> Survey:
+    texts = {**TEXTS.get(name, {}), **(changes or {})}
+    answers = {words: recorded(name, *place).stdout for words, place in ANSWERS[name].items()}
+    inventory = get_scheduler(name).inventory
+    assert inventory
+
+    def ask(argv: object) -> str:
+        words = " ".join(argv)  # type: ignore[call-overload]
+        found = [text for start, text in {**answers, **texts}.items() if words.startswith(start)]
+        return found[-1] if found else ""
+
+    return inventory().survey(ask, "ada")
+
+
+def drafted(folder: Path, name: str, survey: Survey) -> tuple[str, SiteFile]:
+    text = draft(get_scheduler(name), survey, HOST)
+    path = folder / f"{name}-draft.yaml"
+    path.write_text(text)
+    report = check_offline(str(path))
+    assert report.correct, "\n".join([text, *map(str, report.findings)])
+    return text, load_site(str(path))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_draft_passes_the_check(home: Path, name: str) -> None:
+    text, loaded = drafted(home, name, survey_of(name))
+    assert loaded.site.scheduler == name and TO_BE_FILLED_IN in text
+    assert r"login\d+\.example\.org" in text and "interface: ib0" in text
+    gpus = {key: queue.gpus_per_node for key, queue in loaded.site.queues.items()}
+    assert (
+        gpus
+        == {
+            "slurm": {"main": 4, "short": 4},
+            "sge": {"main": 4, "short": 4},
+            "pbs": {"gpuq": 4},
+            "torque": {"short": 4, "batch": 4},
+            "lsf": {"short": 4},
+        }[name]
+    )
+
+
+def test_slurm(home: Path) -> None:
+    text, loaded = drafted(home, "slurm", survey_of("slurm"))
+    site = loaded.site
+    assert site.account and site.account.required and "# of this user: p1, p2" in text
+    assert site.max_array_size == 1000 and "ConstrainDevices" in text
+    assert site.queues["short"].max_walltime == 600 and site.queues["main"].nodes == 4
+    assert site.queues["main"].memory_per_node == 64 * 2**30
+
+
+def test_grid_engine(home: Path) -> None:
+    text, loaded = drafted(home, "sge", survey_of("sge"))
+    site = loaded.site
+    assert site.visible_devices == "scheduler" and "see `visible_devices`" not in text
+    assert site.queues["main"].cpus_per_node == 8 and site.queues["short"].max_walltime == 600
+    assert site.request == ("-q {queue}", "-pe smp {cpus_per_job}", "-l gpu={gpus_per_cpu}")
+    assert "counted per slot" in text and site.max_array_size == 75000
+    other = {"cat /opt/prolog.sh": "SGE_HGR_gpu=$1"}
+    _, loaded = drafted(home, "sge", survey_of("sge", other))
+    assert str(loaded.document.value["visible_devices"]) == "{'variable': 'SGE_HGR_gpu'}"
+    text, _ = drafted(home, "sge", survey_of("sge", {"cat /opt/prolog.sh": ""}))
+    assert f"visible_devices: scheduler   {TO_BE_FILLED_IN}" in text
+
+
+def test_pbs(home: Path) -> None:
+    text, loaded = drafted(home, "pbs", survey_of("pbs"))
+    queue = loaded.site.queues["gpuq"]
+    assert (queue.gpu_type, queue.max_walltime, queue.memory_per_node) == (
+        "a100",
+        86400,
+        32 * 2**30,
+    )
+    assert "visible_devices: scheduler   # to be filled in" in text
+    assert loaded.site.max_array_size == 10000
+
+
+def test_torque(home: Path) -> None:
+    _, loaded = drafted(home, "torque", survey_of("torque"))
+    assert loaded.site.queues["short"].max_walltime == 1800
+    assert loaded.site.queues["batch"].cpus_per_node == 8
+
+
+def test_lsf_without_its_own_gpus(home: Path) -> None:
+    text, loaded = drafted(home, "lsf", survey_of("lsf"))
+    assert loaded.site.queues["short"].max_walltime == 1800
+    assert loaded.site.request and '-R "rusage[ngpus={gpus_per_node}]"' in loaded.site.request
+    assert "the shared resource ngpus" in text
+
+
+def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
+    node = LiveNode("n1", "mixed", True, 64, 64, 2**39, 4, 4, "a100")
+    nodes = [
+        node,
+        replace(node, name="n2", gpus=8, cpus=96),
+        replace(node, name="n3", gpu_type="h100"),
+        replace(node, name="n4", gpus=0, gpu_type="", memory=None),
+    ]
+    queues = (
+        LiveQueue("mixed", 7200, max_nodes=2, exclusive=True),
+        LiveQueue("closed", open=False),
+    )
+    text, loaded = drafted(home, "slurm", Survey(queues, tuple(nodes), visible_devices="scheduler"))
+    found = {key: (q.name, q.gpus_per_node, q.gpu_type) for key, q in loaded.site.queues.items()}
+    assert found == {
+        "mixed-a100x8": ("mixed", 8, "a100"),
+        "mixed-h100x4": ("mixed", 4, "h100"),
+        "mixed-a100x4": ("mixed", 4, "a100"),
+        "mixed-cpu": ("mixed", None, None),
+    }
+    assert all(q.exclusive and q.max_nodes == 2 for q in loaded.site.queues.values())
+    assert f"{TO_BE_FILLED_IN} if jobs need an account" in text
+
+
+def test_no_batch_scheduler_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    done = CliRunner().invoke(main, ["sites", "init"])
+    assert done.exit_code == 2 and "no command of a batch scheduler was found" in done.stderr
+    done = CliRunner().invoke(main, ["sites", "init", "--scheduler", "slurm"])
+    assert done.exit_code == 3 and "sinfo was not found" in done.stderr
+    done = CliRunner().invoke(main, ["sites", "init", "-o", str(home / "s.yaml")])
+    assert done.exit_code == 2 and "s.yaml exists; it is not overwritten" in done.stderr
