@@ -11,6 +11,9 @@ from .history import Connection, GpuSamples, History
 from .report import ClusterReport, JobReport
 from .usage import JobUsage, UsageReport
 
+ROUNDING = 1.0
+"""Seconds by which the recorded end of a job may be late."""
+
 
 def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageReport:
     """Return where the time of a cluster and its GPUs went."""
@@ -90,9 +93,12 @@ def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> Iter
     for new in free:
         for job in sorted(jobs, key=lambda job: job.until):
             number = job.report.number
-            left = job.ended is not None and number not in cluster.record.removed
+            left = job.ended is not None and number not in (
+                *cluster.record.removed,
+                new.report.number,
+            )
             same = job.report.group == new.report.group and number not in replaced
-            if left and same and job.until < min(last, new.submitted or 0.0):
+            if left and same and job.until < min(last, (new.submitted or 0.0) + ROUNDING):
                 replaced[number] = new.report.number
                 break
     for job in jobs:

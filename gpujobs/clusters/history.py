@@ -74,9 +74,10 @@ def read_history(folder: Path) -> History:
     ended: dict[int, float] = {}
     for path in _files(folder / "jobs"):
         value = next(_lines(path), {}) if path.suffix in (".started", ".json") else {}
-        for times, key in ((started, "started"), (ended, "ended")):
+        # Bash writes whole seconds, rounded down.
+        for times, key, less in ((started, "started", 0.0), (ended, "ended", 1.0)):
             if isinstance(value.get(key), int | float):
-                times[int(path.stem)] = float(value[key])
+                times[int(path.stem)] = float(value[key]) + less
     gpus: list[GpuSamples] = []
     problems: dict[int, str] = {}
     for path in _files(folder / FOLDER):

@@ -114,7 +114,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     lines = ['{"gpus": [{"uuid": "GPU-a", "memory": 8}]}', json.dumps(sample), '{"time": 8, "bu']
     (tmp_path / "usage" / "0-node-1.example.jsonl").write_text("\n".join(lines))
     found = read_history(tmp_path)
-    assert (found.started, found.ended) == ({0: 5.0}, {0: 9.0})
+    assert (found.started, found.ended) == ({0: 5.0}, {0: 10.0})  # rounded up
     (gpu,) = found.gpus
     assert (gpu.job, gpu.node, gpu.uuid, len(gpu.samples)) == (0, "node-1.example", "GPU-a", 1)
 
