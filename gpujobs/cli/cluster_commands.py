@@ -1,8 +1,10 @@
-"""Commands about clusters that were submitted: status, logs, connect, scale, cancel."""
+"""Commands about clusters that were submitted: status, report, logs, connect, scale, cancel."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -31,6 +33,31 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
         view.watch(as_json=as_json)
     else:
         view.print_once(as_json=as_json, clear=False)
+
+
+@click.command()
+@options.cluster_argument
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML page.",
+)
+@options.json_option
+def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
+    """Show where the GPU hours of a cluster went."""
+    from ..clusters import handle, usage
+    from . import usage_text
+
+    found = handle.ClusterHandle(cluster_id, options.open_ledger()).usage()
+    if output is not None:
+        from . import report_page
+
+        output.write_text(report_page.page(found), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(usage.usage_json(found), indent=1))
+    elif output is None:
+        click.echo(usage_text.usage_text(found))
 
 
 @click.command()

@@ -171,9 +171,14 @@ def _gpu_table(report: ClusterReport) -> str:
     if report.finished or not gpus:
         return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
-    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY"), rows)
+    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY", "BUSY", "USED"), rows)
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
-    memory = size_text(gpu.memory // 2**20 * 2**20) if gpu.memory else "-"  # whole MiB
-    return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory
+    busy = "-" if gpu.busy is None else f"{gpu.busy:.0f} %"
+    memory, used = _memory(gpu.memory or None), _memory(gpu.used)
+    return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory, busy, used
+
+
+def _memory(n_bytes: int | None) -> str:
+    return "-" if n_bytes is None else size_text(n_bytes // 2**20 * 2**20)  # whole MiB

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import click
 
+from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import ClusterReport
@@ -45,7 +46,7 @@ class StatusView:
         if not self._cluster_ids and not self._everything:
             self._reports = [report for report in self._reports if not _is_final(report)]
         if as_json:
-            click.echo(display.status_json([_with_logs(report) for report in self._reports]))
+            click.echo(display.status_json([_with_details(report) for report in self._reports]))
             return
         if clear and sys.stdout.isatty():
             click.clear()
@@ -64,7 +65,7 @@ class StatusView:
     def _print_text(self) -> None:
         if self._cluster_ids:
             for report in self._reports:
-                click.echo(display.status_text(_with_logs(report)))
+                click.echo(display.status_text(_with_details(report)))
         elif self._reports:
             click.echo(display.status_table(self._reports))
         else:
@@ -86,10 +87,12 @@ def _is_final(report: ClusterReport) -> bool:
     return report.finished and not report.active
 
 
-def _with_logs(report: ClusterReport) -> ClusterReport:
-    """Return the report with the last lines of the logs of failed jobs."""
+def _with_details(report: ClusterReport) -> ClusterReport:
+    """Return the report with the logs of failed jobs, and the samples of the GPUs of others."""
     jobs = list(report.jobs)
     for index, job in enumerate(jobs):
         if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
             jobs[index] = with_log(report.record, job)
+        elif job.gpus:
+            jobs[index] = with_samples(report.record, job, time.time())
     return replace(report, jobs=tuple(jobs))

@@ -7,9 +7,11 @@ import time
 from ..clusters.handle import ClusterHandle
 from ..clusters.logs import LogFollower
 from ..clusters.report import ClusterReport
+from ..errors import JobFailedError
 from ..text import clock_text
 from .display import progress_text
 from .messages import progress
+from .usage_text import usage_line
 
 
 def wait_for_cluster(cluster: ClusterHandle) -> None:
@@ -35,14 +37,23 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
     except KeyboardInterrupt:
         progress.write(f"the cluster continues; to end it: gpujobs cancel {cluster.id}")
         raise
+    except JobFailedError:
+        _show_usage(cluster)
+        raise
     finally:
         for line in output.new_lines(last=True):
             progress.write(line)
         progress.clear()
     if report.finished:
         progress.write(f"{cluster.id} is done after {clock()}")
+        _show_usage(cluster)
         return
     progress.write(
         f"all {report.target} workers are connected; "
         f"gpujobs connect {cluster.id} shows how to use them"
     )
+
+
+def _show_usage(cluster: ClusterHandle) -> None:
+    if line := usage_line(cluster.usage()):
+        progress.write(line)

@@ -14,9 +14,12 @@ from ..config.spec import ClusterSpec, load_spec, make_spec
 from ..errors import JobFailedError
 from . import cancel, connect, logs, prepare, scale
 from . import submit as submission
+from .gpuhours import make_usage
+from .history import read_history
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor
 from .report import ClusterReport, ClusterState
+from .usage import UsageReport
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -121,6 +124,10 @@ class ClusterHandle:
             if timeout is not None and time.monotonic() - started > timeout:
                 raise TimeoutError(f"{self.id} is {report.state} after {timeout:g} s")
             time.sleep(WAIT_INTERVAL)
+
+    def usage(self) -> UsageReport:
+        """Return where the time of the jobs and the GPU hours went until now."""
+        return make_usage(self.status(), read_history(self.record.path), time.time())
 
     def logs(
         self, *, worker: str | None = None, everything: bool = False, follow: bool = False

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,7 +78,8 @@ class Ledger:
     def update(self, cluster_id: str, **changes: Any) -> ClusterRecord:
         """Replace fields of a record; return the new record."""
         with self._locked(cluster_id):
-            record = replace(self.get(cluster_id), **changes)
+            before = self.get(cluster_id)
+            record = replace(before, **changes).remember_targets(before, time.time())
             self._save(record)
         return record
 

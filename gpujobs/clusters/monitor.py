@@ -213,6 +213,7 @@ def record_submission(
         group=intent.group,
         array=intent.array,
         first_index=client.scheduler.first_index,
+        time=intent.time,
         attempt=intent.attempt,
     )
     record = ledger.end_submission(record.id, submission)

@@ -10,6 +10,7 @@ from typing import Any
 from ..schedulers import JobId
 
 VERSION = 2
+_MOST_TARGETS = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Submission:
     array: bool = False
     first_index: int = 0
     attempt: int = 1
+    time: float = 0.0
+    """Seconds since the epoch; 0 in a record of an older gpujobs."""
 
     def job(self, number: int) -> JobId:
         """Return the batch scheduler's id of the cluster's job ``number``."""
@@ -62,11 +65,22 @@ class GroupRecord:
     gpus_per_job: int
     queue: str = ""
     """Key of the queue in the site file."""
+    walltime: int = 0
+    """Seconds of each job; 0: none, or a record of an older gpujobs."""
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of the workers."""
         return self.workers // self.workers_per_job * self.gpus_per_job
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target number of workers of a group from a time on, in seconds since the epoch."""
+
+    time: float
+    workers: int
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,8 @@ class ClusterRecord:
     notes: tuple[str, ...] = ()
     contact: str | None = None
     """The site's contact, who can explain a refused job."""
+    targets: tuple[Target, ...] = ()
+    """All changes of the target, oldest first, with the first target; empty without a change."""
     dashboard: str = "on"
     """`network.dashboard` of the profile."""
     unlisted: dict[str, float] = field(default_factory=dict)
@@ -152,6 +168,23 @@ class ClusterRecord:
             for group in self.groups
         )
 
+    def remember_targets(self, before: ClusterRecord, time: float) -> ClusterRecord:
+        """Return this record with its changes of the target since ``before``."""
+        changed = set(self.groups) - set(before.groups)
+        if not changed:
+            return self
+        known = before.targets or before.first_targets
+        new = (Target(time, group.workers, group.name) for group in self.groups if group in changed)
+        targets = (*known, *new)
+        if len(targets) > _MOST_TARGETS:  # `adapt` changes them for days
+            targets = (*targets[: len(self.groups)], *targets[-_MOST_TARGETS // 2 :])
+        return replace(self, targets=targets)
+
+    @property
+    def first_targets(self) -> tuple[Target, ...]:
+        """The targets at the submission, if they have not changed since."""
+        return tuple(Target(self.created, group.workers, group.name) for group in self.groups)
+
     @property
     def path(self) -> Path:
         """The cluster's folder."""
@@ -174,6 +207,7 @@ def parse(value: dict[str, Any]) -> ClusterRecord:
     intent = value.get("intent")
     if intent is not None:
         value["intent"] = Intent(**{"time": value["created"], **intent})
+    value["targets"] = tuple(Target(**item) for item in value.get("targets", ()))
     for name in ("run", "removed", "notes"):
         value[name] = tuple(value[name])
     return ClusterRecord(**value)

@@ -66,6 +66,10 @@ class WorkerGpu:
     uuid: str
     model: str | None
     memory: int | None
+    busy: float | None = None
+    """Percent, in the last sample; None if it is not known, or not asked for."""
+    used: int | None = None
+    """Bytes of memory in use, like ``busy``."""
 
 
 @dataclass(frozen=True)

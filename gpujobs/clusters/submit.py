@@ -141,6 +141,7 @@ def _group_record(group: JobGroup) -> GroupRecord:
         workers_per_job=group.shape.workers,
         gpus_per_job=group.shape.gpus,
         queue=group.queue_key,
+        walltime=group.walltime or 0,
     )
 
 

@@ -10,6 +10,7 @@ The job's environment need not have gpujobs. So at submit this package is packed
   (`layout: mpi`): it checks that MPI and its launcher match, takes its GPUs, and becomes dask-mpi
   or the user's script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
+- ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`usage`);
 - ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
   the container (`outside`);
 - ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;
@@ -23,6 +24,8 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     transport.json the protocol of dask's processes, and why it is not a better one
     scheduler.json dask's scheduler file
     workers.json   the registered workers, written by the dask scheduler (`preload.WorkerRegistry`)
+    events.jsonl   workers that connected and disconnected, appended by the dask scheduler
+    usage/         N-NODE.jsonl: samples of the GPUs of job N, appended by its sampler
     ended          made once, by the first process that ends the cluster: kind, exit_code, reason,
                    job, time (`folder.Ended`). Every process that finds it exits
     jobs/N.started job N has begun: node, started, pid, job_id; written by its supervisor

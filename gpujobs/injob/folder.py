@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -23,6 +23,8 @@ EXIT_STOPPED = 143
 """128 + SIGTERM: the batch scheduler stopped the job."""
 HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
+EVENTS = "events.jsonl"
+"""File of the dask scheduler: a line for each worker that connects or disconnects."""
 IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
@@ -155,6 +157,14 @@ class Folder:
         temporary = self.path / f"{name}.{os.urandom(6).hex()}"
         temporary.write_text(json.dumps(value) + "\n")
         temporary.replace(self.path / name)
+
+    def append(self, name: str, lines: Iterable[str]) -> None:
+        """Append lines to the file ``name``, which one process writes. Raises OSError.
+
+        It is opened for that, because NFS shows others only what is written in a closed file.
+        """
+        with (self.path / name).open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
 
     def create(self, name: str, text: str) -> bool:
         """Create the file ``name``; return False if it exists already, or cannot be written."""

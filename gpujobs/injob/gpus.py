@@ -186,15 +186,16 @@ def _gpu(device: str) -> Gpu:
 
 def _ask_nvml(nvml: ModuleType, device: str, gpu: Gpu) -> None:
     nvml.nvmlInit()
-    handle = _handle(nvml, device)
-    gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
-    gpu["model"] = _text(nvml.nvmlDeviceGetName(handle))
+    handle = device_handle(nvml, device)
+    gpu["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID(handle))
+    gpu["model"] = nvml_text(nvml.nvmlDeviceGetName(handle))
     gpu["memory"] = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     if _has_nvlink(nvml, handle):
         gpu["fast"] = [*gpu["fast"], "NVLink"]
 
 
-def _handle(nvml: ModuleType, device: str) -> object:
+def device_handle(nvml: ModuleType, device: str) -> object:
+    """Return NVML's handle of a GPU: an index, a GPU- uuid or a MIG- uuid."""
     if device.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(device))
     return nvml.nvmlDeviceGetHandleByUUID(device.encode())
@@ -206,7 +207,7 @@ def gpus_with_nvlink(devices: Iterable[str]) -> int:
         import pynvml
 
         pynvml.nvmlInit()
-        return sum(_has_nvlink(pynvml, _handle(pynvml, device)) for device in devices)
+        return sum(_has_nvlink(pynvml, device_handle(pynvml, device)) for device in devices)
     except Exception:  # NVML has many errors, and each means the same here
         return 0
 
@@ -227,7 +228,8 @@ def _has_nvlink(nvml: ModuleType, handle: object) -> bool:
         return False
 
 
-def _text(value: bytes | str) -> str:
+def nvml_text(value: bytes | str) -> str:
+    """Return a text of NVML, which old versions of pynvml return as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from .attempts import end_attempt, over
 from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
-from .launch import lifetime, start_workers, worker_names
+from .launch import lifetime, sampler, start_workers, worker_names
 from .log import launcher_reason, log, nodes_seen
 from .names import UCX_WARNINGS, job_name
 from .network import node_name
@@ -64,6 +64,7 @@ class Job:
         self.stop_reason = ""
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
         self.worker_processes: list[ManagedProcess] = []
+        self._sampler: ManagedProcess | None = None
         # ucxx sets a variable that UCX does not use, and every process would warn of it.
         self.environ = {UCX_WARNINGS: "n", **os.environ}
         if options.python_folder:
@@ -131,6 +132,8 @@ class Job:
             ended = Ended(job_exit.kind, job_exit.exit_code, job_exit.reason, self.options.job)
             self.folder.end(ended)
         self.stop()
+        if self._sampler is not None:
+            self._sampler.kill()
         return job_exit.exit_code
 
     # -- workers -----------------------------------------------------------------------------------
@@ -139,6 +142,7 @@ class Job:
         environ = {**self.environ, **lifetime(self.walltime, self.environ)}
         try:
             self.worker_processes = start_workers(self.options, environ)
+            self._sampler = sampler(self.options, self.environ)
         except LookupError as error:
             raise failure(f"{self.name} on {node_name()}: {error}") from None
 

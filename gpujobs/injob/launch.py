@@ -12,6 +12,7 @@ from .network import node_name
 from .options import SuperviseOptions
 from .process import ManagedProcess, with_archive
 from .rankenvironment import write_rank_script
+from .usage import start_sampler
 from .walltime import Walltime
 from .workerenviron import preset
 
@@ -63,6 +64,14 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
         explicit = options.each_gpu or not options.worker_size.usual
         devices = job_devices(source, count, environ, explicit=explicit)
     return [_start_nannies(options, devices, environ)]
+
+
+def sampler(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess | None:
+    """Start to sample the GPUs of a job. The ranks of MPI do that on each of their nodes."""
+    if not options.gpus or not options.workers or options.ranks:
+        return None
+    devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
+    return start_sampler(options.folder, devices or [], environ)
 
 
 def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess:

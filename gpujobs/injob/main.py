@@ -14,6 +14,7 @@ from .options import (
     RetireOptions,
     SuperviseOptions,
     TrialOptions,
+    UsageOptions,
     WorkersOptions,
     parse,
 )
@@ -22,6 +23,7 @@ from .rank import run_rank
 from .retire import retire
 from .supervise import supervise
 from .trial import trial
+from .usage import sample_usage
 
 
 def main(argv: list[str]) -> int:
@@ -43,6 +45,8 @@ def main(argv: list[str]) -> int:
         return retire(options.workers, options.timeout)
     if isinstance(options, LaunchOptions):
         return launch(options)
+    if isinstance(options, UsageOptions):
+        return sample_usage(options)
     if options.interface == LOOPBACK_INTERFACE:
         confine_ucxx()
     if isinstance(options, TrialOptions):

@@ -152,6 +152,15 @@ class TrialOptions:
 
 
 @dataclass(frozen=True)
+class UsageOptions:
+    """Options of ``usage``: samples of the GPUs of a job on one node."""
+
+    folder: str = _option("the cluster's folder")
+    job: int = _option("number of this job", type=int)
+    devices: tuple[str, ...] = _option("index or UUID, with commas", type=_words)
+
+
+@dataclass(frozen=True)
 class TryUcxxOptions:
     """Options of ``try-ucxx``."""
 
@@ -171,6 +180,7 @@ Options = Union[
     RankOptions,
     RetireOptions,
     TrialOptions,
+    UsageOptions,
     TryUcxxOptions,
     LaunchOptions,
 ]
@@ -181,6 +191,7 @@ _SUBCOMMANDS: dict[str, type[Options]] = {
     "rank": RankOptions,
     "retire": RetireOptions,
     "trial": TrialOptions,
+    "usage": UsageOptions,
     "try-ucxx": TryUcxxOptions,
     "launch": LaunchOptions,
 }

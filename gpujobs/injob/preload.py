@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import add_handler
-from .folder import IDLE, Folder, Gpu, OverMemory, RegisteredWorker
+from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker
 from .gpus import worker_gpu
 from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
@@ -26,6 +27,8 @@ _RESTART_EVENT = "worker-restart-memory"
 """Of a nanny that restarts its worker."""
 _WRITE_INTERVAL = 0.25
 """Seconds for which changes are collected before `workers.json` is written."""
+_MOST_EVENTS = 50_000
+"""Most lines of the file of events: a worker may restart again and again."""
 _CLOCK_TOLERANCE = 5.0
 """Seconds by which the expected end of the cluster may move before it is written again."""
 
@@ -82,6 +85,9 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._names: dict[str, tuple[str, int]] = {}
         """Name and memory limit of each worker, by its address."""
         self._over_memory: dict[str, OverMemory] = {}
+        self._events: list[str] = []
+        """Lines for the file of events, which are not written yet."""
+        self._event_count = 0
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
         self._ends_at: float | None = None
@@ -94,16 +100,20 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         state = scheduler.workers[worker]
         self._seen.add(str(state.name))
         self._names[worker] = (str(state.name), state.memory_limit)
+        self._add_event(worker, "connected")
         self._plan_write()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note that a worker is gone."""
+        self._add_event(worker, "disconnected")
         self._plan_write()
 
     async def before_close(self) -> None:
         """Note whether the dask scheduler closes because it was idle."""
         if message := idle_message(self._scheduler):
             await asyncio.to_thread(self._folder.write, IDLE, {"reason": message})
+        with contextlib.suppress(OSError):
+            await self._write_events()
 
     async def _watch_idle(self, watch: IdleWatch) -> None:
         """Ask the head to end the cluster when it has been without work for too long.
@@ -143,6 +153,13 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._over_memory[name] = {"restarts": before["restarts"] + 1, "limit": limit}
         self._plan_write()
 
+    def _add_event(self, worker: str, event: str) -> None:
+        name, _ = self._names.get(worker, ("", 0))
+        if name and self._event_count < _MOST_EVENTS:
+            self._event_count += 1
+            line = {"time": round(time.time(), 2), "event": event, "worker": name}
+            self._events.append(json.dumps(line))
+
     def _plan_write(self) -> None:
         if not self._write_planned:
             self._write_planned = True
@@ -164,10 +181,19 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         }
         try:
             await asyncio.to_thread(self._folder.write, "workers.json", value)
+            await self._write_events()
         except OSError as error:
             log(f"cannot write workers.json: {error}")
         except RuntimeError:  # this process is ending
             return
+
+    async def _write_events(self) -> None:
+        events, self._events = self._events, []
+        try:
+            await asyncio.to_thread(self._folder.append, EVENTS, events)
+        except OSError:
+            self._events = events + self._events  # for the next time
+            raise
 
 
 def _row(state: WorkerState) -> RegisteredWorker:

@@ -22,6 +22,7 @@ from .network import node_name
 from .options import RankOptions
 from .ports import limit_if_wanted
 from .transport import FILE
+from .usage import start_sampler
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -99,10 +100,16 @@ def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
 
 
 def _take_gpus(options: RankOptions, place: int) -> None:
-    """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node."""
+    """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node.
+
+    The first of these ranks starts the sampler of all GPUs.
+    """
     size, source = options.worker_size, options.visible_devices
     explicit = options.on_node > 1 or not size.usual
     devices = job_devices(source, options.node_gpus, os.environ, explicit=explicit)
+    if place == 0 and options.node_gpus:
+        sampled = devices or [str(index) for index in range(options.node_gpus)]
+        start_sampler(options.folder, sampled, os.environ)
     if devices is None:
         return
     of_node = size.devices(devices)

@@ -298,6 +298,8 @@ def test_one_json_of_a_job() -> None:
                 "uuid": "GPU-1",
                 "model": "A100",
                 "memory": 2**34,
+                "busy": None,
+                "used": None,
             }
         ],
         "log": [],

@@ -54,6 +54,12 @@ def _uuid(index):
     return f"GPU-{node}-0000-0000-0000-{index:012d}"
 
 
+def _busy(handle):
+    """``FAKE_NVML_UTILIZATION``: percent of each GPU, which are also the used part of its memory."""
+    percents = os.environ.get("FAKE_NVML_UTILIZATION", "0").split(",")
+    return int(percents[handle % len(percents)])
+
+
 def nvmlInit():
     if calls := os.environ.get("FAKE_NVML_CALLS"):
         with Path(calls).open("a") as file:
@@ -102,11 +108,12 @@ def nvmlDeviceGetName(handle):
 
 def nvmlDeviceGetMemoryInfo(handle):
     total = int(os.environ.get("FAKE_NVML_MEMORY", 16 * 2**30))
-    return Memory(total, total, 0)
+    used = total * _busy(handle) // 100
+    return Memory(total, total - used, used)
 
 
 def nvmlDeviceGetUtilizationRates(handle):
-    return Utilization(0, 0)
+    return Utilization(_busy(handle), 0)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):

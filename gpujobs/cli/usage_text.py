@@ -1,0 +1,87 @@
+"""GPU hours in human-readable output: the text of `gpujobs report`, and a line of `submit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..clusters.usage import JobUsage, UsageReport
+from ..text import clock_text, plural, table
+
+
+def hours_text(hours: float) -> str:
+    """Return ``15.2 GPU h``; short times with two digits."""
+    return f"{_number(hours)} GPU h"
+
+
+def percent_text(fraction: float | None) -> str:
+    """Return ``71 %``; None: not known."""
+    return "unknown" if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def usage_line(usage: UsageReport) -> str:
+    """Return ``8 GPUs x 1.9 h = 15.2 GPU h, 71 % busy``; "" if the cluster had no GPU."""
+    gpus, hours = usage.most_gpus, usage.hours
+    if not gpus:
+        return ""
+    line = (
+        f"{plural(gpus, 'GPU')} x {_number(hours.granted / gpus)} h = {hours_text(hours.granted)}"
+    )
+    busy = hours.busy_fraction
+    return line if busy is None else f"{line}, {percent_text(busy)} busy"
+
+
+def usage_text(usage: UsageReport) -> str:
+    """Return the report in full."""
+    return "\n".join([*_facts(usage), "", _job_table(usage)])
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _facts(usage: UsageReport) -> Iterator[str]:
+    cluster, hours = usage.cluster, usage.hours
+    title = (f"{cluster.record.id} on {cluster.record.site}", cluster.state.value, cluster.reason)
+    yield ": ".join(part for part in title if part)
+    if line := usage_line(usage):
+        yield f"  used       {line}"
+        if hours.asked:  # the jobs have a walltime
+            yield f"  asked      {hours_text(hours.asked)} (GPUs and walltime of the started jobs)"
+        yield f"  connected  {hours_text(hours.connected)} with a worker"
+        yield f"  idle       {hours_text(hours.idle)} of {hours_text(hours.sampled)} sampled"
+    for problem in usage.problems:
+        yield f"  note       {problem}"
+
+
+def _job_table(usage: UsageReport) -> str:
+    header = ("JOB", "ID", "STATE", "NODE", "GPUS", "PENDING", "STARTING", "RUNNING", "")
+    return table(header, [_row(job) for job in usage.jobs])
+
+
+def _row(job: JobUsage) -> tuple[object, ...]:
+    report, started = job.report, job.started
+    served = job.until if started is not None and job.served is None else job.served
+    return (
+        report.number,
+        report.id,
+        report.state,
+        report.node or "-",
+        job.gpus,
+        _length(job.submitted, started or job.until),
+        _length(started, served),
+        _length(job.served, job.until),
+        _remark(job),
+    )
+
+
+def _length(start: float | None, end: float | None) -> str:
+    return "-" if start is None or end is None else clock_text(max(0.0, end - start))
+
+
+def _remark(job: JobUsage) -> str:
+    parts = [job.report.reason] if job.report.reason else []
+    if job.report.exit_code:
+        parts.append(f"exit code {job.report.exit_code}")
+    if job.replaced_by is not None:
+        parts.append(f"replaced by job {job.replaced_by}")
+    return ", ".join(parts)

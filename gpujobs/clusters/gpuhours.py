@@ -1,0 +1,106 @@
+"""Where the GPU hours of a cluster went: pure functions of its report and its history.
+
+Times are in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .history import Connection, GpuSamples, History
+from .report import ClusterReport, JobReport
+from .usage import JobUsage, UsageReport
+
+ROUNDING = 1.0
+"""Seconds by which the recorded end of a job may be late."""
+
+
+def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageReport:
+    """Return where the time of a cluster and its GPUs went."""
+    jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
+    problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
+    return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
+
+
+def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:
+    record, number = cluster.record, job.number
+    started, ended = history.started.get(number), history.ended.get(number)
+    submission = next(one for one in record.submissions if number in one.jobs)
+    group = next((one for one in record.groups if job.workers and one.name == job.group), None)
+    names = set(job.workers)
+    own = [one for one in history.connections if one.worker in names]
+    gpus = [one for one in history.gpus if one.job == number]
+    if ended is None and not job.active and started is not None:
+        ended = _last_sign(started, own, gpus)
+    until = ended or now
+    start = started or until
+    within = tuple(_within(own, start, until))
+    return JobUsage(
+        report=job,
+        gpus=group.gpus_per_job if group else 0,
+        walltime=group.walltime if group else 0,
+        submitted=submission.time or None,
+        started=started,
+        served=_served(within, names),
+        ended=ended,
+        until=until,
+        connections=within,
+        gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
+    )
+
+
+def _last_sign(
+    started: float, connections: Iterable[Connection], gpus: Iterable[GpuSamples]
+) -> float:
+    """Return the last time at which a job without an exit record is known to have run."""
+    times = [started, *(one.until or one.since for one in connections)]
+    times += [sample.time for gpu in gpus for sample in gpu.samples[-1:]]
+    return max(times)
+
+
+def _within(connections: Iterable[Connection], start: float, end: float) -> Iterable[Connection]:
+    """Yield the connections, cut at the start and the end of their job."""
+    for one in connections:
+        since, until = max(one.since, start), min(one.until or end, end)
+        if since < until:
+            yield Connection(one.worker, since, until)
+
+
+def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
+    first: dict[str, float] = {}
+    for one in connections:
+        first[one.worker] = min(one.since, first.get(one.worker, one.since))
+    return max(first.values()) if names and names == first.keys() else None
+
+
+def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
+    samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
+    return GpuSamples(gpu.job, gpu.node, gpu.uuid, gpu.memory, samples)
+
+
+def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> Iterable[JobUsage]:
+    """Yield the jobs, each lost one with the job that was submitted in its place.
+
+    A job replaces the first one of its group that ended by itself, and has no replacement yet,
+    before it was submitted.
+    """
+    ended = cluster.folder.ended
+    last = float("inf")
+    if ended is not None:
+        last = ended.time
+    free = sorted((job for job in jobs if job.submitted), key=lambda job: job.submitted or 0.0)
+    replaced: dict[int, int] = {}
+    for new in free:
+        for job in sorted(jobs, key=lambda job: job.until):
+            number = job.report.number
+            left = job.ended is not None and number not in (
+                *cluster.record.removed,
+                new.report.number,
+            )
+            same = job.report.group == new.report.group and number not in replaced
+            if left and same and job.until < min(last, (new.submitted or 0.0) + ROUNDING):
+                replaced[number] = new.report.number
+                break
+    for job in jobs:
+        values = {**vars(job), "replaced_by": replaced.get(job.report.number)}
+        yield JobUsage(**values)
