@@ -138,7 +138,7 @@ def test_processes_are_started_in_one_module_on_each_side() -> None:
 )
 def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
     """In a job it is a package of another name, in an environment without gpujobs."""
-    others = {"dask", "distributed", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
+    others = {"dask", "distributed", "tornado", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
     assert modules(path) <= others | sys.stdlib_module_names
     if path.name != "preload.py":  # its processes are dask's
         assert not modules(path, lazy=False) & others

@@ -69,7 +69,7 @@ def test_any_type_of_a_mixed_queue(home: Path) -> None:
     assert "--gres=gpu:4" in made.groups[0].lines
     note = "jobs in queue gpu get GPUs of any type: a100, l40; `gpu_type` chooses one"
     assert note in made.notes and f"note: {note}" in plan_text(made, "x-0000")
-    made = made_plan(home, "gpus: 4\ngpu_type: a100\n")
+    made = made_plan(home, "gpus: 4\ngpu_type: a100\nrun: ls\n")
     assert "--gres=gpu:NVIDIA_A100:4" in made.groups[0].lines and made.notes == ()
 
 
@@ -241,4 +241,5 @@ def test_invalid_values(home: Path, keys: str, message: str) -> None:
 
 def test_notes_of_site_and_queue(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, notes: [jobs may be killed]}}}}\nnotes: [down on Monday]\n")
-    assert made_plan(home, "gpus: 4\n").notes == ("queue a: jobs may be killed", "down on Monday")
+    notes = made_plan(home, "gpus: 4\nrun: ls\n").notes
+    assert notes == ("queue a: jobs may be killed", "down on Monday")

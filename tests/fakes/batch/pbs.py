@@ -321,7 +321,11 @@ def output_of(job: dict[str, Any], torque: bool) -> str:
         path = (
             f"{path}-{job['index']}" if torque else path.replace("^array_index^", str(job["index"]))
         )
-    return f"{path}/{text_of_id(job)}.OU" if Path(path).is_dir() else path
+    try:
+        is_folder = Path(path).is_dir()
+    except PermissionError:  # another user's, asked by qstat
+        is_folder = False
+    return f"{path}/{text_of_id(job)}.OU" if is_folder else path
 
 
 def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[str, Any]:
