@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import logging
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -223,7 +222,7 @@ class SchedulerClient:
         """
         reported_none = False
         while True:
-            self._wait(delay * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
+            self._wait(self.system.spread(delay))
             result = self._run(self.scheduler.find_command(name, getpass.getuser()))
             if self.scheduler.answered(result) and not self.scheduler.unreachable(result):
                 found = self.scheduler.parse_find(result.stdout, name) - set(known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,10 @@ class System:
     def sleep(self, seconds: float) -> None:
         """Wait, in a thread."""
         time.sleep(seconds)
+
+    def spread(self, seconds: float) -> float:
+        """Return about as many seconds, so that not all processes retry at the same moment."""
+        return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
     def run(
         self,

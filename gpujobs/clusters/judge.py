@@ -170,22 +170,23 @@ class _Judge:
             answer = JobStatus(JobState.UNKNOWN)
         status = self._expire_unlisted(number, answer)
         exit_record = self.folder.exits.get(number)
-        if exit_record and self._decides(exit_record, number, status):
+        if exit_record and self._decides(exit_record, status):
             status = _with_exit_record(status, exit_record)
         elif connected and not exit_record and self._outdated(number, answer.state):
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)
 
-    def _decides(self, left: ExitRecord, number: int, status: JobStatus) -> bool:
+    def _decides(self, left: ExitRecord, status: JobStatus) -> bool:
         """Return whether a job's exit record is its end: one that was requeued starts again."""
         if status.state in (JobState.PENDING, JobState.SUSPENDED):
             return False
-        asked = self.folder.ended is not None or number in self.record.removed
-        # A requeue begins with SIGTERM; the next answer of the batch scheduler decides.
+        # A requeue begins with SIGTERM; the next answer of the batch scheduler decides. Also for
+        # a removed job: if its cancel was lost, it starts again. In an ended cluster it would exit.
         unknown = status.state is JobState.UNKNOWN and status != NOT_LISTED
         undecided = status.state is JobState.RUNNING or unknown
-        return asked or left.exit_code != TERMINATED or not undecided
+        ended = self.folder.ended is not None
+        return ended or left.exit_code != TERMINATED or not undecided
 
     def _outdated(self, number: int, state: JobState) -> bool:
         """Return whether a connected worker proves ``state``, an answer, to be out of date.

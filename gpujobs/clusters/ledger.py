@@ -97,6 +97,15 @@ class Ledger:
             self._save(record)
         return record
 
+    def finish(
+        self, record: ClusterRecord, outcomes: dict[str, str], reasons: dict[str, str]
+    ) -> None:
+        """Note how all jobs of ``record`` have ended, unless others are or were submitted since."""
+        with self._locked(record.id):
+            now = self.get(record.id)
+            if now.intent is None and now.submissions == record.submissions:
+                self._save(replace(now, finished=True, outcomes=outcomes, reasons=reasons))
+
     def remove(self, cluster_id: str) -> None:
         """Delete the record of a cluster."""
         for suffix in (".json", ".lock", ".busy"):

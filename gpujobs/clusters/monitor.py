@@ -139,7 +139,7 @@ class ClusterMonitor:
     def _remember_outcomes(self, report: ClusterReport) -> None:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
-        self.ledger.update(report.record.id, finished=True, outcomes=outcomes, reasons=reasons)
+        self.ledger.finish(report.record, outcomes, reasons)
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:

@@ -63,8 +63,6 @@ class JobPool:
         self.report: ClusterReport | None = None
         self.unanswered = False
         """A submission got no reply, and its jobs may be accepted all the same."""
-        self.adopted = False
-        """Jobs of such a submission were added."""
         self._limit: int | None = None
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
@@ -164,7 +162,6 @@ class JobPool:
         for submission in record.submissions:
             if not self.jobs.knows(submission.first):
                 self._add(submission)
-                self.adopted = True
         self.unanswered = self.unanswered and record.intent is not None
 
     # -- remove ------------------------------------------------------------------------------------

@@ -91,7 +91,11 @@ class Scaler:
                 self.watch_soon()
 
     async def _remove_surplus(self) -> None:
-        """Remove jobs that were found after the call that wanted them has failed."""
+        """Remove jobs above the targets.
+
+        They were found after the call that wanted them has failed, or were requeued when their
+        successors had been submitted.
+        """
         async with self._lock:
             for group in self.pool.groups.values():
                 if len(self.pool.jobs.counting(group.name)) > group.target:
@@ -186,9 +190,7 @@ class Scaler:
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
-        if pool.adopted:
-            pool.adopted = False
-            await self._remove_surplus()
+        await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)
         if pool.error is None and self.dask.open:

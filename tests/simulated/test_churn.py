@@ -13,6 +13,8 @@ from ..support.churn import churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of
 
 SEEDS, MANY_SEEDS, GROUP = 50, 1000, 100
+HOURS = 0.5
+"""Simulated hours of churn of each of the many seeds: about 0.3 s."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -27,7 +29,7 @@ def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + GROUP):
         folder = tmp_path / str(seed)
         folder.mkdir(mode=0o700)
-        churn(folder, seed)
+        churn(folder, seed, HOURS)
 
 
 @pytest.mark.parametrize("adapts", [True, False])

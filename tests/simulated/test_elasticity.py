@@ -185,3 +185,34 @@ def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path
         assert len(slurm.running) == 2
 
     run(tmp_path, story)
+
+
+def test_jobs_found_when_all_others_have_ended_are_watched(tmp_path: Path) -> None:
+    """The cluster must not count as finished while a submission has no reply."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(120)
+        await cluster.scale_to(0)
+        await asyncio.sleep(60)
+        assert not slurm.alive
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 85
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        slurm.vanish(slurm.running[0])
+        await asyncio.sleep(300)
+        assert len(slurm.running) == 2 and len(slurm.jobs) == 4
+
+    run(tmp_path, story)
+
+
+def test_a_requeued_job_that_has_a_successor_is_removed(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(3500)
+        assert numbers(cluster) == [2, 3] and len(slurm.alive) == 4
+        slurm.requeue(slurm.alive[0])
+        await asyncio.sleep(120)
+        assert numbers(cluster) == [2, 3] and slurm.jobs[0].state == "CANCELLED"
+
+    run(tmp_path, story)

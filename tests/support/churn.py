@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from .elastic import SITE, SimulatedCluster, simulate, slurm_of
-from .simulated import SimulatedSlurm
+from .simulated import SimulatedJob, SimulatedSlurm
 
 STEP = 20.0
 """Seconds between two looks of the owner."""
@@ -46,18 +46,22 @@ class Churn:
         self.orphaned: dict[str, float] = {}
         self.slurm.watchers.append(self.check)
 
-    @property
-    def most(self) -> int:
-        """Return the most jobs that there may be now."""
-        return self.maximum if self.adapts else 2 * self.maximum
-
     def check(self) -> None:
         """Note a broken rule; called after each submission and each step of the time.
 
         It is raised later, because it would be an error inside of the code under test.
         """
         jobs = [job for job in self.slurm.alive if job.occupies]
-        most = min(self.most, MOST_JOBS) if self.limited else self.most
+        if self.limited:
+            self.check_number(jobs, MOST_JOBS)
+        if self.adapts:
+            self.check_number(jobs, self.maximum)
+        else:  # each job may have a successor; a lost one is replaced while it is cancelled
+            released = self.cluster.released
+            self.check_number([job for job in jobs if job.id not in released], 2 * self.maximum)
+
+    def check_number(self, jobs: list[SimulatedJob], most: int) -> None:
+        """Note a fault if there are more than ``most`` jobs."""
         if len(jobs) > most:
             states = ", ".join(f"{job.number} {job.state}" for job in jobs)
             self.slurm.faults.append(f"at {self.slurm.seconds:.0f} s, {most} allowed: {states}")
@@ -126,8 +130,8 @@ class Churn:
                 await cluster.scale_to(self.maximum)
         await asyncio.sleep(QUIET)
         self.check_orphans()
-        assert not cluster.orphans
-        assert cluster.pool.error is None
+        assert not cluster.orphans, f"orphans at the end: {cluster.orphans}"
+        assert cluster.pool.error is None, f"at the end: {cluster.pool.error}"
         wanted = self.maximum
         for _ in range(10):  # at a limit, a successor is submitted when a job has left
             if len(slurm.connected) >= wanted * SIZE:
@@ -135,7 +139,8 @@ class Churn:
             await asyncio.sleep(60)
         assert len(slurm.connected) >= wanted * SIZE, f"{len(slurm.connected)} of {wanted * SIZE}"
         hours = slurm.seconds / 3600
-        assert slurm.calls.total() < CALLS_PER_HOUR * hours
+        calls = slurm.calls.total()
+        assert calls < CALLS_PER_HOUR * hours, f"{calls} commands in {hours:.1f} hours"
 
 
 def churn(folder: Path, seed: int, hours: float = 0.7) -> SimulatedSlurm:

@@ -111,9 +111,18 @@ class SimulatedCluster(ElasticCluster):
 
     @property
     def orphans(self) -> set[str]:
-        """The ids of the jobs that Slurm has and the pool does not know."""
+        """The ids of the jobs that Slurm has and the pool does not know.
+
+        Without those whose script has ended, while Slurm cleans up.
+        """
         known = {str(self._pool.plan.scheduler.show_id(id)) for id in self._pool.jobs.present_ids()}
-        return {job.id for job in self.slurm.alive if job.listed} - known
+        return {job.id for job in self.slurm.alive if job.listed and job.occupies} - known
+
+    @property
+    def released(self) -> set[str]:
+        """The ids of the jobs that the pool has removed or given up, and cancels."""
+        jobs = self._pool.jobs.released.values()
+        return {str(self._pool.plan.scheduler.show_id(job.report.job)) for job in jobs}
 
 
 def simulate(slurm: SimulatedSlurm, story: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -53,6 +53,8 @@ class SimulatedJob:
     superfluous: bool = False
     hung: bool = False
     """Its workers were gone for some time, so that it may be given up."""
+    unanswered: bool = False
+    """A cancel got no reply before it was busy: that of the next attempt may come too late."""
     listed: bool = True
     """Whether squeue and sacct know it."""
 
@@ -116,6 +118,9 @@ class SimulatedSlurm(System):
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
+
+    def spread(self, seconds: float) -> float:
+        return seconds * self.random.uniform(0.8, 1.2)
 
     def advance(self, seconds: float) -> None:
         """Let time pass; jobs start and end in steps of at most five seconds."""
@@ -229,6 +234,9 @@ class SimulatedSlurm(System):
         if self.seconds < self.away_until:
             if words[0] == "sbatch" and self.random.random() < self.accept_while_away:
                 self._sbatch(stdin)
+            if words[0] == "scancel":
+                for job in self._targets(words):
+                    job.unanswered = job.unanswered or not self.busy.intersection(job.workers)
             return CommandResult(words, 1, "", UNREACHABLE)
         if words[0] == "sbatch":
             refused = self.seconds < self.refuse_until
@@ -284,19 +292,26 @@ class SimulatedSlurm(System):
                 yield f"{job.id}|{job.state}|{code}|n1"
 
     def _scancel(self, words: Sequence[str]) -> Iterator[str]:
+        for job in self._targets(words):
+            self._cancel(job)
+        yield from ()
+
+    def _targets(self, words: Sequence[str]) -> list[SimulatedJob]:
+        """Return the jobs that a scancel names."""
+        found = []
         for target in words[1:]:
             submission, _, indexes = target.partition("_")
             chosen = members(indexes) if indexes else None
-            for job in self.alive:
-                if job.submission == submission and (not chosen or job.index in chosen):
-                    self._cancel(job)
-        yield from ()
+            own = (job for job in self.alive if job.submission == submission)
+            found += [job for job in own if not chosen or job.index in chosen]
+        return found
 
     def _cancel(self, job: SimulatedJob) -> None:
         if job.state == "PENDING":
             job.state = "CANCELLED"
         elif job.state == "RUNNING":
-            if self.busy.intersection(job.workers) and not job.hung:
+            excused = job.hung or job.unanswered
+            if self.busy.intersection(job.workers) and not excused:
                 self.faults.append(f"{job.id} was cancelled while it was busy")
             self.end(job, "CANCELLED", 143)
 

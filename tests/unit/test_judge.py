@@ -100,12 +100,15 @@ def test_a_requeued_job_waits_again() -> None:
         assert found.jobs[0].reason == "requeued: BeginTime" and found.jobs[0].active
     assert report(PENDING).jobs[0].reason == "Priority"
     assert states(report(JobStatus(JobState.CANCELLED), stopped))[1:] == ("CANCELLED", "ENDED")
-    # A cluster that has ended, or a job that was asked to leave, is not started again.
-    for record, folder in (
-        (replace(RECORD, removed=(0,)), stopped),
-        (RECORD, replace(stopped, ended=Ended(EndKind.CLOSED, 0))),
-    ):
-        assert states(report(RUNNING, folder, record))[1] == "CANCELLED"
+    # A cluster that has ended is not started again. A job that was asked to leave is, if the batch
+    # scheduler has requeued it instead of cancelling it.
+    ended = replace(stopped, ended=Ended(EndKind.CLOSED, 0))
+    assert states(report(RUNNING, ended))[1] == "CANCELLED"
+    removed = replace(RECORD, removed=(0,))
+    assert states(report(RUNNING, stopped, removed))[1:] == ("RUNNING", "LEAVING")
+    waits = JobStatus(JobState.PENDING, requeued=True)
+    assert states(report(waits, stopped, removed))[1:] == ("PENDING", "LEAVING")
+    assert states(report(NOT_LISTED, stopped, removed))[1:] == ("CANCELLED", "ENDED")
 
 
 def test_a_requeued_head_is_named() -> None:

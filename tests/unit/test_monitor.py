@@ -177,6 +177,19 @@ def test_outcomes_are_remembered_and_not_queried_again(
     assert found.jobs[0].state == "TIMEOUT" and len(slurm.calls) == count
 
 
+@pytest.mark.parametrize("replied", [True, False])
+def test_a_cluster_is_not_finished_while_jobs_are_submitted(ledger: Ledger, replied: bool) -> None:
+    before = add(ledger, "1")
+    ledger.begin_submission(before.id, Intent(1, 1))
+    if replied:
+        ledger.end_submission(before.id, Submission("9", 1, 1))
+    ledger.finish(before, {"0": "TIMEOUT"}, {})  # a report from before
+    assert not ledger.get(before.id).finished
+    ledger.update(before.id, intent=None)
+    ledger.finish(ledger.get(before.id), {"0": "TIMEOUT"}, {})
+    assert ledger.get(before.id).finished
+
+
 def test_a_job_that_nothing_lists_is_given_up_after_a_while(
     slurm: FakeSlurm, ledger: Ledger, clock: list[float]
 ) -> None:
