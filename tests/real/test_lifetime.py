@@ -108,16 +108,17 @@ def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> Non
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     found = cli.status(cluster)
+    everything = cli("logs", cluster, "--all").stdout
     assert found["state"] == "DONE" and 3 <= found["attempt"] < found["attempts"] == 6
     lines = cli("logs", cluster).stdout.splitlines()
     steps = [0]
     for attempt in range(1, found["attempt"] + 1):
-        assert f"attempt {attempt} begins with step {steps[-1]}" in lines
+        assert f"attempt {attempt} begins with step {steps[-1]}" in lines, everything
         stops = [line for line in lines if line.startswith(f"attempt {attempt} stops after step")]
         steps += [int(line.rsplit(" ", 1)[1]) for line in stops]
     assert steps == sorted(set(steps)) and len(steps) == found["attempt"]
     assert lines[-1] == "pi is about 3.14158"
-    assert "KilledWorker" not in cli("logs", cluster, "--all").stdout
+    assert "KilledWorker" not in everything
     backend.wait_empty(30, cluster)
 
 
