@@ -19,7 +19,7 @@ from . import messages
     "-o", "--output", type=click.Path(path_type=Path), help="A new file; default: standard output."
 )
 def init_site(name: str | None, output: Path | None) -> None:
-    """Draft a site file from the answers of the batch scheduler of this host.
+    """Draft a site file from what the batch scheduler reports.
 
     Values that it does not report are marked "to be filled in".
     """

@@ -102,7 +102,7 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
 def explain(
     profile: Path, key: str, site: str | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    """Explain the value of KEY in PROFILE, for example walltime or workers.memory.
+    """Explain the value of KEY in PROFILE: who set it, and which limit applies.
 
     Prints the value, where it was set, the values that it overrides, and the limits of the site.
     """

@@ -42,7 +42,7 @@ LIMITS = ("rt", "cpu", "fsize", "data", "stack", "core", "rss", "vmem")
 QUEUE = {
     "hostlist": NONE, "seq_no": 0, "load_thresholds": NONE, "suspend_thresholds": NONE, "nsuspend": 1,
     "suspend_interval": "00:05:00", "priority": 0, "min_cpu_interval": "00:05:00", "processors": "UNDEFINED",
-    "qtype": "BATCH INTERACTIVE", "ckpt_list": NONE, "pe_list": "smp", "rerun": "FALSE", "slots": 1, "tmpdir": "/tmp",
+    "qtype": "BATCH INTERACTIVE", "ckpt_list": NONE, "pe_list": "smp", "rerun": "FALSE", "slots": 1,
     "shell": "/bin/sh", "prolog": NONE, "epilog": NONE, "shell_start_mode": "posix_compliant", "starter_method": NONE,
     "suspend_method": NONE, "resume_method": NONE, "terminate_method": NONE, "notify": "00:00:60", "owner_list": NONE,
     "user_lists": NONE, "xuser_lists": NONE, "subordinate_list": NONE, "complex_values": NONE, "projects": NONE,
@@ -316,9 +316,13 @@ class PrivateSge:
         self._spool("qconf", "-Msconf", str(path))
 
     def _add_queues(self) -> None:
+        scratch = self.folder / "tmp"  # of this Grid Engine: jobs of all have the same ids
+        scratch.mkdir()
+        scratch.chmod(0o1777)
         own = {
             "hostlist": " ".join(self.names),
             "slots": self.cpus,
+            "tmpdir": str(scratch),
             "notify": f"00:00:{self.notify:02d}",
         }
         for name, walltime in (("main", "INFINITY"), ("short", "00:10:00")):
