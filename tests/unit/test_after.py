@@ -92,7 +92,6 @@ def test_a_cluster_that_has_ended(home: Path, ledger: Ledger) -> None:
     [
         ({"owner": "client"}, "is owned by a Python process"),
         ({"scheduler": "lsf"}, "which has another batch scheduler"),
-        ({"submissions": (), "intent": Intent(0, 1, time=time.time())}, "is being submitted"),
     ],
 )
 def test_clusters_that_cannot_be_waited_for(
@@ -100,6 +99,12 @@ def test_clusters_that_cannot_be_waited_for(
 ) -> None:
     ledger.update("other-0001", **changes)
     with pytest.raises(InputError, match=message):
+        submissions(home, ledger, "other-0001")
+
+
+def test_a_cluster_that_is_being_submitted(home: Path, ledger: Ledger) -> None:
+    ledger.update("other-0001", submissions=(), intent=Intent(0, 1, time=time.time()))
+    with pytest.raises(InputError, match="is being submitted"):
         submissions(home, ledger, "other-0001")
 
 
