@@ -12,7 +12,9 @@ import time
 from .folder import Folder
 from .options import SuperviseOptions
 
-STOPPED_CODES = (None, 0, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+"""Signals that end a job. LSF sends the first one to all of its processes."""
+STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 """Exit codes of a `run` that was stopped, and that the next attempt continues; None: it runs."""
 
 _FILE = "attempt"
