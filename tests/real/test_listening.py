@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from ..conftest import make_cli, nothing_left
-from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.listeners import Listener, listeners_of
@@ -32,11 +31,9 @@ def cli(backend: SlurmBackend, home: Path) -> Cli:
     return make_cli(backend, home, "ordinary")
 
 
-def running(cli: Cli, layout: str = "workers", **network: Any) -> tuple[str, list[Listener]]:
-    """Return a cluster of two workers, and the listeners of all its processes."""
-    profile = {"gpus": 2, "layout": layout, "network": network}
-    if layout == "workers":
-        profile["gpus_per_job"] = 1
+def running(cli: Cli, **network: Any) -> tuple[str, list[Listener]]:
+    """Return a cluster of two workers in two jobs, and the listeners of all its processes."""
+    profile = {"gpus": 2, "gpus_per_job": 1, "network": network}
     cluster = cli.submit(profile)
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
     tree = [psutil.Process(pid) for pid in processes_with(cluster)]
@@ -74,14 +71,12 @@ def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     assert cli("cancel", cluster).returncode == 0
 
 
-@pytest.mark.parametrize("layout", ["workers", pytest.param("mpi", marks=pytest.mark.slow)])
-def test_ports_of_the_site(cli: Cli, backend: SlurmBackend, layout: str) -> None:
+def test_ports_of_the_site(cli: Cli, backend: SlurmBackend) -> None:
     """Processes of both jobs are on one host here, and share the range."""
-    own = {"mpi": mpi.LAUNCHERS["mpirun"]} if layout == "mpi" else {}
-    site = backend.site() | own | {"network": {"ports": "21000-21063"}}
+    site = backend.site() | {"network": {"ports": "21000-21063"}}
     (cli.home / "sites" / "here.yaml").write_text(text_of(site))
-    cluster, found = running(cli, layout, dashboard="on")
+    cluster, found = running(cli, dashboard="on")
     ports = {item.port for item in found if not item.loopback_only}
-    assert len(ports) == (6 if layout == "workers" else 4)
+    assert len(ports) == 6
     assert ports <= set(range(21000, 21064))
     assert cli("cancel", cluster).returncode == 0
