@@ -5,7 +5,9 @@ Times are in seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .history import Connection, GpuSamples, History
 from .report import ClusterReport, JobReport
@@ -78,29 +80,28 @@ def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
     return GpuSamples(gpu.job, gpu.node, gpu.uuid, gpu.memory, samples)
 
 
-def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> Iterable[JobUsage]:
-    """Yield the jobs, each lost one with the job that was submitted in its place.
+def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list[JobUsage]:
+    """Return the jobs, each lost one with the job that was submitted in its place.
 
     A job replaces the first one of its group that ended by itself, and has no replacement yet,
     before it was submitted.
     """
-    ended = cluster.folder.ended
-    last = float("inf")
-    if ended is not None:
-        last = ended.time
-    free = sorted((job for job in jobs if job.submitted), key=lambda job: job.submitted or 0.0)
+    lost = sorted(_lost(cluster, jobs), key=lambda job: job.until)
     replaced: dict[int, int] = {}
-    for new in free:
-        for job in sorted(jobs, key=lambda job: job.until):
-            number = job.report.number
-            left = job.ended is not None and number not in (
-                *cluster.record.removed,
-                new.report.number,
-            )
-            same = job.report.group == new.report.group and number not in replaced
-            if left and same and job.until < min(last, (new.submitted or 0.0) + ROUNDING):
-                replaced[number] = new.report.number
+    for new in sorted(jobs, key=lambda job: job.submitted or 0.0):
+        latest = (new.submitted or 0.0) + ROUNDING
+        for job in lost:
+            if job is not new and job.report.group == new.report.group and job.until < latest:
+                replaced[job.report.number] = new.report.number
+                lost.remove(job)
                 break
+    return [replace(job, replaced_by=replaced.get(job.report.number)) for job in jobs]
+
+
+def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage]:
+    """Yield the jobs that ended by themselves, before the cluster did."""
+    end = cluster.folder.ended.time if cluster.folder.ended else math.inf
     for job in jobs:
-        values = {**vars(job), "replaced_by": replaced.get(job.report.number)}
-        yield JobUsage(**values)
+        by_itself = job.ended is not None and job.report.number not in cluster.record.removed
+        if by_itself and job.until < end:
+            yield job
