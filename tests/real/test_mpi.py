@@ -51,6 +51,24 @@ def cli(backend: SlurmBackend, home: Path, launcher: str) -> Cli:
 PROFILE: dict[str, Any] = {"layout": "mpi", "gpus": 8, "env": {"WANTED": "8"}}
 
 
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+def test_folders_that_other_users_left_do_not_stop_the_launcher(
+    cli: Cli, backend: SlurmBackend, home: Path
+) -> None:
+    """Open MPI names its session folder after its pid, and pids return."""
+    scratch = home / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    for pid in range(1, 1 + int(Path("/proc/sys/kernel/pid_max").read_text())):
+        (scratch / f"ompi.{pid}").mkdir(mode=0o700)
+    profile = {**PROFILE, "run": ["true"], "env": {"TMPDIR": str(scratch)}}
+    cluster = cli.submit(profile)
+    until(lambda: cli.status(cluster)["state"] in ("DONE", "FAILED"), 60, "the end of the cluster")
+    assert cli.status(cluster)["state"] == "DONE", cli.status(cluster)["reason"]
+    backend.wait_empty(20, cluster)
+    assert not list(scratch.glob("gpujobs-*"))
+
+
 @pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 @pytest.mark.parametrize("launcher", ["mpirun", "srun", "mpiexec"], indirect=True)
 def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:

@@ -56,11 +56,16 @@ class Backend(ABC):
 
     def wait_empty(self, seconds: float, name: str = "") -> float:
         """Wait until no job with ``name`` in it is left; return how long that took."""
-        return until(
-            lambda: not [line for line in self.queue() if name in line],
-            seconds,
-            f"no {name or 'job'} in the queue",
-        )
+        left: list[str] = []
+
+        def empty() -> bool:
+            left[:] = [line for line in self.queue() if name in line]
+            return not left
+
+        try:
+            return until(empty, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"in the queue: {', '.join(left)}: {error}") from None
 
 
 def nvml_path(backend: Backend) -> str:

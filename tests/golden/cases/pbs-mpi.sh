@@ -36,6 +36,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+    [ -z "${gpujobs_session-}" ] || rm -rf "$gpujobs_session"
 }
 gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
     tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
@@ -68,6 +69,10 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+# Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
+if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
+    export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
+fi
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=8 --visible-devices=exclusive --ranks=2 --nodes=2 --ranks-per-node=1 \
     --walltime=3600 --warning=60 \

@@ -32,6 +32,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e ended ] || [ ! -s job-ids ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < job-ids
+    [ -z "${gpujobs_session-}" ] || rm -rf "$gpujobs_session"
 }
 gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
     tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
@@ -87,6 +88,10 @@ container=(--container-image="$image" --container-mounts="$(IFS=,; echo "${mount
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
+# Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
+if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
+    export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
+fi
 rm -f "$GPUJOBS_FOLDER"/launch-*
 srun "${container[@]}" \
         --overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL \
