@@ -234,19 +234,22 @@ def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_p
     ]
 
 
-TRAP = 'for s in INT TERM USR2; do trap "echo got $s" $s; done\nfor i in $(seq 600); do sleep 0.1; done\n'
+TRAP = (
+    'for s in INT TERM USR2; do trap "echo got $s" $s; done\nuntil [ -e {} ]; do sleep 0.1; done\n'
+)
 
 
 def test_bkill_sends_int_before_anything_else(
     lsf: LsfBackend, script: Callable[..., str], tmp_path: Path
 ) -> None:
-    number = script(TRAP)
+    number = script(TRAP.format(tmp_path / "end"))
     running(lsf, number)
     time.sleep(0.5)
     lsf.command("bkill", number)
     until(lambda: "got" in (tmp_path / f"{number}.0.out").read_text(), 10)
     assert (tmp_path / f"{number}.0.out").read_text() == "got INT\n"
     assert lsf.queue()  # it has caught it, and lives
+    (tmp_path / "end").touch()
 
 
 def test_run_limit_is_140_for_who_does_not_listen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SITES = [
 SITE = "description: x\nscheduler: slurm\nqueues: {gpu: {gpus_per_node: 4}}\n"
 
 
+@functools.cache  # the check of the schema takes a while
 def validator(model: type[Model]) -> jsonschema.Draft202012Validator:
     schema = json_schema(model)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -126,11 +128,12 @@ def test_every_key_has_a_description() -> None:
 
 def test_defaults_are_valid() -> None:
     for model in (Profile, Site):
-        schema: Any = json_schema(model)
-        for part in (schema, *schema["$defs"].values()):
+        whole = validator(model)
+        for part in (whole.schema, *whole.schema["$defs"].values()):
             for key in part["properties"].values():
                 if "default" in key:
-                    jsonschema.validate(key["default"], {**key, "$defs": schema["$defs"]})
+                    key_schema = {**key, "$defs": whole.schema["$defs"]}
+                    whole.evolve(schema=key_schema).validate(key["default"])
 
 
 def test_given_has_the_keys_that_were_written() -> None:
