@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 4
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow docs lint clean
 
 demo:  ## a dask cluster on this machine, and a computation on it
 	@tools/install $(PYTHON) $(VENV) demo
@@ -22,6 +22,10 @@ lint:  ## style, types, and the size and the words of the code
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python tools/measure.py
+
+docs:  ## the documentation as a site, in build/docs
+	@tools/install $(PYTHON) $(VENV) docs
+	$(VENV)/bin/sphinx-build -W --keep-going -n -q -E -b html -c docs . build/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

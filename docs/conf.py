@@ -1,0 +1,60 @@
+"""Configuration of Sphinx: `make docs` builds the site in build/docs.
+
+The source folder is the top of the repository. Therefore links to the examples and to files of the
+code have the same targets on the site and in the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+from gpujobs.version import __version__
+
+project = "gpujobs"
+release = version = __version__
+extensions = ["myst_parser"]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "examples/**", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+exclude_patterns = [".*", "**/.*", "build", "dist", "gpujobs", "tests", "tools"]
+source_suffix = {".md": "markdown"}
+myst_heading_anchors = 4
+nitpicky = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"gpujobs {version}"
+html_copy_source = False
+html_show_copyright = False
+html_theme_options = {"navigation_with_keys": False, "footer_start": [], "footer_end": []}
+
+_LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)")
+_START_PAGE = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=docs/index.html">\n'
+
+
+def setup(app: Sphinx) -> None:
+    """Register the handlers."""
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("source-read", _resolve_folders)
+    app.connect("build-finished", _write_start_page)
+
+
+def _resolve_folders(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace links to folders: by one to the folder's README.md, or without it by their text."""
+    here = (Path(app.srcdir) / page).parent
+
+    def resolved(link: re.Match[str]) -> str:
+        if not (here / link[2]).is_dir():
+            return link[0]
+        readme = here / link[2] / "README.md"
+        return f"[{link[1]}]({link[2]}/README.md)" if readme.exists() else link[1]
+
+    source[0] = _LINK.sub(resolved, source[0])
+
+
+def _write_start_page(app: Sphinx, error: Exception | None) -> None:
+    """Write index.html at the top of the site, which leads to the first page."""
+    if not error:
+        (Path(app.outdir) / "index.html").write_text(_START_PAGE)
