@@ -218,9 +218,9 @@ def _transport_text(plan: Plan) -> str:
 
 
 def _interface_text(plan: Plan) -> str:
-    if plan.transport.interface:
-        return plan.transport.interface
-    return "this machine only" if plan.scheduler.on_this_machine else "chosen in the job"
+    default = "this machine only" if plan.scheduler.on_this_machine else "chosen in the job"
+    names = [plan.transport_of(jobs).interface or default for jobs in plan.all_jobs]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _run_text(plan: Plan) -> str:

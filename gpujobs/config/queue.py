@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .kinds import (
     COUNT,
@@ -18,6 +19,7 @@ from .kinds import (
     Items,
     Scalar,
     Table,
+    choice,
 )
 from .model import Model, Section, optional
 from .sitekinds import (
@@ -25,11 +27,14 @@ from .sitekinds import (
     LAUNCHER,
     LAYOUTS,
     NOTES,
+    PORTS,
+    PROTOCOLS,
     RESOURCES,
     SITE_DIRECTIVES,
     SUBMIT_ARGUMENTS,
     VISIBLE_DEVICES,
     LayoutName,
+    Protocol,
     VisibleDevices,
     account_directive,
 )
@@ -58,6 +63,33 @@ class Mpi(Model):
     setup: str = optional(
         SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteNetwork(Model):
+    """How dask's processes may communicate."""
+
+    interface: str | None = optional(
+        WORD, "as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
+    )
+    protocols: tuple[Protocol, ...] = optional(
+        PROTOCOLS,
+        "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
+        default=("tcp",),
+    )
+    encryption: Literal["required", "optional"] = optional(
+        choice("required", "optional"),
+        "required: refuse profiles with unencrypted traffic between nodes",
+        default="optional",
+    )
+    ports: str | None = optional(
+        PORTS, "range of ports between nodes, as 8000-8100; default: any port"
+    )
+
+    def check(self) -> None:
+        """Refuse a protocol that has no encryption where it is required."""
+        if self.encryption == "required" and "ucxx" in self.protocols:
+            raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +154,9 @@ class Queue(Model):
     visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
     setup: str | None = optional(SCRIPT, "overrides the site's")
     scratch: str | None = optional(FOLDER, "overrides the site's")
+    network: SiteNetwork | None = optional(
+        Section(SiteNetwork), "overrides the keys of the site's that it has"
+    )
     mpi: Mpi | None = optional(Section(Mpi), "overrides the site's")
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ..schedulers import get_scheduler
 from .kinds import (
@@ -16,11 +15,10 @@ from .kinds import (
     WORD,
     Items,
     Table,
-    choice,
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
-from .queue import Account, Mpi, Queue
+from .queue import Account, Mpi, Queue, SiteNetwork
 from .sitekinds import (
     BINDS,
     DEFAULTS,
@@ -31,45 +29,15 @@ from .sitekinds import (
     OPTION_DEFAULT,
     OPTION_DIRECTIVE,
     OPTION_NAME,
-    PORTS,
-    PROTOCOLS,
     SHELL,
     SITE_DIRECTIVES,
     SUBMIT_ARGUMENTS,
     VARIABLE_NAME,
     VISIBLE_DEVICES,
     LayoutName,
-    Protocol,
     SchedulerName,
     VisibleDevices,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteNetwork(Model):
-    """How dask's processes may communicate."""
-
-    interface: str | None = optional(
-        WORD, "as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
-    )
-    protocols: tuple[Protocol, ...] = optional(
-        PROTOCOLS,
-        "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
-        default=("tcp",),
-    )
-    encryption: Literal["required", "optional"] = optional(
-        choice("required", "optional"),
-        "required: refuse profiles with unencrypted traffic between nodes",
-        default="optional",
-    )
-    ports: str | None = optional(
-        PORTS, "range of ports between nodes, as 8000-8100; default: any port"
-    )
-
-    def check(self) -> None:
-        """Refuse a protocol that has no encryption where it is required."""
-        if self.encryption == "required" and "ucxx" in self.protocols:
-            raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +180,11 @@ class Site(Model):
         for name, option in self.options.items():
             if f"{{{name}}}" not in option.directive:
                 raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
+        for key in self.queues:
+            try:
+                self.network_of(key).check()
+            except ValueError as error:
+                raise ValueError(f"{error} (`queues.{key}.network`)") from None
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
 
@@ -223,7 +196,16 @@ class Site(Model):
             setup=self.setup if queue.setup is None else queue.setup,
             scratch=queue.scratch or self.scratch,
             mpi=queue.mpi or self.mpi,
+            network=self.network_of(key),
         )
+
+    def network_of(self, key: str) -> SiteNetwork:
+        """Return the network of jobs in the queue ``key``: its own keys over those of the site."""
+        own = self.queues[key].network
+        if own is None:
+            return self.network
+        values = {name: getattr(own, name) for name in own.given}
+        return replace(self.network, **values, given=self.network.given | own.given)
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""

@@ -57,7 +57,7 @@ def local_scheduler(
 def _check_encryption(pool: JobPool, options: dict[str, Any]) -> None:
     """Raise InputError for a protocol in ``options`` that the site does not allow."""
     protocol = str(options.get("protocol", "")).removesuffix("://")
-    if protocol and pool.plan.site.network.encryption == "required" and not is_encrypted(protocol):
+    if protocol and pool.plan.transport.encryption_required and not is_encrypted(protocol):
         message = f"scheduler_options: {protocol}: the site requires encryption between its nodes"
         raise InputError(message, hint="leave it out: the protocol is tls")
 

@@ -96,7 +96,7 @@ def _container_options(jobs: JobGroup) -> list[str]:
 
 def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     protocols = f"--schemes={','.join(plan.transport.protocols)}"
-    lines = [" ".join([protocols, *plan.transport.interface_option()])]
+    lines = [" ".join([protocols, *plan.transport_of(jobs).interface_option()])]
     if plan.profile.run_on == "ranks":
         lines.append("--run-on=ranks")
     if plan.lifetime.end_after:
@@ -111,7 +111,7 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
     profile = plan.profile
     found = {}
     if roles.scheduler:
-        found["scheduler"] = command(_scheduler_words(plan))
+        found["scheduler"] = command(_scheduler_words(plan, jobs))
     if roles.workers:
         found["workers"] = _workers(plan, jobs)
     if roles.run and profile.run and profile.run_on == "head":
@@ -122,24 +122,29 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
 def launcher(plan: Plan, jobs: JobGroup) -> Bash:
     """Return the command that starts MPI outside of the container; "" if the supervisor does."""
     if jobs.container and plan.working_ranks and jobs.shape.gpus:
-        return command(plan.layout_of(jobs).worker_words(jobs, plan.transport, plan.workdir))
+        return _worker_command(plan, jobs)
     return Bash("")
 
 
 def _workers(plan: Plan, jobs: JobGroup) -> Bash:
     if launcher(plan, jobs):
         return Bash(f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" launch')
-    return command(plan.layout_of(jobs).worker_words(jobs, plan.transport, plan.workdir))
+    return _worker_command(plan, jobs)
 
 
-def _scheduler_words(plan: Plan) -> list[str]:
+def _worker_command(plan: Plan, jobs: JobGroup) -> Bash:
+    transport = plan.transport_of(jobs)
+    return command(plan.layout_of(jobs).worker_words(jobs, transport, plan.workdir))
+
+
+def _scheduler_words(plan: Plan, jobs: JobGroup) -> list[str]:
     dashboard = plan.profile.network.dashboard
     return [
         '"$python" -m distributed.cli.dask_scheduler',
         "--port=0",
         f"--dashboard-address={dashboard_address(dashboard)}",
         *(["--no-dashboard"] if dashboard == "off" else []),
-        *plan.transport.listen_options(plan.scheduler),
+        *plan.transport_of(jobs).listen_options(plan.scheduler),
         SCHEDULER_FILE,
         PRELOAD_OPTION,
     ]

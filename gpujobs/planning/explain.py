@@ -54,6 +54,7 @@ _QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
     "gpu_type": ("gpu_type", "gpu_types"),
     "layout": ("layouts",),
     "account": ("account",),
+    "network.protocol": ("network.protocols",),
 }
 _SITE_LIMITS: Mapping[str, tuple[Loc, ...]] = {
     "gpus": (("max_queued_jobs",),),
@@ -87,9 +88,8 @@ def limits_of(spec: ClusterSpec, plan: Plan | None, key: str) -> Iterator[Limit]
     queues = list(spec.site.site.queues)
     if plan:
         queues = list(dict.fromkeys(group.queue_key for group in plan.groups))
-    places: list[Loc] = [
-        ("queues", queue, name) for queue in queues for name in _QUEUE_LIMITS.get(key, ())
-    ]
+    names = [tuple(name.split(".")) for name in _QUEUE_LIMITS.get(key, ())]
+    places: list[Loc] = [("queues", queue, *name) for queue in queues for name in names]
     for loc in (*places, *_SITE_LIMITS.get(key, ())):
         value = _value_at(spec.site.document.value, loc)
         if value is not None:

@@ -99,6 +99,13 @@ class Plan:
         site = self.site.in_queue(jobs.queue_key)
         return replace(self.layout, profile=jobs.profile, site=site)
 
+    def transport_of(self, jobs: JobGroup) -> Transport:
+        """Return the transport with the interface of the queue of ``jobs``."""
+        own = self.site.queues[jobs.queue_key].network
+        if own is None or own.interface is None or self.profile.network.interface:
+            return self.transport
+        return replace(self.transport, interface=own.interface)
+
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
         if self.head:
@@ -166,7 +173,7 @@ class _Planner:
         groups = self._groups(head_key, only, root)
         head = self._head(head_key, root)
         start_workers = self._start_workers(groups)
-        transport = choose_transport(self.diagnostics, [group.profile for group in groups])
+        transport = choose_transport(self.diagnostics, groups, head)
         check_ports(self.diagnostics, groups)
         lifetime = plan_lifetime(self.diagnostics, self.scheduler, (head, *groups), self.owned)
         self._note_differences(groups)

@@ -156,8 +156,8 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "python": jobs.python,
         "python_folder": str(python.parent) if on_path else "",
         "env": profile.env,
-        "loopback": plan.transport.loopback,
-        "ports": plan.site.network.ports or "",
+        "loopback": plan.transport_of(jobs).loopback,
+        "ports": layout.site.network.ports or "",
         "devices": Bash(shlex.join(script.devices)),
     }
 

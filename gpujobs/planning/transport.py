@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.profile import Profile
+from ..config.queue import SiteNetwork
+from ..config.sitekinds import Protocol
+from ..errors import Position, Problem
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE
 from ..injob.ports import port_range
 from ..schedulers import Scheduler, get_scheduler
@@ -24,6 +27,8 @@ SLOW_MEMORY = {
     "ucxx without `rmm_async` more than 100 GB/s)",
 }
 """Why ucxx is a bad choice for GPU memory that RMM allocates in these ways, as measured."""
+Networks = Mapping[str, SiteNetwork]
+"""By the key of the queue."""
 WITHOUT_GPUS = (
     "nodes without GPUs may not have it; if all nodes do, `network: {protocol: ucxx}` takes it"
 )
@@ -40,6 +45,8 @@ class Transport:
     protocols: tuple[str, ...]
     interface: str | None
     """Network interface; None: chosen in the job."""
+    encryption_required: bool = False
+    """The site requires it, or one of the queues."""
 
     @property
     def encrypted(self) -> bool:
@@ -75,16 +82,20 @@ def is_encrypted(protocol: str) -> bool:
     return protocol in ENCRYPTED.values()
 
 
-def choose_transport(diagnostics: Diagnostics, groups: Sequence[Profile]) -> Transport:
+def choose_transport(
+    diagnostics: Diagnostics, groups: Sequence[JobGroup], head: JobGroup | None
+) -> Transport:
     """Return the transport for the profile's `network` at the site.
 
-    ``groups``: the profiles of all groups of workers.
+    The queues of all groups of workers and of the head's own job must have a protocol in common.
     """
     network = diagnostics.spec.profile.network
-    site_network = diagnostics.spec.site.site.network
-    if site_network.encryption == "required":
-        _check_encryption(diagnostics)
-    protocols = _candidates(diagnostics, groups)
+    queues = [jobs.queue_key for jobs in (*groups, head) if jobs]
+    networks = {key: diagnostics.spec.site.site.network_of(key) for key in queues}
+    required = _requiring_encryption(diagnostics, networks)
+    if required:
+        _check_encryption(diagnostics, required)
+    protocols = _candidates(diagnostics, [group.profile for group in groups], networks)
     if network.encryption is not False:
         protocols = [ENCRYPTED.get(name, name) for name in protocols]
     if unencrypted := [name for name in protocols if not is_encrypted(name)]:
@@ -97,14 +108,39 @@ def choose_transport(diagnostics: Diagnostics, groups: Sequence[Profile]) -> Tra
             "warning: network.dashboard is on: the dashboard accepts connections on all interfaces "
             "of its node, without a password and without encryption"
         )
-    interface = network.interface or site_network.interface
+    interface = network.interface or _interface(diagnostics, networks)
     if interface is None and "ucxx" in protocols and _on_this_machine(diagnostics):
         interface = LOOPBACK_INTERFACE  # UCX takes interfaces, not addresses
-    return Transport(tuple(protocols), interface)
+    return Transport(tuple(protocols), interface, encryption_required=required is not None)
 
 
-def _check_encryption(diagnostics: Diagnostics) -> None:
-    """Report what is not encrypted in the profile of a site that requires encryption."""
+def _interface(diagnostics: Diagnostics, networks: Networks) -> str | None:
+    """Return the interface that all queues have in common, else the one of the site."""
+    names = {network.interface for network in networks.values()}
+    if len(names) == 1:
+        return names.pop()
+    return diagnostics.spec.site.site.network.interface
+
+
+def _requiring_encryption(diagnostics: Diagnostics, networks: Networks) -> Position | None:
+    """Return where encryption is required: by the site, or by the first queue that does."""
+    for key, network in networks.items():
+        if network.encryption == "required":
+            return _network_position(diagnostics, key, "encryption")
+    return None
+
+
+def _network_position(diagnostics: Diagnostics, queue: str, name: str) -> Position:
+    """Return the position of the key ``name`` of `network` that applies in a queue."""
+    spec = diagnostics.spec
+    own = spec.site.site.queues[queue].network
+    if own and name in own.given:
+        return spec.site_position("queues", queue, "network", name)
+    return spec.site_position("network", name)
+
+
+def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
+    """Report what is not encrypted in the profile although the site requires encryption."""
     spec = diagnostics.spec
     network, contact = spec.profile.network, spec.site.site.contact
     unencrypted = {
@@ -119,7 +155,7 @@ def _check_encryption(diagnostics: Diagnostics) -> None:
                 "network",
                 key,
                 hint=f"the contact of the site is {contact}" if contact else "",
-                related=spec.site_position("network", "encryption"),
+                related=required,
             )
     diagnostics.raise_problems()
 
@@ -128,16 +164,30 @@ def _on_this_machine(diagnostics: Diagnostics) -> bool:
     return get_scheduler(diagnostics.spec.site.site.scheduler).on_this_machine
 
 
-def _candidates(diagnostics: Diagnostics, groups: Sequence[Profile]) -> list[str]:
+def _allowed(diagnostics: Diagnostics, networks: Networks) -> tuple[Protocol, ...]:
+    """Return the protocols that all queues allow, in the order of the first one."""
+    first, *others = [network.protocols for network in networks.values()]
+    common = tuple(name for name in first if all(name in other for other in others))
+    if not common:
+        listed = "; ".join(f"{key}: {', '.join(one.protocols)}" for key, one in networks.items())
+        message = f"the queues of the cluster allow no common protocol ({listed})"
+        diagnostics.profile_error(message, "network", "protocol")
+        diagnostics.raise_problems()
+    return common
+
+
+def _candidates(
+    diagnostics: Diagnostics, groups: Sequence[Profile], networks: Networks
+) -> list[str]:
     """Return the protocols by the names of profiles.
 
     A site that lists ucxx consents to unencrypted traffic within jobs.
     """
     profile = diagnostics.spec.profile
-    allowed = diagnostics.spec.site.site.network.protocols
     if profile.network.protocol != "auto":
-        _check_ucxx(diagnostics, groups)
+        _check_ucxx(diagnostics, groups, networks)
         return [profile.network.protocol]
+    allowed = _allowed(diagnostics, networks)
     # ucxx is there to move data between GPUs, and it cannot be encrypted.
     useful = any(group.gpus for group in groups) and not profile.network.encryption
     if useful and "ucxx" in allowed and (reason := _reason_against_ucxx(groups)):
@@ -161,21 +211,19 @@ def _slow_memory(groups: Sequence[Profile]) -> str:
     return next(filter(None, found), "")
 
 
-def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile]) -> None:
+def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile], networks: Networks) -> None:
     spec = diagnostics.spec
     network = spec.profile.network
     if network.protocol != "ucxx":
         return
-    site_network = spec.site.site.network
-    # Traffic that stays on this machine needs no consent of the site, unless it lists protocols.
-    listed = "protocols" in site_network.given or not _on_this_machine(diagnostics)
-    if listed and "ucxx" not in site_network.protocols:
-        diagnostics.profile_error(
-            "ucxx is not encrypted, and the site does not list it in `network.protocols`",
-            "network",
-            "protocol",
-            related=spec.site_position("network"),
-        )
+    for key, site_network in networks.items():
+        # Traffic that stays on this machine needs no consent, unless the site lists protocols.
+        listed = "protocols" in site_network.given or not _on_this_machine(diagnostics)
+        if listed and "ucxx" not in site_network.protocols:
+            message = "ucxx is not encrypted, and the site does not list it in `network.protocols`"
+            place = _network_position(diagnostics, key, "protocols")
+            diagnostics.profile_error(message, "network", "protocol", related=place)
+            break
     if slow := _slow_memory(groups):
         diagnostics.note(f"warning: network.protocol is ucxx: {slow}")
     if network.encryption:
@@ -185,12 +233,12 @@ def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile]) -> None:
 
 def check_ports(diagnostics: Diagnostics, groups: Sequence[JobGroup]) -> None:
     """Check that the site's range has ports for the workers of one job and the dask scheduler."""
-    ports = diagnostics.spec.site.site.network.ports
-    if ports is None or not groups:
-        return
-    workers = max(group.shape.workers // group.shape.nodes for group in groups)
     dashboard = diagnostics.spec.profile.network.dashboard == "on"
-    wanted, there = 2 * workers + 1 + dashboard, len(port_range(ports))
-    if there < wanted:
-        message = f"{workers} workers on a node and the dask scheduler need {wanted} ports"
-        diagnostics.site_error(f"{message}, but `network.ports` has {there}", "network", "ports")
+    for group in groups:
+        ports = diagnostics.spec.site.site.network_of(group.queue_key).ports
+        workers = group.shape.workers // group.shape.nodes
+        wanted = 2 * workers + 1 + dashboard
+        if ports and (there := len(port_range(ports))) < wanted:
+            message = f"{workers} workers on a node and the dask scheduler need {wanted} ports"
+            place = _network_position(diagnostics, group.queue_key, "ports")
+            diagnostics.add(Problem(f"{message}, but `network.ports` has {there}", place))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.cli.plan_text import plan_text
 from gpujobs.clusters.connect import silence_ucx
 from gpujobs.injob.names import UCX_WARNINGS
 from gpujobs.planning.plan import Machine
@@ -129,3 +130,77 @@ def test_clients_of_ucxx_have_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(UCX_WARNINGS, "y")
     silence_ucx("ucxx")
     assert os.environ[UCX_WARNINGS] == "y"
+
+
+# -- network of a queue ------------------------------------------------------------------------------------------------------
+NODE = "gpus_per_node: 4, cpus_per_node: 64, memory_per_node: 480GiB"
+QUEUES = f"""\
+description: test
+scheduler: slurm
+network: {{interface: ib0, protocols: [ucxx, tcp], ports: 8000-8100}}
+queues:
+  a: {{{NODE}}}
+  b: {{{NODE}, network: {{interface: hsn0, ports: 9000-9100}}}}
+  c: {{{NODE}, network: {{protocols: [tcp], encryption: required}}}}
+  d: {{{NODE}, network: {{protocols: [ws]}}}}
+defaults: {{walltime: 1h}}
+"""
+
+
+@pytest.fixture
+def queues(home: Path) -> Path:
+    """A site whose queues have networks of their own."""
+    (home / "s.yaml").write_text(QUEUES)
+    return home
+
+
+def test_a_queue_overrides_single_keys_of_the_network(queues: Path) -> None:
+    made = made_plan(queues, "gpus: 4\nqueue: b\n")
+    assert made.transport.protocols == ("ucxx", "tls") and made.transport.interface == "hsn0"
+    (script,) = render(made, "x-0000")
+    assert script.text.count("--interface=hsn0") == 3 and "ib0" not in script.text
+    assert "export GPUJOBS_PORTS=9000-9100" in script.text and "8000" not in script.text
+    assert "interface: hsn0\n" in plan_text(made, "x-0000")
+
+
+def test_each_group_has_the_interface_of_its_queue(queues: Path) -> None:
+    made = made_plan(queues, "groups: {x: {gpus: 4, queue: a}, y: {gpus: 4, queue: b}}\n")
+    first, second = (script.text for script in render(made, "x-0000"))
+    assert first.count("--interface=ib0") == 3 and "hsn0" not in first
+    assert second.count("--interface=hsn0") == 3 and "ib0" not in second
+    assert "interface: ib0, hsn0\n" in plan_text(made, "x-0000")
+    assert made.transport.interface == "ib0"  # of a dask scheduler outside of the jobs
+
+
+def test_the_interface_of_the_profile_has_priority(queues: Path) -> None:
+    made = made_plan(queues, "gpus: 4\nqueue: b\nnetwork: {interface: eth0}\n")
+    assert render(made, "x-0000")[0].text.count("--interface=eth0") == 3
+
+
+def test_a_cluster_has_the_protocols_that_all_its_queues_allow(queues: Path) -> None:
+    groups = "groups: {{x: {{gpus: 4, queue: a}}, y: {{gpus: 4, queue: {0}}}}}\n"
+    made = made_plan(queues, groups.format("c"))
+    assert made.transport.protocols == ("tls",) and made.transport.encryption_required
+    message = error_of(queues, groups.format("d"))
+    assert "the queues of the cluster allow no common protocol (a: ucxx, tcp; d: ws)" in message
+
+
+def test_a_queue_requires_encryption(queues: Path) -> None:
+    unencrypted = "gpus: 4\nnetwork: {encryption: false}\n"
+    assert made_plan(queues, f"{unencrypted}queue: a\n").transport.protocols == ("ucxx", "tcp")
+    message = error_of(queues, f"{unencrypted}queue: c\n")
+    assert "site s requires encryption between its nodes" in message and "s.yaml:7:" in message
+    message = error_of(queues, "gpus: 4\nqueue: c\nnetwork: {protocol: ucxx}\n")
+    assert "ucxx is not encrypted: site s requires encryption" in message
+
+
+def test_the_keys_of_a_queue_must_agree_with_those_of_the_site(home: Path) -> None:
+    (home / "s.yaml").write_text(QUEUES.replace("protocols: [tcp], ", ""))
+    message = error_of(home, "gpus: 4\n")
+    assert "ucxx has no encryption (`queues.c.network`)" in message
+
+
+def test_too_few_ports_of_a_queue(home: Path) -> None:
+    (home / "s.yaml").write_text(QUEUES.replace("9000-9100", "9000-9003"))
+    message = error_of(home, "gpus: 4\nqueue: b\n")
+    assert "s.yaml:6:" in message and "`network.ports` has 4" in message
