@@ -130,6 +130,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
 
 def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[str, object]:
     scheduler, walltime = plan.scheduler, script.jobs.walltime
+    attempts = plan.lifetime.attempts
     return {
         "shell": Bash(plan.site.shell),
         "name": cluster_id,
@@ -137,7 +138,8 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
         "walltime": Bash(scheduler.walltime(walltime)) if walltime else "",
         "warning": warning(walltime),
         "array": Bash(scheduler.array(script.count)) if script.array else "",
-        "attempt": script.attempt if plan.lifetime.attempts > 1 else 0,
+        "attempt": script.attempt if attempts > 1 else 0,
+        "again": script.attempt < attempts,
     }
 
 

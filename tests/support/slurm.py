@@ -91,13 +91,22 @@ class PrivateSlurm:
         self._configure()
         if self.accounting:
             self._start_accounting()
+        self.start_controller()
+        for n in range(1, self.nodes + 1):
+            self.start_node(f"node{n}")
+        until(self.ready, 60, "nodes")
+
+    def start_controller(self) -> None:
+        """Start slurmctld, and wait until it answers."""
         self._daemon("slurmctld", "slurmctld", "-D")
         until(lambda: "UP" in self.command("scontrol", "ping"), 30, "slurmctld")
-        for n in range(1, self.nodes + 1):
-            self._daemon(f"slurmd-node{n}", "slurmd", "-D", "-N", f"node{n}")
-        until(self._ready, 60, "nodes")
 
-    def _ready(self) -> bool:
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of a node."""
+        self._daemon(f"slurmd-{node}", "slurmd", "-D", "-N", node)
+
+    def ready(self) -> bool:
+        """Return whether all nodes accept jobs. Fails if a daemon has ended."""
         dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
         assert not dead, f"{', '.join(dead)} ended; see {self.folder / 'log'}"
         states = self.command("sinfo", "-h", "-N", "-o", "%T").split()

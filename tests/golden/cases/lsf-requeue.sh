@@ -23,10 +23,12 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
-    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ] &&
+        [ ! -e "over-$GPUJOBS_ATTEMPT" ]; then
         [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
-        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}" \
+            "$code"
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
@@ -40,6 +42,10 @@ gpujobs_fail() {
     reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
     echo "gpujobs: $reason"
     echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    if [ "${2-}" = 137 ]; then   # SIGKILL: the next attempt continues, as after the failure of a node
+        (set -C; echo "$reason" > "over-$GPUJOBS_ATTEMPT") 2> /dev/null
+        return
+    fi
     # The first job that writes a reason ends the cluster.
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
@@ -113,7 +119,8 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
-    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ] &&
+        [ ! -e "over-$GPUJOBS_ATTEMPT" ]; then
         [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"

@@ -1,0 +1,61 @@
+"""Faults of a private Slurm: a node that fails with all that runs on it, a controller that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+
+from .processes import processes_with, until
+from .slurm import PrivateSlurm
+
+
+def fail_node(slurm: PrivateSlurm, node: str) -> None:
+    """End all processes of a node at once, as a power failure does; Slurm then knows that it is down."""
+    daemon = slurm.daemons[f"slurmd-{node}"]
+    daemon.kill()
+    daemon.wait()
+    found = processes_of(slurm, node)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the end of another one
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=failed")
+
+
+def restore_node(slurm: PrivateSlurm, node: str) -> None:
+    """Boot a node that has failed."""
+    slurm.start_node(node)
+    slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+@contextlib.contextmanager
+def failed_node(slurm: PrivateSlurm, node: str) -> Iterator[None]:
+    """While this is open, a node is down."""
+    fail_node(slurm, node)
+    try:
+        yield
+    finally:
+        restore_node(slurm, node)
+        until(slurm.ready, 60, f"{node} after its failure")
+
+
+def restart_controller(slurm: PrivateSlurm) -> None:
+    """Kill slurmctld, and start it again from the state that it has saved."""
+    daemon = slurm.daemons["slurmctld"]
+    daemon.kill()
+    daemon.wait()
+    slurm.start_controller()
+
+
+def processes_of(slurm: PrivateSlurm, node: str) -> list[int]:
+    """Return the processes of the jobs on a node, and Slurm's own one of each step."""
+    own = set(processes_with(f"SLURM_CONF={slurm.conf}"))
+    found = own.intersection(processes_with(f"SLURMD_NODENAME={node}\0"))
+    for pid in list(found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update(p.pid for p in psutil.Process(pid).parents() if p.name() == "slurmstepd")
+    return sorted(found)
