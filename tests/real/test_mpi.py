@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -364,6 +365,75 @@ def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     until(lambda: not processes_with(cluster), 15)
+
+
+# -- the end without work ----------------------------------------------------------------------------------------------
+WORK = """
+import sys, time
+from pathlib import Path
+import gpujobs
+
+cluster, folder, hold, kind = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+client = gpujobs.connect(cluster)
+task = client.submit(abs, -1, resources={"NONE": 1}) if kind == "idle" else None
+time.sleep(hold)
+assert not (folder / "ended").exists()
+if task is None:
+    client.close()
+else:
+    task.release()
+while not (folder / "ended").exists():
+    time.sleep(0.5)
+print("ended")
+"""
+"""`idle`: a task that waits for a worker keeps the cluster; `client`: the client does."""
+SCRIPT_WITHOUT_WORK = """
+from dask_mpi import initialize
+from distributed import Client
+import time
+
+if __name__ == "__main__":
+    initialize()
+    with Client() as client:
+        print("here", flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "what"), [("idle", "tasks"), ("client", "clients")], ids=["idle", "client"]
+)
+def test_end_without_work(cli: Cli, backend: SlurmBackend, kind: str, what: str) -> None:
+    seconds = math.ceil(patience(8))
+    times = {"idle_timeout": "1h", "client_timeout": "1h", f"{kind}_timeout": f"{seconds}s"}
+    cluster = cli.submit({**PROFILE, **times})
+    until(lambda: cli.status(cluster)["state"] == "RUNNING", 90, cluster, every=0.5)
+    folder = cli.status(cluster)["folder"]
+    done = cli.python_run(WORK, cluster, folder, str(1.5 * seconds), kind)
+    assert done.stdout.strip().endswith("ended"), done.stderr
+    found = cli.status(cluster)
+    assert (found["kind"], found["state"], found["exit_code"]) == ("idle", "DONE", 0)
+    assert found["reason"] == f"the cluster was without {what} for {seconds} s"
+    backend.wait_empty(20, cluster)
+    until(lambda: not processes_with(cluster), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) -> None:
+    """Its work is not done: the cluster fails."""
+    cli.write("all.py", SCRIPT_WITHOUT_WORK)
+    ranks = {"run_on": "ranks", "run": ["all.py"]}
+    cluster = cli.submit({**PROFILE, **ranks, "idle_timeout": "10s"})
+    until(lambda: cli.status(cluster)["kind"] is not None, 120, cluster, every=0.5)
+    found = cli.status(cluster)
+    assert (found["kind"], found["state"]) == ("idle", "FAILED"), found["reason"]
+    assert found["reason"] == "the cluster was without tasks for 10 s"
+    assert cli("logs", cluster).stdout == "here\n"
+    backend.wait_empty(20, cluster)
+    until(lambda: not processes_with(cluster), 20)
 
 
 # -- from Python -----------------------------------------------------------------------------------------------------
