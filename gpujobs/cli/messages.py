@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from ..clusters.progress import Progress
+from .live import ReportProgress
 
 logger = logging.getLogger("gpujobs")
 
-progress = Progress()
+progress = ReportProgress()
 """The one line of progress of this process: all messages must be written above it."""
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import click
 
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
+from ..clusters.logs import last_output
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import ClusterReport
 from ..schedulers import JobState
-from . import display, messages
+from . import display, live, messages
 
 IDLE_REFRESH = 5.0
 """Seconds between two refreshes while no cluster is shown."""
+_OUTPUT_LINES = 5
+_NONE_ACTIVE = "no active clusters; `gpujobs status --all` lists ended ones"
 
 
 def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> list[ClusterRecord]:
@@ -40,36 +43,55 @@ class StatusView:
         self._monitor = ClusterMonitor(self._choose(), ledger)
         self._reports: list[ClusterReport] = []
 
-    def print_once(self, *, as_json: bool, clear: bool) -> None:
-        """Query the clusters and print them. ``clear``: remove the last output from a terminal."""
+    def print_once(self, *, as_json: bool) -> None:
+        """Query the clusters and print them."""
+        self._query()
+        if as_json:
+            click.echo(display.status_json([_with_details(report) for report in self._reports]))
+        elif text := self._text():
+            click.echo(text)
+        else:
+            messages.progress.write(_NONE_ACTIVE)
+
+    def watch(self, *, as_json: bool) -> None:
+        """Show the clusters every few seconds until those that were named have ended."""
+        console = None if as_json else live.terminal(sys.stdout)
+        if console is None:
+            for _ in self._refreshes():
+                self.print_once(as_json=as_json)
+            return
+        area = live.start(console)
+        try:
+            for _ in self._refreshes():
+                self._query()
+                area.update(live.styled(self._text(output=True) or _NONE_ACTIVE), refresh=True)
+        finally:
+            area.stop()
+
+    def _refreshes(self) -> Iterator[None]:
+        yield
+        while not self._cluster_ids or not all(map(_is_final, self._reports)):
+            self._sleep()
+            yield
+
+    def _query(self) -> None:
         self._reports = self._monitor.reports()
         if not self._cluster_ids and not self._everything:
             self._reports = [report for report in self._reports if not _is_final(report)]
-        if as_json:
-            click.echo(display.status_json([_with_details(report) for report in self._reports]))
-            return
-        if clear and sys.stdout.isatty():
-            click.clear()
-        self._print_text()
-
-    def watch(self, *, as_json: bool) -> None:
-        """Print the clusters every few seconds until those that were named have ended."""
-        self.print_once(as_json=as_json, clear=True)
-        while not self._cluster_ids or not all(map(_is_final, self._reports)):
-            self._sleep()
-            self.print_once(as_json=as_json, clear=True)
 
     def _choose(self) -> list[ClusterRecord]:
         return choose(self._ledger, self._cluster_ids, everything=self._everything)
 
-    def _print_text(self) -> None:
-        if self._cluster_ids:
-            for report in self._reports:
-                click.echo(display.status_text(_with_details(report)))
-        elif self._reports:
-            click.echo(display.status_table(self._reports))
-        else:
-            messages.progress.write("no active clusters; `gpujobs status --all` lists ended ones")
+    def _text(self, *, output: bool = False) -> str:
+        """Return the clusters as text, "" if there are none; ``output``: with the last of `run`."""
+        if not self._cluster_ids:
+            return display.status_table(self._reports) if self._reports else ""
+        parts: list[str] = []
+        for report in self._reports:
+            parts.append(display.status_text(_with_details(report)))
+            if output and (lines := last_output(report.record, _OUTPUT_LINES)):
+                parts += ["", "last lines of run:", *(f"  | {line}" for line in lines)]
+        return "\n".join(parts)
 
     def _sleep(self) -> None:
         """Sleep until the next refresh, and find the clusters that were submitted meanwhile."""

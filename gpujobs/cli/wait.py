@@ -9,7 +9,6 @@ from ..clusters.logs import LogFollower
 from ..clusters.report import ClusterReport
 from ..errors import JobFailedError
 from ..text import clock_text
-from .display import progress_text
 from .messages import progress
 from .usage_text import usage_line
 
@@ -30,7 +29,7 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
         for line in output.new_lines(last=report.finished and not report.active):
             progress.write(line)
         if not report.finished:
-            progress.show(progress_text(report), clock())
+            progress.show_report(report, clock())
 
     try:
         report = cluster.wait(watch=show)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..injob.names import group_prefix
 from ..text import clean
+from . import folder as folders
 from .ledger import ClusterRecord
 
 CHUNK = 1 << 20
@@ -41,6 +42,11 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
         return lambda: [folder / "run.log"]
     logger.info("the cluster has no `run:`; this is the log of the dask scheduler")
     return lambda: [folder / "scheduler.log"]
+
+
+def last_output(record: ClusterRecord, count: int) -> list[str]:
+    """Return the last lines of the output of `run`, without control characters."""
+    return folders.tail(record.path / "logs" / "run.log", count) if record.run else []
 
 
 def _job_number(record: ClusterRecord, worker: str) -> int | None:

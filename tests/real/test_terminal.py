@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyte
 import pytest
 
 from ..support.cli import Cli
@@ -44,6 +45,8 @@ class Terminal:
         )  # fmt: skip
         os.close(slave)
         self.screen = ""
+        self._emulator = pyte.Screen(columns, 24)
+        self._stream = pyte.Stream(self._emulator)
 
     def read(self) -> str:
         while select.select([self.master], [], [], 0)[0]:
@@ -54,7 +57,14 @@ class Terminal:
             if not new:
                 break
             self.screen += new.decode()
+            self._stream.feed(new.decode())
         return self.screen
+
+    @property
+    def shown(self) -> str:
+        """What one sees now."""
+        self.read()
+        return "\n".join(line.rstrip() for line in self._emulator.display).rstrip()
 
     def until(self, pattern: str, seconds: float = 60) -> str:
         until(lambda: re.search(pattern, self.read()), seconds, f"{pattern} in {self.screen!r}")
@@ -99,18 +109,18 @@ def sleeping(local: Cli, seconds: str) -> str:
 
 def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "4"), "--wait", columns=20) as window:
+        frames = {window.shown}
+        while window.process.poll() is None:
+            frames.add(window.shown)
+            time.sleep(0.05)
         assert window.end() == 0
-        screen = window.screen
-    live = [text.split("\r")[0] for text in screen.split("\r\x1b[K")[1:]]
-    shown = [text for text in live if re.match(r"[01]/1 workers", text)]
-    assert len(shown) > 6 and len(set(shown)) > 3, screen  # it moves
-    assert all(len(text) < 20 and "\n" not in text for text in shown)  # in one row
-    for line in screen.split("\r\n"):  # the lines that stay
-        assert "workers," not in line.split("\x1b[K")[-1], line
-    assert re.search(
-        r"\x1b\[Khere\r\n", screen
-    )  # the output of `run` is above the line of progress
-    assert re.search(r"is done after \d\d:\d\d\r\n$", screen)
+        last = window.shown
+    live = [re.findall(r"^\W* ([01]/1 w.*)$", frame, re.M) for frame in frames]
+    assert max(map(len, live)) == 1  # in one row
+    assert len({line for lines in live for line in lines}) > 1  # it moves
+    assert any("here\n" in frame for frame, lines in zip(frames, live, strict=True) if lines)
+    assert not re.search("[01]/1 w", last)
+    assert re.search(r"is done after\s+\d\d:\d\d", last)
 
 
 def test_plain_lines_without_a_terminal(local: Cli) -> None:
@@ -146,13 +156,7 @@ def test_a_closed_window_changes_nothing(local: Cli) -> None:
 def test_status_watch(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     with terminal(local, "status", "--watch", columns=200) as window:
-        until(
-            lambda: (
-                window.read().count("\x1b[2J") >= 2
-                and cluster in window.screen.split("\x1b[2J")[-1]
-            ),
-            40,
-        )
+        until(lambda: re.search(rf"^{cluster} +local .*RUNNING", window.shown, re.M), 40)
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
         assert "Traceback" not in window.screen
@@ -160,7 +164,7 @@ def test_status_watch(local: Cli) -> None:
         window.until(r"WORKERS")
         assert local("cancel", cluster).returncode == 0
         assert window.end(40) == 0  # its state is final
-        assert "CANCELLED" in window.screen.split("\x1b[2J")[-1]
+        assert "CANCELLED" in window.shown and window.shown.count("WORKERS") == 1
     listed = local.start("status", cluster, "--watch", "--json")
     out, _ = listed.communicate(timeout=patience(30))
     assert json.loads(out)["version"] == 2
@@ -216,3 +220,44 @@ def test_completion_in_bash(local: Cli) -> None:
     assert "--dry-run" in completed("gpujobs", "submit", "--d")
     assert completed("gpujobs", "sites", "show", "example-sl") == ["example-slurm"]
     assert completed("gpujobs", "submit", "--site", "loc") == ["local"]
+
+
+WORK = """
+import time
+from distributed import Client
+
+with Client() as client:
+    client.wait_for_workers(1)
+    print("it works", flush=True)
+    client.gather(client.map(time.sleep, [600] * 3, pure=False))
+"""
+
+
+def test_top(local: Cli) -> None:
+    local.write("work.py", WORK)
+    workers = {"memory": "1GiB", "threads": 1}
+    cluster = local.submit({"gpus": 0, "workers": workers, "run": ["python", "work.py"]})
+    row = rf"^{cluster}-0 +\S+ +1 +1 +\d+ % +\d[\d.]*MiB of 1GiB +- +- +-$"
+    with terminal(local, "top", cluster, "--interval=0.5", columns=120) as window:
+        until(lambda: re.search(row, window.shown, re.M), 60, "a worker with three tasks")
+        assert window.shown.count("WORKER ") == 1  # the table is rewritten
+        assert local("cancel", cluster).returncode == 0
+        assert window.end(40) == 0
+        assert f"{cluster}: CANCELLED" in window.shown
+    assert local("top", cluster).stdout.startswith(f"{cluster}: CANCELLED")
+
+
+def test_watch_shows_the_output_of_run(local: Cli) -> None:
+    local.write("work.py", WORK)
+    cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "work.py"]})
+    with terminal(local, "status", cluster, "--watch", columns=100) as window:
+        until(lambda: re.search(r"^  \| it works$", window.shown, re.M), 60)
+
+
+def test_no_color(local: Cli) -> None:
+    cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
+    for value, coloured in (("", True), ("1", False)):
+        plain = Cli(local.home, {**local.env, "NO_COLOR": value}, None)
+        with terminal(plain, "status", cluster, "--watch", columns=100) as window:
+            until(lambda: "RUNNING" in window.shown, 60)
+            assert ("\x1b[32m" in window.screen) is coloured

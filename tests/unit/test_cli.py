@@ -335,7 +335,7 @@ def test_messages_are_above_the_line_of_progress(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = messages.Progress()
+    progress = messages.ReportProgress()
     progress.show("1/2 workers", "00:01")
     logging.getLogger("gpujobs").warning("Slurm is %s", "away")
     progress.show("x" * 200, "00:02")
@@ -345,7 +345,7 @@ def test_messages_are_above_the_line_of_progress(
 
 
 def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = messages.Progress()
+    progress = messages.ReportProgress()
     for clock in ("00:01", "00:02"):
         progress.show("1/2 workers", clock)
     progress.show("2/2 workers", "00:03")

@@ -1,0 +1,103 @@
+"""Text that is rewritten on a terminal, drawn by rich; elsewhere plain lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from ..clusters.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from ..clusters.report import ClusterReport
+
+_BAR_COLUMNS = 20
+_STYLES = {
+    r"\b(RUNNING|DONE|COMPLETED)\b": "green",
+    r"\b(PENDING|STARTING|SUSPENDED)\b": "yellow",
+    r"\b(FAILED|CANCELLED|TIMEOUT|PREEMPTED|NODE_FAIL|OUT_OF_MEMORY)\b": "red",
+}
+"""Of states, by regular expressions."""
+
+
+def terminal(file: TextIO) -> Console | None:
+    """Return a console for a terminal whose text can be rewritten; None for all other files."""
+    if not file.isatty():
+        return None
+    from rich.console import Console
+
+    console = Console(file=file, highlight=False)
+    return None if console.is_dumb_terminal else console
+
+
+class ReportProgress(Progress):
+    """The progress of a cluster on stderr: a bar and one line on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+
+    def show_report(self, report: ClusterReport, clock: str) -> None:
+        """Show how many workers are connected, and why others wait."""
+        from .display import progress_text
+
+        console = terminal(sys.stderr)
+        if console is None:
+            self.show(progress_text(report), clock)
+            return
+        if self._live is None:
+            self._live = start(console, transient=True)
+        self._live.update(progress_line(report, clock, console.width), refresh=True)
+
+    def clear(self) -> None:
+        """Remove the progress from a terminal."""
+        if self._live is None:
+            super().clear()
+        else:
+            self._live.stop()
+            self._live = None
+
+
+def start(console: Console, *, transient: bool = False) -> Live:
+    """Return an area at the end of a terminal; ``transient``: `stop` removes it."""
+    from rich.live import Live
+
+    live = Live(
+        console=console,
+        transient=transient,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    live.start()
+    return live
+
+
+def progress_line(report: ClusterReport, clock: str, columns: int) -> RenderableType:
+    """Return a bar with `progress_text`, in one row."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    from .display import progress_text
+
+    bar = ProgressBar(
+        total=max(report.target, 1),
+        completed=min(report.connected, report.target),
+        width=min(_BAR_COLUMNS, columns // 4),
+    )
+    line = Table.grid(padding=(0, 1))
+    line.add_row(bar, Text(f"{progress_text(report)}, {clock}", no_wrap=True, overflow="ellipsis"))
+    return line
+
+
+def styled(text: str) -> RenderableType:
+    """Return text with colours for the states in it. It is not markup."""
+    from rich.text import Text
+
+    found = Text(text, overflow="fold")
+    for states, style in _STYLES.items():
+        found.highlight_regex(states, style)
+    return found

@@ -1,0 +1,102 @@
+"""`gpujobs top`: a table of what the workers of one cluster do now."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import click
+
+from ..clusters.activity import ActivityReader, WorkerActivity
+from ..clusters.history import with_samples
+from ..clusters.ledger import ClusterRecord, Ledger
+from ..clusters.monitor import ClusterMonitor
+from ..clusters.report import ClusterReport, JobReport, WorkerGpu
+from ..errors import GpujobsError
+from ..text import size_text, table
+from . import live
+from .display import progress_text
+
+_HEADER = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
+
+
+def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) -> None:
+    """Print the table; on a terminal, every ``interval`` seconds until the cluster ends."""
+    monitor = ClusterMonitor([record], ledger)
+    console = None if once else live.terminal(sys.stdout)
+    with ActivityReader(record) as reader:
+        if console is None:
+            click.echo(_text(monitor.report(), reader))
+            return
+        area = live.start(console)
+        try:
+            report = monitor.report()
+            area.update(live.styled(_text(report, reader)), refresh=True)
+            while not report.finished:
+                time.sleep(interval)
+                report = monitor.report()
+                area.update(live.styled(_text(report, reader)), refresh=True)
+        finally:
+            area.stop()
+
+
+def _text(report: ClusterReport, reader: ActivityReader) -> str:
+    """Return the table of a cluster, above it how far it has come."""
+    activities: Mapping[str, WorkerActivity] = {}
+    note = ""
+    if report.connected and not report.finished:
+        try:
+            activities = reader.read()
+        except GpujobsError as error:
+            note = f"{error}; tasks are not known"
+    now = time.time()
+    jobs = [with_samples(report.record, job, now) if job.gpus else job for job in report.jobs]
+    parts = [f"{report.record.id}: {report.state}, {progress_text(report)}"]
+    if note:
+        parts.append(note)
+    if report.connected and not report.finished:
+        parts += ["", worker_table(jobs, activities)]
+    return "\n".join(parts)
+
+
+def worker_table(jobs: Sequence[JobReport], activities: Mapping[str, WorkerActivity]) -> str:
+    """Return a row for each connected worker; ``activities`` are by the worker's name."""
+    rows = [
+        (
+            name,
+            job.node or "-",
+            *_activity(activities.get(name)),
+            *_gpus([gpu for gpu in job.gpus if gpu.worker == name]),
+        )
+        for job in jobs
+        for name in job.connected
+    ]
+    return table(_HEADER, rows)
+
+
+def _activity(found: WorkerActivity | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return "-", "-", "-", "-"
+    memory = _size(found.memory)
+    if found.memory_limit:
+        memory = f"{memory} of {_size(found.memory_limit)}"
+    return str(found.executing), str(found.waiting), f"{found.cpu:.0f} %", memory
+
+
+def _gpus(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
+    """Return the GPUs of one worker in one row: the mean of use, the sum of memory."""
+    if not gpus:
+        return "-", "-", "-"
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    used = [gpu.used for gpu in gpus if gpu.used is not None]
+    count = f"{len(gpus)} x " if len(gpus) > 1 else ""
+    return (
+        count + (gpus[0].model or "GPU"),
+        f"{sum(busy) / len(busy):.0f} %" if busy else "-",
+        _size(sum(used)) if used else "-",
+    )
+
+
+def _size(n_bytes: int) -> str:
+    return size_text(n_bytes // 2**20 * 2**20)  # whole MiB
