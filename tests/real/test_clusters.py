@@ -418,6 +418,7 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 
 
 # -- limits of time ------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
     done = cli(

@@ -31,6 +31,7 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     nothing_left(slurm_backend)
 
 
+@pytest.mark.slow
 def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
