@@ -47,6 +47,8 @@ class FolderState:
     """The job of the batch scheduler that does the work of each number."""
     nodes: Mapping[int, str] = field(default_factory=dict)
     """The nodes of the jobs whose supervisor has started."""
+    began: Mapping[int, float] = field(default_factory=dict)
+    """When the jobs last started (epoch seconds of their nodes); a requeued one starts again."""
     head: int | None = None
     """Number of the head's job."""
     address: str | None = None
@@ -126,6 +128,7 @@ class FolderReader:
         scheduler = self._json("scheduler.json")
         registry = self._json("workers.json")
         jobs = self._job_files()
+        started = {n: _parse(text) for n, text in jobs["started"].items()}
         head = self._json("head/owner").get("job")
         services = scheduler.get("services", {})
         return FolderState(
@@ -139,7 +142,10 @@ class FolderReader:
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
             setups={n: clean(text.strip()) for n, text in jobs["setup"].items() if text},
             claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text.strip()},
-            nodes={n: str(_parse(t).get("node", "")) for n, t in jobs["started"].items()},
+            nodes={n: str(start.get("node", "")) for n, start in started.items()},
+            began={
+                n: float(start["started"]) for n, start in started.items() if "started" in start
+            },
             head=head,
             address=scheduler.get("address"),
             dashboard=services.get("dashboard"),

@@ -144,6 +144,7 @@ class _Judge:
             reason=self._reason(number, status),
             exit_code=status.exit_code,
             node=status.node or self._node(number),
+            began=self.folder.began.get(number),
             starts=status.starts,
             head=self.folder.head == number,
             group="" if group == HEAD else group,

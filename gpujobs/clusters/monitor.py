@@ -70,6 +70,8 @@ class ClusterMonitor:
         self._stopping = stopping
         self._readers = {record.id: FolderReader(record.path) for record in self.records}
         self._answers: dict[JobId, JobStatus] = {}
+        self._began: dict[JobId, float | None] = {}
+        """When jobs had last started before the batch scheduler answered that they wait."""
         self._settled: set[JobId] = set()
         """Jobs that have ended, and are not queried any more."""
         self._last_query = -math.inf
@@ -87,7 +89,7 @@ class ClusterMonitor:
         ``connected``: see `judge`; only for a monitor of one cluster.
         """
         self.records = [self._current(record) for record in self.records]
-        states = {record.id: self._readers[record.id].read() for record in self.records}
+        states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
             self._query(states)
         return [self._report(record, states[record.id], connected) for record in self.records]
@@ -99,7 +101,7 @@ class ClusterMonitor:
     def latest(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return a report on the only cluster without a query; see `judge` for ``connected``."""
         record = self.records[0] = self._current(self.records[0])
-        state = self._readers[record.id].read()
+        state = self._read(record)
         return judge(record, state, self._answers, now=self.system.time(), connected=connected)
 
     def query_soon(self, seconds: float = 0.0) -> None:
@@ -123,6 +125,15 @@ class ClusterMonitor:
             return self.ledger.get(record.id)
         except NoSuchClusterError:
             return record
+
+    def _read(self, record: ClusterRecord) -> FolderState:
+        """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
+        state = self._readers[record.id].read()
+        for number, job in record.current_jobs(state.claims).items():
+            began = state.began.get(number)
+            if job in self._began and began not in (None, self._began[job]):
+                self._answers[job] = JobStatus(JobState.RUNNING)
+        return state
 
     def _report(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
@@ -178,15 +189,18 @@ class ClusterMonitor:
             return
         self._answers.update(answers)
         for record in group:
-            self._mark_requeued(record, states[record.id])
+            self._note_waiting(record, states[record.id])
             self._remember_unlisted(record, states[record.id])
 
-    def _mark_requeued(self, record: ClusterRecord, state: FolderState) -> None:
-        """Mark the jobs that wait although they had started before the query."""
+    def _note_waiting(self, record: ClusterRecord, state: FolderState) -> None:
+        """Note the jobs that wait; those that had started before the query were requeued."""
         for number, job in record.current_jobs(state.claims).items():
             answer = self._answers.get(job)
-            if answer and answer.state is JobState.PENDING and state.has_started(number):
-                self._answers[job] = replace(answer, requeued=True)
+            self._began.pop(job, None)
+            if answer and answer.state is JobState.PENDING:
+                self._began[job] = state.began.get(number)
+                requeued = state.has_started(number)
+                self._answers[job] = replace(answer, requeued=requeued)
 
     def _remember_unlisted(self, record: ClusterRecord, state: FolderState) -> None:
         unlisted = unlisted_since(record, state, self._answers, self.system.time())

@@ -85,6 +85,8 @@ class JobReport:
     reason: str = ""
     exit_code: int | None = None
     node: str = ""
+    began: float | None = None
+    """When it last started, in epoch seconds of its node; None: it has not."""
     starts: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False

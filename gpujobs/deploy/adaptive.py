@@ -92,9 +92,7 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
         """Return the jobs to release: first those without workers, then idle ones."""
         candidates = [job for job in jobs if not job.report.head]
         unused = [
-            job
-            for job in candidates
-            if not job.report.connected and now - job.submitted >= self.grace
+            job for job in candidates if not job.report.connected and now - job.queued >= self.grace
         ]
         unused = unused[: max(0, len(jobs) - self._recent_demand(now))]
         idle = [

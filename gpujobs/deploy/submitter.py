@@ -74,7 +74,12 @@ class Submitter:
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
             )
-            yield PoolJob(report, now, devices=devices[n * gpus : (n + 1) * gpus])
+            yield PoolJob(
+                report,
+                now,
+                devices=devices[n * gpus : (n + 1) * gpus],
+                start_timeout=self.plan.profile.start_timeout,
+            )
 
     def _render(
         self,

@@ -206,6 +206,42 @@ def test_jobs_found_when_all_others_have_ended_are_watched(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_a_job_that_starts_and_hangs_in_an_outage_is_replaced(tmp_path: Path) -> None:
+    """The last answer of the batch scheduler, that it waits, is no requeue."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.wait = lambda: 300.0
+        await cluster.scale_to(1)
+        await asyncio.sleep(250)
+        slurm.away_until = slurm.seconds + 400
+        await asyncio.sleep(200)
+        slurm.hang(slurm.running[0])
+        slurm.wait = lambda: 0.0
+        await asyncio.sleep(420)
+        assert slurm.jobs[0].state == "CANCELLED" and len(slurm.connected) == 2
+
+    run(tmp_path, story, interval=10.0)
+
+
+def test_requeues_do_not_make_successors_come_early(tmp_path: Path) -> None:
+    """A requeued job has waited since then; if nobody saw it wait, its walltime begins again."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(3000)
+        first, second = slurm.running
+        slurm.requeue(first)
+        await asyncio.sleep(100)
+        slurm.away_until = slurm.seconds + 100
+        slurm.requeue(second)
+        await asyncio.sleep(3000)
+        assert len(slurm.jobs) == 2  # of one hour each
+        await asyncio.sleep(700)
+        assert len(slurm.jobs) == 4 and len(slurm.running) == 2
+
+    run(tmp_path, story, interval=20.0)
+
+
 def test_a_requeued_job_that_has_a_successor_is_removed(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)

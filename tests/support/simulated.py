@@ -196,7 +196,9 @@ class SimulatedSlurm(System):
             return
         claim.write_text(name)
         (self.folder / "jobs" / f"{job.number}.json").unlink(missing_ok=True)
-        (self.folder / "jobs" / f"{job.number}.started").write_text('{"node": "n1"}')
+        (self.folder / "jobs" / f"{job.number}.started").write_text(
+            json.dumps({"node": "n1", "started": self.time()})
+        )
 
     def _run_on(self, job: SimulatedJob) -> None:
         ran = self.seconds - job.started

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
 from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
 from gpujobs.deploy.job import STEADY, PoolJob
-from gpujobs.deploy.jobs import PoolJobs
+from gpujobs.deploy.jobs import START_UP, PoolJobs
 from gpujobs.deploy.table import JobTable, phase_counts
 from gpujobs.schedulers import JobId, JobState
 
@@ -58,6 +58,33 @@ def test_workers_of_a_requeued_job_start_again() -> None:
     assert job.report.phase is JobPhase.LOST and job.lost_since == 4.0
 
 
+def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
+    job = PoolJob(JOB, 0.0, start_timeout=300.0)
+    lost = replace(JOB, phase=JobPhase.LOST, state=JobState.RUNNING)
+    for now, report in ((1.0, replace(JOB, phase=JobPhase.RUNNING)), (2.0, JOB), (3.0, lost)):
+        job.update(report, now)
+    job.update(lost, 303.0)
+    assert job.report.phase is JobPhase.STARTING
+    job.update(lost, 304.0)  # they have come and gone between two looks
+    assert job.report.phase is JobPhase.LOST and job.lost_since == 304.0
+
+
+def test_a_requeue_that_nobody_saw() -> None:
+    """The job was never seen waiting: it has another start than before."""
+    running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, began=1.7e9)
+    job = PoolJob(JOB, 0.0)
+    job.update(running, 10.0)
+    job.leaving = True
+    job.update(replace(running, phase=JobPhase.LOST), 20.0)
+    job.update(replace(running, phase=JobPhase.LOST, began=1.7e9 + 30), 50.0)
+    assert job.report.phase is JobPhase.STARTING and job.running_since == 50.0
+    assert not job.leaving  # it has its whole walltime again
+    job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 60.0)
+    job.update(replace(running, phase=JobPhase.RUNNING, began=None), 70.0)  # it could not be read
+    job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 80.0)
+    assert job.running_since == 50.0 and job.connected_since == 60.0
+
+
 def test_a_start_has_succeeded_if_the_workers_stay() -> None:
     job = PoolJob(JOB, 0.0)
     job.update(replace(JOB, phase=JobPhase.RUNNING), 10.0)
@@ -76,7 +103,7 @@ def jobs(*phases: JobPhase, walltime: int | None = None) -> PoolJobs:
     found = PoolJobs({"": walltime})
     for number, phase in enumerate(phases):
         report = replace(JOB, number=number, phase=phase, workers=(f"svd-{number}",))
-        found.add(PoolJob(report, submitted=0.0))
+        found.add(PoolJob(report, queued=0.0))
     return found
 
 
@@ -89,6 +116,16 @@ def test_jobs_of_a_pool() -> None:
     latest = found.latest([running])
     assert [(job.number, job.phase) for job in latest] == [(1, "RUNNING"), (0, "LEAVING")]
     assert latest[1].reason == "removed"
+
+
+def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:
+    found = jobs(JobPhase.PENDING, walltime=36000)
+    running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, workers=("svd-0",))
+    waiting = replace(running, phase=JobPhase.PENDING, state=JobState.PENDING)
+    for now, report in ((1.0, running), (5000.0, waiting), (5030.0, running)):
+        found.update(SimpleNamespace(jobs=[report]), now)  # type: ignore[arg-type]
+    assert found.longest_wait == 30.0  # its first run is no waiting time
+    assert found.lead("", 5030.0) == START_UP + 1.0  # nor is that after a requeue usual
 
 
 def test_idle_jobs_are_kept_as_long_as_a_job_has_waited() -> None:

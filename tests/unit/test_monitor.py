@@ -290,3 +290,25 @@ def test_an_answer_from_before_the_start_is_no_requeue(slurm: FakeSlurm, ledger:
     assert monitor.latest().jobs[0].reason == ""  # the answer is older
     monitor.query_soon()
     assert monitor.report().jobs[0].reason == "requeued"
+
+
+def test_a_job_that_has_started_since_the_answer_does_not_wait(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    record = add(ledger, "7")
+    slurm.lists("7|N/A|PENDING")
+    monitor = ClusterMonitor([record], ledger)
+    assert monitor.report().jobs[0].phase == "PENDING"
+    slurm.is_away()
+
+    def starts(seconds: float) -> None:
+        started = {"node": "node1", "started": seconds}
+        (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+
+    starts(1.7e9)
+    assert monitor.report().jobs[0].phase == "STARTING"
+    slurm.lists("7|N/A|PENDING")  # requeued
+    monitor.query_soon()
+    assert monitor.report().jobs[0].phase == "PENDING"
+    starts(1.7e9 + 30)
+    assert monitor.latest().jobs[0].phase == "STARTING"
