@@ -22,7 +22,7 @@ from tests.support.elastic import SimulatedCluster, simulate, slurm_of
 from tests.support.simulated import SimulatedSlurm
 
 ROUNDS = 9
-PROFILE = {"gpus": 1, "gpus_per_job": 1}
+PROFILE = {"gpus": 1, "gpus_per_job": 1, "network": {"encryption": False}}
 
 
 class Commands:

@@ -9,13 +9,14 @@ import pytest
 
 from gpujobs.deploy.attempts import MOST_ATTEMPTS
 
-from ..support.churn import churn
+from ..support.churn import GROUPS, churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of
 
-SEEDS, GROUP = 50, 100
-MANY_SEEDS = range(0, 1000, GROUP)
+SEEDS, SEEDS_OF_GROUPS = 30, 15
+PART = 100
+"""Seeds of a slow test."""
 HOURS = 0.5
-"""Simulated hours of churn of each of the many seeds: about 0.3 s."""
+"""Simulated hours of churn of each of its seeds: about 0.4 s."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -23,19 +24,37 @@ def test_churn(tmp_path: Path, seed: int) -> None:
     churn(tmp_path, seed)
 
 
+@pytest.mark.parametrize("seed", range(SEEDS_OF_GROUPS))
+def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
+    """Of GPU workers and of CPU workers: each keeps its own target or adapts, with the same rules."""
+    churn(tmp_path, seed, groups=tuple(GROUPS))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", MANY_SEEDS)
+@pytest.mark.parametrize("first", range(0, 1000, PART))
 def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
-    for seed in range(first, first + GROUP):
-        folder = tmp_path / str(seed)
-        folder.mkdir(mode=0o700)
-        churn(folder, seed, HOURS)
+    for seed in range(first, first + PART):
+        churn(folder_of(tmp_path, seed), seed, HOURS, rest=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_churn_of_groups_of_many_seeds(tmp_path: Path) -> None:
+    for seed in range(PART):
+        churn(folder_of(tmp_path, seed), seed, HOURS, tuple(GROUPS))
+
+
+def folder_of(parent: Path, seed: int) -> Path:
+    """Make and return the folder of one seed."""
+    folder = parent / str(seed)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.mark.parametrize("adapts", [True, False])
 def test_jobs_that_always_fail_are_submitted_a_few_times(tmp_path: Path, adapts: bool) -> None:
-    slurm = slurm_of(tmp_path, demand=lambda: 16, broken=True)
+    slurm = slurm_of(tmp_path, demand=lambda group: 16, broken=True)
 
     async def play() -> None:
         cluster = SimulatedCluster(tmp_path, slurm)

@@ -37,7 +37,7 @@ def numbers(cluster: SimulatedCluster) -> list[int]:
 
 def test_the_maximum_is_a_number_of_whole_jobs(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        slurm.demand = lambda: 100
+        slurm.demand = lambda group: 100
         adaptive = cluster.adapt(minimum=0, maximum=5)
         await asyncio.sleep(120)
         assert len(slurm.alive) == 2  # of two workers
@@ -52,7 +52,7 @@ def test_a_moment_of_less_demand_cancels_no_pending_job(tmp_path: Path) -> None:
     demand = [8]
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        slurm.demand, slurm.wait = lambda: demand[0], lambda: 7200.0
+        slurm.demand, slurm.wait = lambda group: demand[0], lambda: 7200.0
         cluster.adapt(minimum=0, maximum=8)
         await asyncio.sleep(600)
         before = numbers(cluster)
@@ -72,7 +72,7 @@ def test_an_idle_job_that_is_lost_is_not_replaced(tmp_path: Path) -> None:
     demand = [8]
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        slurm.demand = lambda: demand[0]
+        slurm.demand = lambda group: demand[0]
         cluster.adapt(minimum=2, maximum=8, hold="30m")
         await asyncio.sleep(120)
         demand[0] = 0
@@ -93,7 +93,7 @@ def test_jobs_that_wait_for_a_pause_are_not_submitted_without_demand(tmp_path: P
     demand = [4]
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        slurm.demand = lambda: demand[0]
+        slurm.demand = lambda group: demand[0]
         cluster.adapt(minimum=0, maximum=8)
         await asyncio.sleep(120)
         slurm.away_until = slurm.seconds + 300
@@ -111,7 +111,7 @@ def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
     """The successor waits until the job has left; the cluster goes on over many walltimes."""
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        slurm.demand = lambda: 8
+        slurm.demand = lambda group: 8
         most: list[int] = []
         slurm.watchers.append(lambda: most.append(sum(job.occupies for job in slurm.alive)))
         if limited == "adapt":

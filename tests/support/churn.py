@@ -3,45 +3,101 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from .elastic import SITE, SimulatedCluster, simulate, slurm_of
+from .elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
 from .simulated import SimulatedJob, SimulatedSlurm
 
 STEP = 20.0
 """Seconds between two looks of the owner."""
 QUIET = 1800.0
 """Seconds without faults at the end: longer than the longest pauses."""
-MOST_JOBS, SIZE = 8, 2
+HOLD = 1800.0
+"""Seconds for which idle jobs are kept at most."""
+GRACE = 30.0
+"""Seconds for which `adapt` leaves a job in the queue, whatever the demand is."""
+MOST_JOBS = 8
 CALLS_PER_HOUR = 1200
 """Commands of the batch scheduler: a query at each step is up to three."""
 
+CPU_QUEUE = {"cpus_per_node": 8, "memory_per_node": "64GiB", "max_walltime": "1d"}
+GROUPS: dict[str, Any] = {
+    "gpu": {"gpus": 2, "gpus_per_job": 2},
+    "prep": {"gpus": 0, "workers": {"count": 1, "threads": 2, "memory": "4GiB"}},
+}
+"""Two workers a job, and one; each in a queue of its own."""
+
+
+@dataclass
+class GroupChurn:
+    """What a group of workers is to do: adapt, or keep a number of jobs."""
+
+    name: str
+    size: int
+    """Workers of a job."""
+    adapts: bool
+    maximum: int
+    """Jobs: of `adapt`, or wanted all the time."""
+    minimum: int
+    demand: int = 0
+    """Workers that its tasks need."""
+
+    @classmethod
+    def draw(cls, random: Random, name: str, most: int) -> GroupChurn:
+        """Return a group of at most ``most`` jobs."""
+        adapts = random.random() < 0.7
+        maximum = random.randint(2, most)
+        size = 1 if name == "prep" else 2
+        return cls(name, size, adapts, maximum, random.randint(0, maximum))
+
+    def of(self, jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
+        """Return those of ``jobs`` that are in this group."""
+        return [job for job in jobs if job.group == self.name]
+
+    def connected(self, slurm: SimulatedSlurm) -> int:
+        """Return how many workers are connected, and not about to leave."""
+        ready = (job for name, job in slurm.connected.items() if name not in slurm.retired)
+        return len(self.of(ready))
+
+    async def start(self, cluster: SimulatedCluster) -> None:
+        """Let the cluster do it from now on."""
+        if self.adapts:
+            workers = {"minimum": self.minimum * self.size, "maximum": self.maximum * self.size}
+            cluster.adapt(self.name, **workers)
+        else:
+            await cluster.scale_to(self.maximum, self.name)
+
 
 class Churn:
-    """One seed: an adapting or a fixed cluster, and a batch scheduler with faults."""
+    """One seed: a cluster of ``groups``, and a batch scheduler with faults."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, groups: tuple[str, ...] = ("",)) -> None:
         self.random = Random(seed)
-        self.adapts = self.random.random() < 0.7
-        self.maximum = self.random.randint(2, MOST_JOBS)
-        self.minimum = self.random.randint(0, self.maximum)
+        most = MOST_JOBS // len(groups)
+        self.groups = {name: GroupChurn.draw(self.random, name, most) for name in groups}
         self.limited = self.random.random() < 0.3
-        self.demand = 0
         slow = self.random.choice((0.0, 60.0, 600.0))
         self.slurm = slurm_of(
             folder,
             seed,
             wait=lambda: self.random.expovariate(1 / slow) if slow else 0.0,
             start_up=self.random.uniform(5, 60),
-            demand=lambda: self.demand,
+            demand=lambda group: self.groups[group].demand,
             accept_while_away=0.5,
             capacity=self.random.choice((3, MOST_JOBS, 100)),
         )
         walltime = self.random.choice(("20m", "1h", "8h"))
-        queue = dict(SITE["queues"]["gpu"]) | ({"max_jobs": MOST_JOBS} if self.limited else {})
-        self.site: dict[str, Any] = {"queues": {"gpu": queue}, "defaults": {"walltime": walltime}}
+        queues = {"gpu": dict(SITE["queues"]["gpu"])}
+        self.profile = PROFILE
+        if groups != ("",):
+            queues["cpu"] = dict(CPU_QUEUE)
+            self.profile = {"groups": GROUPS, "network": PROFILE["network"]}
+        limit = {"max_queued_jobs": MOST_JOBS} if self.limited else {}
+        self.site: dict[str, Any] = {"queues": queues, "defaults": {"walltime": walltime}, **limit}
         self.cluster: SimulatedCluster
         self.orphaned: dict[str, float] = {}
         self.slurm.watchers.append(self.check)
@@ -54,20 +110,22 @@ class Churn:
         jobs = [job for job in self.slurm.alive if job.occupies]
         if self.limited:
             self.check_number(jobs, MOST_JOBS)
-        if self.adapts:
-            self.check_number(jobs, self.maximum)
-        else:  # each job may have a successor; a lost one is replaced while it is cancelled
-            released = self.cluster.released
-            self.check_number([job for job in jobs if job.id not in released], 2 * self.maximum)
+        for group in self.groups.values():
+            own = group.of(jobs)
+            if group.adapts:
+                self.check_number(own, group.maximum)
+            else:  # each job may have a successor; a lost one is replaced while it is cancelled
+                released = self.cluster.released
+                self.check_number([job for job in own if job.id not in released], 2 * group.maximum)
 
     def check_number(self, jobs: list[SimulatedJob], most: int) -> None:
         """Note a fault if there are more than ``most`` jobs."""
         if len(jobs) > most:
-            states = ", ".join(f"{job.number} {job.state}" for job in jobs)
+            states = ", ".join(f"{job.group}{job.number} {job.state}" for job in jobs)
             self.slurm.faults.append(f"at {self.slurm.seconds:.0f} s, {most} allowed: {states}")
 
-    def check_orphans(self) -> None:
-        """Assert that each job is known to the pool, at the latest when a lost reply is found."""
+    def check_jobs(self) -> None:
+        """Assert the rules, and that the pool knows each job when a lost reply has been found."""
         assert not self.slurm.faults, self.slurm.faults[0]
         now = self.slurm.seconds
         orphans = self.cluster.orphans
@@ -75,6 +133,13 @@ class Churn:
         faults = self.slurm.away_until
         for job, since in self.orphaned.items():
             assert now - max(since, faults) < 400, f"job {job} is an orphan since {since}"
+
+    def check_young(self) -> None:
+        """Assert that `adapt` has not cancelled a job that had been in the queue for a moment."""
+        for job in self.slurm.jobs:
+            excused = job.hung or job.unanswered or not self.groups[job.group].adapts
+            if job.cancelled_waiting is not None and not excused:
+                assert job.cancelled_waiting - job.submitted >= GRACE, f"{job.id} was cancelled"
 
     # -- faults ------------------------------------------------------------------------------------
     def disturb(self) -> None:
@@ -85,7 +150,9 @@ class Churn:
             ("load", "load", "preempt", "node", "vanish", "requeue", "hang", "away", "refuse")
         )
         if kind == "load":
-            self.demand = random.choice((0, random.randint(0, 2 * MOST_JOBS * SIZE)))
+            for group in self.groups.values():
+                most = 2 * MOST_JOBS * group.size
+                group.demand = random.choice((0, random.randint(0, most)))
         elif kind == "away":
             slurm.away_until = slurm.seconds + random.expovariate(1 / 120)
         elif kind == "refuse":
@@ -99,52 +166,90 @@ class Churn:
             else:
                 getattr(slurm, kind)(job)
 
-    async def play(self, folder: Path, hours: float) -> None:
-        """Run: churn, then a time without faults, at whose end the target is met."""
+    async def play(self, folder: Path, hours: float, rest: bool) -> None:
+        """Run: churn, then a time without faults: of much work, then perhaps of none."""
         slurm = self.slurm
-        self.cluster = cluster = SimulatedCluster(folder, slurm, site=self.site, interval=STEP)
-        if self.adapts:
-            cluster.adapt(minimum=self.minimum * SIZE, maximum=self.maximum * SIZE)
-        else:
-            await cluster.scale_to(self.maximum)
+        self.cluster = cluster = SimulatedCluster(
+            folder, slurm, site=self.site, profile=self.profile, interval=STEP
+        )
+        for group in self.groups.values():
+            await group.start(cluster)
         end = slurm.seconds + hours * 3600
         while slurm.seconds < end:
             await asyncio.sleep(self.random.expovariate(1 / 120))
-            self.check_orphans()
+            self.check_jobs()
             if slurm.seconds < end:
                 self.disturb()
         await self.settle()
+        if rest and any(group.adapts for group in self.groups.values()):
+            await self.rest()
+        self.check_young()
         cluster.stop()
 
     async def settle(self) -> None:
-        """Assert the end: the target is met, no job is left over, few commands were run."""
+        """Assert that the targets are met, no job is left over, few commands were run."""
         slurm, cluster = self.slurm, self.cluster
         slurm.away_until = slurm.refuse_until = 0.0
         slurm.capacity, slurm.wait = 100, lambda: 0.0
         for job in slurm.alive:
             job.eligible = min(job.eligible, slurm.seconds)
-        self.demand = self.maximum * SIZE
-        if cluster.pool.error is not None:  # too many failures in a row: bounded, and reported
-            cluster.pool.forget_failures()
-            if not self.adapts:
-                await cluster.scale_to(self.maximum)
+        for group in self.groups.values():
+            group.demand = group.maximum * group.size
+        await self.scale_again()
         await asyncio.sleep(QUIET)
-        self.check_orphans()
+        if cluster.pool.error is not None:  # by the last faults, which the owner had not yet seen
+            await self.scale_again()
+            await asyncio.sleep(QUIET)
+        self.check_jobs()
         assert not cluster.orphans, f"orphans at the end: {cluster.orphans}"
         assert cluster.pool.error is None, f"at the end: {cluster.pool.error}"
-        wanted = self.maximum
-        for _ in range(10):  # at a limit, a successor is submitted when a job has left
-            if len(slurm.connected) >= wanted * SIZE:
-                break
-            await asyncio.sleep(60)
-        assert len(slurm.connected) >= wanted * SIZE, f"{len(slurm.connected)} of {wanted * SIZE}"
+        # At a limit, a successor is submitted when a job has left.
+        await self.expect(lambda group: group.connected(slurm) >= group.maximum * group.size)
         hours = slurm.seconds / 3600
         calls = slurm.calls.total()
         assert calls < CALLS_PER_HOUR * hours, f"{calls} commands in {hours:.1f} hours"
 
+    async def scale_again(self) -> None:
+        """Do as the user after too many failures in a row, which are bounded and reported."""
+        if self.cluster.pool.error is None:
+            return
+        self.cluster.pool.forget_failures()
+        for group in self.groups.values():
+            if not group.adapts:
+                await group.start(self.cluster)
 
-def churn(folder: Path, seed: int, hours: float = 0.7) -> SimulatedSlurm:
+    async def rest(self) -> None:
+        """Assert that without work all groups that adapt shrink to their minimum, and keep it."""
+        for group in self.groups.values():
+            group.demand = 0
+        await asyncio.sleep(HOLD)
+        self.check_jobs()
+
+        def rests(group: GroupChurn) -> bool:
+            # Fewer count while jobs leave at the maximum: their workers are connected all the same.
+            released = len(self.cluster.counting(group.name)) <= group.minimum
+            kept = group.connected(self.slurm) >= group.minimum * group.size
+            return not group.adapts or (released and kept)
+
+        await self.expect(rests)
+
+    async def expect(self, met: Callable[[GroupChurn], bool]) -> None:
+        """Assert that each group meets a condition within ten minutes."""
+        for _ in range(10):
+            if all(map(met, self.groups.values())):
+                return
+            await asyncio.sleep(60)
+        for group in self.groups.values():
+            assert met(group), f"{group.connected(self.slurm)} workers of {group}"
+
+
+def churn(
+    folder: Path,
+    seed: int,
+    hours: float = 0.7,
+    groups: tuple[str, ...] = ("",),
+    rest: bool = True,
+) -> None:
     """Run one seed; raises AssertionError if a rule is broken."""
-    run = Churn(folder, seed)
-    simulate(run.slurm, lambda: run.play(folder, hours))
-    return run.slurm
+    run = Churn(folder, seed, groups)
+    simulate(run.slurm, lambda: run.play(folder, hours, rest))

@@ -46,7 +46,7 @@ class SimulatedCluster(ElasticCluster):
         interval: float = 1.0,
     ) -> None:
         (folder / "s.yaml").write_text(text_of({**SITE, "directory": str(folder), **(site or {})}))
-        (folder / "p.yaml").write_text(text_of({**PROFILE, **(profile or {})}))
+        (folder / "p.yaml").write_text(text_of(profile or PROFILE))
         spec = load_spec(folder / "p.yaml", site=str(folder / "s.yaml"))
         plan = make_cluster_plan(spec, elastic=True)
         self.slurm = slurm
@@ -58,7 +58,7 @@ class SimulatedCluster(ElasticCluster):
         self.id = self._pool.id
         self.adaptives: dict[str, Any] = {}
         slurm.folder = self._pool.record.path
-        slurm.workers_per_job = next(iter(self._pool.groups.values())).size
+        slurm.workers_per_job = {name: group.size for name, group in self._pool.groups.items()}
         folders.make(slurm.folder, encrypted=False)
         self.ledger.add(self._pool.record)
         self._tasks: set[asyncio.Task[None]] = set()

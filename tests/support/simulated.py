@@ -57,6 +57,8 @@ class SimulatedJob:
     """A cancel got no reply before it was busy: that of the next attempt may come too late."""
     listed: bool = True
     """Whether squeue and sacct know it."""
+    cancelled_waiting: float | None = None
+    """When it was cancelled before it had started."""
 
     @property
     def alive(self) -> bool:
@@ -86,7 +88,8 @@ class SimulatedSlurm(System):
     capacity: int = 1000
     wait: Callable[[], float] = lambda: 0.0
     start_up: float = 20.0
-    workers_per_job: int = 1
+    workers_per_job: Mapping[str, int] = field(default_factory=dict)
+    """By group."""
     max_jobs: int = 10**6
     """Submissions above are refused, by Slurm itself."""
     broken: bool = False
@@ -95,8 +98,8 @@ class SimulatedSlurm(System):
     refuse_until: float = 0.0
     accept_while_away: float = 0.0
     """Probability that a submission is accepted although its reply is lost."""
-    demand: Callable[[], int] = lambda: 0
-    """Returns how many workers the tasks need."""
+    demand: Callable[[str], int] = lambda group: 0
+    """Returns how many workers of a group the tasks need."""
     seconds: float = 0.0
     jobs: list[SimulatedJob] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
@@ -140,9 +143,14 @@ class SimulatedSlurm(System):
 
     @property
     def busy(self) -> set[str]:
-        """Names of the workers with tasks: those that have been there for longest."""
-        ready = [name for name in self.connected if name not in self.retired]
-        return set(ready[: self.demand()])
+        """Names of the workers with tasks: those of each group that have been there for longest."""
+        left = {group: self.demand(group) for group in self.workers_per_job}
+        found = set()
+        for name, job in self.connected.items():
+            if name not in self.retired and left[job.group] > 0:
+                left[job.group] -= 1
+                found.add(name)
+        return found
 
     def end(self, job: SimulatedJob, state: str, code: int | None) -> None:
         """End a running job: its workers disconnect now."""
@@ -261,7 +269,7 @@ class SimulatedSlurm(System):
         is_array = "#SBATCH --array" in script
         for index in range(_count(script)):
             number = first + index
-            workers = job_worker_names(name, number, self.workers_per_job, 0, group)
+            workers = job_worker_names(name, number, self.workers_per_job[group], 0, group)
             self.jobs.append(
                 SimulatedJob(
                     submission,
@@ -310,7 +318,7 @@ class SimulatedSlurm(System):
 
     def _cancel(self, job: SimulatedJob) -> None:
         if job.state == "PENDING":
-            job.state = "CANCELLED"
+            job.state, job.cancelled_waiting = "CANCELLED", self.seconds
         elif job.state == "RUNNING":
             excused = job.hung or job.unanswered
             if self.busy.intersection(job.workers) and not excused:
@@ -358,6 +366,9 @@ class SimulatedDask:
         return dict.fromkeys(self.slurm.busy, 1)
 
     async def retire(self, names: list[str]) -> None:
+        busy = self.slurm.busy.intersection(names)
+        if adapting := [name for name in busy if self.adapts(self.slurm.connected[name].group)]:
+            self.slurm.faults.append(f"{adapting} were released while they were busy")
         self.slurm.retired.update(names)
 
     def disconnect(self) -> None:
@@ -367,7 +378,11 @@ class SimulatedDask:
         self.messages.append(message)
 
     async def adaptive_target(self, target_duration: Any = None) -> int:
-        return self.slurm.demand()
+        return self.slurm.demand("")
+
+    async def gpujobs_demand(self, prefix: str, **_: object) -> int:
+        """Answer as the handler of `gpujobs.injob.demand`; ``prefix``: CLUSTER-GROUP-."""
+        return self.slurm.demand(prefix.split("-")[-2])
 
     async def processing(self) -> dict[str, list[str]]:
         return {f"tcp://{name}": ["task"] for name in self.slurm.busy}
