@@ -7,28 +7,44 @@ code have the same targets on the site and in the repository.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-from pygments.lexers.special import TextLexer
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from gpujobs.version import __version__
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "gpujobs"
 release = version = __version__
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "examples/**", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "**/.*", "build", "dist", "gpujobs", "tests", "tools"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
 nitpicky = True
+# Types of other packages and of gpujobs' own modules have no page here.
+nitpick_ignore_regex = [("py:.*", ".*")]
+default_role = "code"  # docstrings write names in single backticks
+autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "given"}
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"gpujobs {version}"
 html_copy_source = False
 html_show_copyright = False
-html_theme_options = {"navigation_with_keys": False, "footer_start": [], "footer_end": []}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_sidebars = {"**": ["globaltoc.html"]}  # all pages, not only those below the current one
+html_theme_options = {
+    "navigation_with_keys": False,
+    "navbar_center": [],
+    "footer_start": [],
+    "footer_end": [],
+}
 
 _LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)")
 _START_PAGE = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=docs/index.html">\n'
@@ -36,9 +52,17 @@ _START_PAGE = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=docs/in
 
 def setup(app: Sphinx) -> None:
     """Register the handlers."""
-    app.add_lexer("mermaid", TextLexer)
+    app.connect("doctree-read", _keep_background)
+    app.connect("source-read", _insert_reference)
     app.connect("source-read", _resolve_folders)
     app.connect("build-finished", _write_start_page)
+
+
+def _insert_reference(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace comments such as ``<!-- generated site-keys -->`` by that part of the reference."""
+    from reference import PARTS
+
+    source[0] = re.sub(r"<!-- generated ([a-z-]+) -->", lambda name: PARTS[name[1]](), source[0])
 
 
 def _resolve_folders(app: Sphinx, page: str, source: list[str]) -> None:
@@ -52,6 +76,12 @@ def _resolve_folders(app: Sphinx, page: str, source: list[str]) -> None:
         return f"[{link[1]}]({link[2]}/README.md)" if readme.exists() else link[1]
 
     source[0] = _LINK.sub(resolved, source[0])
+
+
+def _keep_background(app: Sphinx, page: nodes.document) -> None:
+    """Tell the theme that the pictures need no white background in the dark mode."""
+    for image in page.findall(nodes.image):
+        image["classes"].append("dark-light")
 
 
 def _write_start_page(app: Sphinx, error: Exception | None) -> None:

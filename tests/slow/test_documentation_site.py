@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import gpujobs
+from gpujobs.cli.main import main
+from gpujobs.config.model import key_names
+from gpujobs.config.profile import Profile
+from gpujobs.config.site import Site
+
 from ..support.cli import ROOT
 from ..support.processes import patience
 
@@ -51,3 +57,32 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     found = [item for path in pages for item in re.findall(loaded, path.read_text())]
     found += [item for path in sheets for item in re.findall(styles, path.read_text())]
     assert not found
+
+
+def test_pictures_have_alternatives_and_need_no_background(site: Path) -> None:
+    images = [
+        image
+        for path in site.rglob("*.html")
+        for image in re.findall(r"<img[^>]*>", path.read_text())
+        if ".svg" in image
+    ]
+    assert len(images) >= 2
+    for image in images:
+        assert re.search(r'alt="[^"]{40,}"', image), image
+        assert "dark-light" in image
+
+
+def test_the_reference_has_every_key_and_command(site: Path) -> None:
+    texts = {
+        kind: re.sub("<[^>]*>", "", (site / "docs" / f"reference-{kind}.html").read_text())
+        for kind in ("profile", "site", "commands", "python")
+    }
+    for kind, model in (("profile", Profile), ("site", Site)):
+        missing = {name.rpartition(".")[2] for name in key_names(model)} - set(
+            re.findall(r"\w+", texts["profile"] + texts[kind])
+        )
+        assert not missing
+    assert "--ntasks-per-node=1" in texts["site"] and "must be set" in texts["site"]
+    assert not [name for name in main.commands if f"gpujobs {name}" not in texts["commands"]]
+    names = [name for name in gpujobs.__all__ if name != "__version__"]
+    assert not [name for name in names if f"gpujobs.{name}" not in texts["python"]]

@@ -14,7 +14,7 @@ import pytest
 from gpujobs.cli.main import main
 from gpujobs.config import profile as profile_models
 from gpujobs.config import site as site_models
-from gpujobs.config.model import Model, keys_of
+from gpujobs.config.model import Model, key_names, keys_of
 from gpujobs.config.sitefiles import load_site
 from gpujobs.planning.render import render
 
@@ -211,6 +211,17 @@ def test_messages_are_real() -> None:
     ]
     assert len(parts) > 50
     assert not [part for part in parts if part not in code]
+
+
+def test_equivalents_are_keys_of_a_profile() -> None:
+    """The last column of the table names keys, or commands, which another test checks."""
+    text = (ROOT / "docs" / "migrating.md").read_text()
+    table = re.search(r"^<!-- equivalents -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    assert table
+    last = [row.split("|")[-2] for row in table[1].splitlines()]
+    keys = [key for cell in last for key in re.findall(r"`([a-z_.]+)[:`]", cell)]
+    assert len(keys) > 10
+    assert set(keys) <= set(key_names(profile_models.Profile))
 
 
 def rooms(package: Path) -> set[str]:
