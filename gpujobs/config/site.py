@@ -102,6 +102,11 @@ class Site(Model):
         "variable → regular expression; if all match, this selects the site before `hostnames`",
         default={},
     )
+    cluster_names: tuple[str, ...] = optional(
+        Items(PATTERN, extendable=True),
+        "regular expressions; Slurm's ClusterName selects the site if no host name does",
+        default=(),
+    )
     scheduler: str = required(SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(

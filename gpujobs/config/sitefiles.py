@@ -12,13 +12,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
 from ..errors import InputError, Position, Problem
 from . import layers
+from .clustername import cluster_name
 from .document import Document
 from .model import build
 from .site import Site
@@ -27,7 +28,7 @@ from .yamlfile import read
 
 logger = logging.getLogger("gpujobs")
 
-_SELECTS = re.compile("^(hostnames|environment_variables):", re.M)
+_SELECTS = re.compile("^(hostnames|environment_variables|cluster_names):", re.M)
 SYSTEM_SITES = Path("/etc/gpujobs/sites")
 
 
@@ -110,33 +111,38 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
 
 
 def site_of_this_host() -> str:
-    """Return the name of the one site whose variables or ``hostnames`` match here.
+    """Return the name of the one site whose variables, host or cluster names match here.
 
-    Variables come first. NoSiteHereError if there is none, InputError if there are several.
+    They are tried in this order. NoSiteHereError if there is none, InputError if there are several.
     """
     selections = list(_selections())
-    found = sorted({one.name for one in selections if one.matches_variables()})
-    if len(found) == 1:
-        return found[0]
-    if found:
-        message = f"several sites match the environment variables here: {', '.join(found)}"
-        raise InputError(message, hint="use --site")
+    variables = (one.name for one in selections if one.matches_variables())
+    if found := _only(variables, "several sites match the environment variables here"):
+        return found
     patterns = [(pattern, one.name) for one in selections for pattern in one.hostnames]
     host = ""
     # The fully qualified name may need a slow query of the network, so the short name comes first.
     for get_name in (socket.gethostname, socket.getfqdn):
         host = get_name()
-        found = sorted({name for pattern, name in patterns if _matches(pattern, host)})
-        if len(found) == 1:
-            return found[0]
-        if found:
-            message = f"several sites match this host ({host}): {', '.join(found)}"
-            raise InputError(message, hint="use --site")
+        names = (name for pattern, name in patterns if _matches(pattern, host))
+        if found := _only(names, f"several sites match this host ({host})"):
+            return found
+    clusters = (one.name for one in selections if one.matches_cluster())
+    if found := _only(clusters, "several sites match the name of the cluster here"):
+        return found
     raise NoSiteHereError(
         f"no site given, and no site file matches this host ({host})",
         hint="use --site NAME (`gpujobs sites list`), --site local to run on this machine, "
         "or set GPUJOBS_SITE",
     )
+
+
+def _only(names: Iterable[str], message: str) -> str:
+    """Return the one name, "" if there is none. InputError with ``message`` if there are several."""
+    found = sorted(set(names))
+    if len(found) > 1:
+        raise InputError(f"{message}: {', '.join(found)}", hint="use --site")
+    return "".join(found)
 
 
 def working_folder() -> Path:
@@ -229,12 +235,24 @@ class _Selection:
     name: str
     hostnames: tuple[str, ...]
     variables: Mapping[str, str]
+    cluster_names: tuple[str, ...]
+    scheduler: str
 
     def matches_variables(self) -> bool:
         """Return whether the environment has all variables, each with a value that matches."""
         environ = os.environ
         found = (_matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
         return bool(self.variables) and all(found)
+
+    def matches_cluster(self) -> bool:
+        """Return whether the batch scheduler's cluster has one of the names."""
+        if not self.cluster_names:
+            return False
+        try:
+            name = cluster_name(self.scheduler)
+        except InputError:  # no such batch scheduler: `load_site` reports it
+            return False
+        return any(_matches(pattern, name) for pattern in self.cluster_names)
 
 
 def _selections() -> Iterator[_Selection]:
@@ -249,12 +267,18 @@ def _selections() -> Iterator[_Selection]:
         except InputError as error:
             logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
             continue
-        hostnames, variables = value.get("hostnames"), value.get("environment_variables")
+        variables = value.get("environment_variables")
         yield _Selection(
             name,
-            tuple(str(one) for one in hostnames) if isinstance(hostnames, list) else (),
+            _texts(value.get("hostnames")),
             variables if _is_texts(variables) else {},
+            _texts(value.get("cluster_names")),
+            str(value.get("scheduler")),
         )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list) else ()
 
 
 def _is_texts(value: object) -> TypeGuard[Mapping[str, str]]:

@@ -61,7 +61,7 @@ def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
     entries = [entry for queue in survey.queues for entry in _entries(queue, survey.nodes)]
     return "\n".join(
         [
-            *_about(scheduler, host),
+            *_about(scheduler, host, survey),
             *_account(survey),
             *_request(survey),
             *_visible_devices(scheduler, survey),
@@ -74,13 +74,15 @@ def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
     )
 
 
-def _about(scheduler: type[Scheduler], host: Host) -> Iterator[str]:
+def _about(scheduler: type[Scheduler], host: Host, survey: Survey) -> Iterator[str]:
     yield f"# Draft of a site file, from the answers of {scheduler.name} on {host.name}."
     yield "# Review it, then run: gpujobs sites check FILE --live --run"
     yield f"description: the cluster of {host.name}   {TO_BE_FILLED_IN} its name, for users"
     yield f"# contact: support@example.org   {TO_BE_FILLED_IN} address for questions"
     pattern = re.sub(r"\d+", lambda found: r"\d+", re.escape(host.name))
     yield f"# hostnames: ['{pattern}']   {TO_BE_FILLED_IN} pattern of the names of all login nodes"
+    if survey.cluster_name:
+        yield f"cluster_names: [{json.dumps(re.escape(survey.cluster_name))}]"
     yield f"scheduler: {scheduler.name}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -69,6 +69,8 @@ class Survey:
     """Resources that ``-l`` may have; None if they are not reported."""
     comments: tuple[str, ...] = ()
     """Facts for the administrator."""
+    cluster_name: str = ""
+    """"" if it is not known."""
 
 
 class Inventory(ABC):
@@ -82,6 +84,16 @@ class Inventory(ABC):
 
     def __init__(self, cluster: str | None = None) -> None:
         self.cluster = cluster
+
+    @classmethod
+    def configuration_files(cls, environ: Mapping[str, str]) -> list[str]:
+        """Return the paths of files that may name the cluster, the best first."""
+        return []
+
+    @classmethod
+    def cluster_name(cls, text: str) -> str:
+        """Return the name of the cluster in the text of a configuration file, or ""."""
+        return ""
 
     @abstractmethod
     def nodes_command(self) -> list[str]:

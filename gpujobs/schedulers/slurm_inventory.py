@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .formats import find_integer
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, megabytes
@@ -21,6 +21,20 @@ class SlurmInventory(Inventory):
     """One line of sinfo for each node in each partition."""
 
     own_command = "sinfo"
+
+    @classmethod
+    def configuration_files(cls, environ: Mapping[str, str]) -> list[str]:
+        """Return the paths of slurm.conf; that in /run is the copy of a host without its own."""
+        if own := environ.get("SLURM_CONF"):
+            return [own]
+        folders = ("/etc/slurm", "/run/slurm/conf", "/etc/slurm-llnl", "/usr/local/etc")
+        return [f"{folder}/slurm.conf" for folder in folders]
+
+    @classmethod
+    def cluster_name(cls, text: str) -> str:
+        """Return ClusterName, from slurm.conf or from ``scontrol show config``."""
+        found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.M | re.I)
+        return found[1] if found else ""
 
     def nodes_command(self) -> list[str]:
         """Return sinfo with all columns."""
@@ -46,6 +60,7 @@ class SlurmInventory(Inventory):
             account_required=_account_required(config),
             visible_devices="scheduler",
             comments=tuple(_comments(config)),
+            cluster_name=self.cluster_name(config),
         )
 
     def _clusters(self) -> list[str]:

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.config.sitefiles import data_folder, load_site, site_of_this_host
+from gpujobs.config.sitefiles import (
+    NoSiteHereError,
+    data_folder,
+    load_site,
+    site_of_this_host,
+)
 from gpujobs.config.spec import load_spec, settings_document
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
@@ -278,6 +283,32 @@ def test_variables_select_a_site_before_the_host_name(
         site_of_this_host()
     (folder / "third.yaml").write_text(SLURM + "environment_variables: {A-B: x}\n")
     with pytest.raises(InputError, match="'A-B' is not a variable's name"):
+        load_site("third")
+
+
+def test_the_name_of_the_cluster_selects_a_site_after_the_host_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = folder.parent / "slurm.conf"
+    conf.write_text("# ClusterName=no\nSlurmctldHost=c1\n clustername = alps-eiger # of users\n")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    (folder / "other.yaml").write_text(SLURM + "cluster_names: [alps-.*]\n")
+    assert site_of_this_host() == "mine"
+    (folder / "mine.yaml").write_text(SLURM)
+    assert site_of_this_host() == "other"
+    (folder / "pbs.yaml").write_text(SLURM.replace("slurm", "pbs") + "cluster_names: [alps-.*]\n")
+    assert site_of_this_host() == "other"
+    (folder / "third.yaml").write_text(SLURM + "cluster_names: [alps-eiger]\n")
+    with pytest.raises(InputError, match="several sites match the name of the cluster here: other"):
+        site_of_this_host()
+    conf.write_text("ClusterName=alps\n")
+    with pytest.raises(NoSiteHereError):
+        site_of_this_host()
+    conf.unlink()
+    with pytest.raises(NoSiteHereError):
+        site_of_this_host()
+    (folder / "third.yaml").write_text(SLURM + "cluster_names: ['(']\n")
+    with pytest.raises(InputError, match="regular expression"):
         load_site("third")
 
 
