@@ -12,7 +12,7 @@ from ..injob.names import HEAD
 from ..injob.size import WorkerSize
 from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan
-from ..text import plural, size_text, walltime_text
+from ..text import number_text, plural, size_text, walltime_text
 from . import memory_text
 
 SHOWN_NAMES = 8
@@ -250,5 +250,8 @@ def _limits_of(jobs: JobGroup, queue: Queue) -> Iterator[str]:
         yield f"GPUs of a job {jobs.shape.gpus} <= {queue.max_gpus}"
     if queue.max_nodes:
         yield f"nodes of a job {jobs.shape.nodes} <= {queue.max_nodes}"
+    if queue.max_node_hours and jobs.walltime:
+        hours = number_text(round(jobs.shape.nodes * jobs.walltime / 3600, 2))
+        yield f"node-hours of a job {hours} <= {number_text(queue.max_node_hours)}"
     if queue.max_jobs:
         yield f"jobs {jobs.shape.jobs} <= {queue.max_jobs}"

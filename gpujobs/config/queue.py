@@ -9,6 +9,7 @@ from .kinds import (
     COUNT,
     DURATION,
     FLAG,
+    NUMBER,
     PATTERN,
     POSITIVE,
     SCRIPT,
@@ -133,6 +134,9 @@ class Queue(Model):
     min_walltime: int | None = optional(DURATION, "shortest walltime")
     max_nodes: int | None = optional(POSITIVE, "most nodes of one job")
     min_nodes: int | None = optional(POSITIVE, "fewest nodes of one job")
+    max_node_hours: float | None = optional(
+        NUMBER, "most nodes times hours of one job; a part of a node counts as a node"
+    )
     max_gpus: int | None = optional(POSITIVE, "most GPUs of one job")
     min_gpus: int | None = optional(POSITIVE, "fewest GPUs of one job")
     gpus_per_job: tuple[int, ...] = optional(
@@ -174,8 +178,17 @@ class Queue(Model):
             raise ValueError("has a min_walltime above its max_walltime")
         if self.walltime and self.max_walltime and self.walltime > self.max_walltime:
             raise ValueError("has a walltime above its max_walltime")
+        if self.max_node_hours == 0:
+            raise ValueError("has max_node_hours 0, which no job could have")
         if self.gpu_types and self.gpu_type and self.gpu_type not in self.gpu_types:
             raise ValueError(f"has gpu_type {self.gpu_type}, which is not one of its gpu_types")
+
+    def longest_walltime(self, nodes: int) -> int | None:
+        """Return the most seconds of a job of ``nodes`` nodes; None if there is no limit."""
+        limits = [self.max_walltime]
+        if self.max_node_hours:
+            limits.append(int(self.max_node_hours * 3600 / nodes))
+        return min(filter(None, limits), default=None)
 
     @property
     def named_types(self) -> dict[str, str]:

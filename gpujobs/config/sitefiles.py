@@ -138,7 +138,7 @@ def site_of_this_host() -> str:
 
 
 def _only(names: Iterable[str], message: str) -> str:
-    """Return the one name, "" if there is none. InputError with ``message`` if there are several."""
+    """Return the one name, "" if there is none. InputError with ``message`` for several."""
     found = sorted(set(names))
     if len(found) > 1:
         raise InputError(f"{message}: {', '.join(found)}", hint="use --site")

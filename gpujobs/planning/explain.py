@@ -36,7 +36,7 @@ _OF_PLAN: Mapping[str, Callable[[Plan], Value]] = {
     "network.interface": lambda plan: plan.transport.interface,
 }
 _QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
-    "walltime": ("max_walltime", "min_walltime"),
+    "walltime": ("max_walltime", "min_walltime", "max_node_hours"),
     "gpus": ("max_jobs", "nodes"),
     "gpus_per_job": (
         "gpus_per_node",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.queue import Queue
-from ..text import plural, size_text, walltime_text
+from ..text import number_text, plural, size_text, walltime_text
 from . import perjob
 from .layout import Layout
 from .memory import MemoryRequest, cpu_share, requested_memory, worker_share
@@ -182,6 +182,16 @@ class QueueFit:
             message = f"jobs of {nodes} nodes; it requires {queue.min_nodes}"
             hint = self.layout.hint("min_nodes", queue)
             raise QueueMismatch("gpus", message, limit="min_nodes", hint=hint)
+        self._check_node_hours(nodes)
+
+    def _check_node_hours(self, nodes: int) -> None:
+        walltime, limit = self.profile.walltime, self.queue.max_node_hours
+        if walltime and limit and walltime * nodes > limit * 3600:
+            wanted = f"{plural(nodes, 'node')} for {walltime_text(walltime)}"
+            message = f"jobs of {wanted}; it allows {number_text(limit)} node-hours"
+            longest = self.queue.longest_walltime(nodes)
+            hint = f"walltime: {walltime_text(longest)}" if longest else ""
+            raise QueueMismatch("walltime", message, limit="max_node_hours", hint=hint)
 
     def _check_least_gpus(self, gpus: int) -> None:
         queue, allowed = self.queue, self.queue.gpus_per_job

@@ -76,7 +76,7 @@ class _QueueTrials:
         if len(self.queue.gpu_types) > 1:
             for name in self.queue.gpu_types:
                 yield self._trial(f"GPU type {name}", {**smallest, "gpu_type": name})
-        if limit := self.queue.max_walltime:
+        if limit := self.queue.longest_walltime(self.queue.min_nodes or 1):
             yield self._trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
         yield from self._head(smallest)
 
@@ -129,7 +129,12 @@ class _QueueTrials:
         within = all(limit is None or number <= limit for number, limit in limits)
         listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
         enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
-        return within and enough and listed
+        return within and enough and listed and self._has_time(nodes)
+
+    def _has_time(self, nodes: int) -> bool:
+        """Return whether jobs of ``nodes`` nodes may be as long as those of the trials."""
+        hours = self.queue.max_node_hours
+        return hours is None or nodes * WALLTIME <= hours * 3600
 
     def _allows_jobs(self, jobs: int) -> bool:
         limits = (self.queue.max_jobs, self.site.max_queued_jobs)

@@ -212,6 +212,25 @@ def test_least_size_and_walltime_of_a_job(home: Path) -> None:
     assert "walltime 4m is less than its 5m" in message
 
 
+def test_node_hours_of_a_job(home: Path) -> None:
+    site(
+        home, f"queues: {{a: {{{NODE}, max_node_hours: 1.5}}, b: {{{NODE}, max_node_hours: 8}}}}\n"
+    )
+    for gpus, walltime, queue in (
+        (4, "90m", "a"),
+        (8, "45m", "a"),
+        (8, "46m", "b"),
+        (1, "2h", "b"),
+    ):
+        profile = f"gpus: {gpus}\nlayout: mpi\nwalltime: {walltime}\n"
+        assert made_plan(home, profile).groups[0].queue == queue
+    made = made_plan(home, "gpus: 8\nlayout: mpi\nwalltime: 30m\n")
+    assert "node-hours of a job 1 <= 1.5" in plan_text(made, "x-0000")
+    message = error_of(home, "gpus: 16\nlayout: mpi\nqueue: a\n")
+    assert "jobs of 4 nodes for 1h; it allows 1.5 node-hours" in message
+    assert "hint: walltime: 22m30s" in message and "s.yaml:6:" in message
+
+
 def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, layouts: [mpi]}}, b: {{{NODE}}}}}\n")
     assert made_plan(home, "gpus: 4\n").groups[0].queue == "b"
@@ -226,6 +245,7 @@ def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
     [
         ("min_gpus: 4, max_gpus: 2", "min_gpus 4 above max_gpus 2"),
         ("min_walltime: 2d", "has a min_walltime above its max_walltime"),
+        ("max_node_hours: 0", "has max_node_hours 0, which no job could have"),
         ("gpus_per_job: 4", "must be a list"),
         ("gpus_per_job: [0]", "must be at least 1"),
         ("layouts: [mpj]", "'mpj' is not one of workers or mpi"),
