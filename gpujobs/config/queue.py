@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +23,15 @@ from .kinds import (
     Table,
     choice,
 )
-from .model import Model, Section, optional
+from .model import Model, Section, optional, required
 from .sitekinds import (
     FOLDER,
     LAUNCHER,
     LAYOUTS,
     NOTES,
+    OPTION_DEFAULT,
+    OPTION_DIRECTIVE,
+    OPTION_NAME,
     PORTS,
     PROTOCOLS,
     RESOURCES,
@@ -94,6 +98,33 @@ class SiteNetwork(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Option(Model):
+    """A directive of the site with a value that a profile may choose."""
+
+    directive: str = required(OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    default: str | None = optional(
+        OPTION_DEFAULT, "value for profiles without one; if left out, they have no directive"
+    )
+    pattern: str = optional(
+        PATTERN, "regular expression of a valid value", default=r"[A-Za-z0-9_.:+=,/-]+"
+    )
+    required: bool = optional(FLAG, "refuse profiles without a value", default=False)
+    hint: str | None = optional(TEXT, "shown if a value does not match, or is missing")
+
+    def check(self) -> None:
+        """Refuse a default of an option that must be chosen."""
+        if self.required and self.default is not None:
+            raise ValueError("cannot have `default` with `required: true`")
+
+
+def check_options(options: Mapping[str, Option]) -> None:
+    """Check that each directive has the value of its option; ValueError if not."""
+    for name, option in options.items():
+        if f"{{{name}}}" not in option.directive:
+            raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Queue(Model):
     """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
 
@@ -154,6 +185,9 @@ class Queue(Model):
     submit_arguments: tuple[str, ...] = optional(
         SUBMIT_ARGUMENTS, "overrides the site's", default=()
     )
+    options: dict[str, Option] = optional(
+        Table(OPTION_NAME, Section(Option)), "adds to the site's, and overrides them", default={}
+    )
     account: Account | None = optional(Section(Account), "overrides the site's")
     visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
     setup: str | None = optional(SCRIPT, "overrides the site's")
@@ -168,6 +202,7 @@ class Queue(Model):
 
     def check(self) -> None:
         """Check that the limits agree."""
+        check_options(self.options)
         if self.cpus_per_node and self.cpus_per_gpu:
             raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
         if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:

@@ -18,7 +18,7 @@ from .kinds import (
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
-from .queue import Account, Mpi, Queue, SiteNetwork
+from .queue import Account, Mpi, Option, Queue, SiteNetwork, check_options
 from .sitekinds import (
     BINDS,
     DEFAULTS,
@@ -26,8 +26,6 @@ from .sitekinds import (
     IMAGES,
     LAYOUTS,
     NOTES,
-    OPTION_DEFAULT,
-    OPTION_DIRECTIVE,
     OPTION_NAME,
     SHELL,
     SITE_DIRECTIVES,
@@ -69,20 +67,6 @@ class Containers(Model):
         """Check that the arguments have a runtime."""
         if self.args and not self.runtime:
             raise ValueError("needs `runtime` with `args`: they are those of one runtime")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option(Model):
-    """A directive of the site with a value that a profile may choose."""
-
-    directive: str = required(OPTION_DIRECTIVE, "with {NAME}, the name of the option")
-    default: str | None = optional(
-        OPTION_DEFAULT, "value for profiles without one; if left out, they have no directive"
-    )
-    pattern: str = optional(
-        PATTERN, "regular expression of a valid value", default=r"[A-Za-z0-9_.:+=,/-]+"
-    )
-    hint: str | None = optional(TEXT, "shown if a value does not match")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +166,7 @@ class Site(Model):
 
     def check(self) -> None:
         """Check that the batch scheduler supports `cluster`."""
-        for name, option in self.options.items():
-            if f"{{{name}}}" not in option.directive:
-                raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
+        check_options(self.options)
         for key in self.queues:
             try:
                 self.network_of(key).check()
@@ -202,6 +184,7 @@ class Site(Model):
             scratch=queue.scratch or self.scratch,
             mpi=queue.mpi or self.mpi,
             network=self.network_of(key),
+            options={**self.options, **queue.options},
         )
 
     def network_of(self, key: str) -> SiteNetwork:

@@ -70,7 +70,7 @@ class DirectiveWriter:
         if account and "account" not in placeholders.names(" ".join(self._argument_texts()[1])):
             directives.append(self._account(*account))
         directives += self._extra(values)
-        directives += option_directives(self.diagnostics, self.scheduler, values)
+        directives += option_directives(self.diagnostics, self.scheduler, values, self.queue_key)
         gpus, nodes = bool(self.shape.gpus), self.shape.nodes
         texts = request_texts(self.site, self.scheduler, self.queue_key, gpus=gpus, nodes=nodes)
         has_queue = "queue" in placeholders.names(" ".join(texts))

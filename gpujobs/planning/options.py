@@ -6,38 +6,41 @@ import difflib
 import re
 
 from ..config import placeholders
-from ..config.site import Option
+from ..config.queue import Option
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
 from .directivecheck import Directive
-from .shape import Values
+from .shape import Place, Values
 
 NEUTRAL = "x"
 
 
 def option_directives(
-    diagnostics: Diagnostics, scheduler: Scheduler, values: Values
+    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str
 ) -> list[Directive]:
-    """Return the directives of the site's `options`; one without a value has none.
+    """Return the directives of `options` in the queue with the key ``queue``.
 
-    ``values`` are those of the placeholders. Reports values that are not allowed.
+    An option without a value has none. ``values`` are those of the placeholders. Reports values
+    that are missing or not allowed.
     """
     site, wanted = diagnostics.spec.site.site, diagnostics.spec.profile.options
     for name in wanted:
         if name not in site.options:
-            _report_unknown(diagnostics, name)
+            _report_unknown(diagnostics, name, queue)
     found = []
     for name, option in site.options.items():
         value = wanted.get(name)
         if value is not None:
-            _check(diagnostics, scheduler, name, value)
+            _check(diagnostics, scheduler, name, value, _place(diagnostics, queue, name))
         elif option.default is not None:
-            value = _expand(diagnostics, option.default, values, name, "default")
+            place = _place(diagnostics, queue, name, "default")
+            value = _expand(diagnostics, option.default, values, name, place)
+        elif option.required:
+            _report_missing(diagnostics, name, _place(diagnostics, queue, name))
         if value is not None:
-            text = _expand(
-                diagnostics, option.directive, {**values, name: value}, name, "directive"
-            )
-            position = diagnostics.spec.site_position("options", name, "directive")
+            place = _place(diagnostics, queue, name, "directive")
+            text = _expand(diagnostics, option.directive, {**values, name: value}, name, place)
+            position = diagnostics.spec.site_position(*place)
             if name in wanted:
                 position = diagnostics.spec.position("options", name)
             found.append(Directive(text, position))
@@ -63,10 +66,27 @@ def reservation(
     return [Directive(line, spec.position("reservation"), by_user=True)]
 
 
-def _check(diagnostics: Diagnostics, scheduler: Scheduler, name: str, value: str) -> None:
+def _place(diagnostics: Diagnostics, queue: str, name: str, *key: str) -> Place:
+    """Return the location of an option in the site file: of the queue, else of the site."""
+    if name in diagnostics.spec.site.site.queues[queue].options:
+        return ("queues", queue, "options", name, *key)
+    return ("options", name, *key)
+
+
+def _report_missing(diagnostics: Diagnostics, name: str, place: Place) -> None:
+    spec = diagnostics.spec
+    hint = spec.site.site.options[name].hint or f"options: {{{name}: …}}"
+    message = f"option `{name}` is needed: the site requires it"
+    related = spec.site_position(*place)
+    diagnostics.profile_error(message, "options", name, hint=hint, related=related)
+
+
+def _check(
+    diagnostics: Diagnostics, scheduler: Scheduler, name: str, value: str, at: Place
+) -> None:
     """Report a value that does not match, or that would set other options of the directive."""
     option = diagnostics.spec.site.site.options[name]
-    place, related = ("options", name), diagnostics.spec.site_position("options", name)
+    place, related = ("options", name), diagnostics.spec.site_position(*at)
     if not re.fullmatch(option.pattern, value):
         message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
         hint = option.hint or ""
@@ -85,7 +105,7 @@ def _sets(scheduler: Scheduler, option: Option, name: str, value: str) -> set[st
         return None
 
 
-def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, key: str) -> str:
+def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, place: Place) -> str:
     try:
         return placeholders.expand(text, values)
     except LookupError as error:
@@ -97,12 +117,17 @@ def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, key:
         message = f"{{{missing}}} is not known in this queue"
     except ValueError as error:
         message = str(error)
-    diagnostics.site_error(message, "options", name, key)
+    diagnostics.site_error(message, *place)
     return text
 
 
-def _report_unknown(diagnostics: Diagnostics, name: str) -> None:
-    known = sorted(diagnostics.spec.site.site.options)
+def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
+    """Report an option that no queue has; note one that only other queues have."""
+    site = diagnostics.spec.site.site
+    if any(name in other.options for other in site.queues.values()):
+        diagnostics.note(f"option `{name}` is ignored: queue {queue} does not have it")
+        return
+    known = sorted(site.options)
     near = difflib.get_close_matches(name, known, n=1)
     listed = f"it has {', '.join(known)}" if known else "it has none"
     message = f"site {diagnostics.spec.site.name} has no option `{name}`: {listed}"

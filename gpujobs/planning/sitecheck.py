@@ -6,11 +6,11 @@ Pure, as planning is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..config.document import Document
-from ..config.queue import Account
+from ..config.queue import Account, Option, Queue
 from ..config.sitefiles import SiteFile
 from ..config.spec import make_spec
 from ..errors import InputError, Position, Problem
@@ -65,7 +65,7 @@ def try_site(
     for trial in trials(site_file.site):
         profile = Document(trial.profile, source=SOURCE)
         if not any_account and profile.value.get("account") == ACCOUNT:
-            profile = profile.without("account")
+            profile = profile.without("account", "options")
         whole = replace(settings.over(profile), source=SOURCE)
         found.append(_tried(site_file, trial, whole))
     return found
@@ -106,12 +106,24 @@ def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFil
     site, document = site_file.site, site_file.document
     queues = {key: site.queues[key] for key in trial.queues}
     if any_account:
-        site = replace(site, account=_any_account(site.account))
-        queues = {key: replace(q, account=_any_account(q.account)) for key, q in queues.items()}
+        site = replace(site, account=_any_account(site.account), options=_any_values(site.options))
+        queues = {key: _any_queue(queue) for key, queue in queues.items()}
     if trial.shape != DEFAULTS:
         defaults = document.section("defaults").without(*LEFT_OUT).value
         document = replace(document, value={**document.value, "defaults": defaults})
     return replace(site_file, site=replace(site, queues=queues), document=document)
+
+
+def _any_queue(queue: Queue) -> Queue:
+    return replace(queue, account=_any_account(queue.account), options=_any_values(queue.options))
+
+
+def _any_values(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the options so that each value of a required one is accepted."""
+    return {
+        name: replace(option, pattern=".*") if option.required else option
+        for name, option in options.items()
+    }
 
 
 def _any_account(account: Account | None) -> Account | None:

@@ -13,7 +13,7 @@ from .queues import smallest_job
 
 WALLTIME = 600
 ACCOUNT = "any"
-"""The account of trials if no real one is given."""
+"""The account of trials, and the value of options, if no real one is given."""
 SMALLEST = "smallest job"
 """The shape that each queue must accept, whatever its limits are."""
 DEFAULTS = "defaults"
@@ -152,10 +152,17 @@ class _QueueTrials:
             "walltime": _walltime(self.queue),
             "account": ACCOUNT,
             "run_on": "head",
+            **_required_options(self.site.in_queue(self.key)),
             **keys,
         }
         queues = dict.fromkeys((self.key, head_queue or self.key))
         return Trial(self.key, shape, profile, tuple(queues))
+
+
+def _required_options(site: Site) -> dict[str, object]:
+    """Return values of the options that a profile must choose, as keys of a profile."""
+    names = [name for name, option in site.options.items() if option.required]
+    return {"options": dict.fromkeys(names, ACCOUNT)} if names else {}
 
 
 def _layouts(site: Site, queue: Queue) -> tuple[str, ...]:
@@ -193,6 +200,7 @@ def _defaults(site: Site) -> Trial:
         added["queue"] = first
     if "gpus" not in defaults and "groups" not in defaults:
         added |= _smallest(site, site.queues[first])
+    added |= _required_options(site.in_queue(first))
     if defaults.get("run_on") == "ranks":
         added["run"] = ["program.py"]
     keys = {name: value for name, value in added.items() if name not in defaults}

@@ -11,6 +11,7 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
+from gpujobs.planning.sitecheck import site_problems
 from gpujobs.schedulers import get_scheduler
 
 from .support import SLURM, error_of, made_plan
@@ -47,6 +48,42 @@ def test_a_profile_chooses_the_value(home: Path) -> None:
 def test_an_option_without_a_value_has_no_directive(home: Path) -> None:
     site(home, STORAGE.replace(', default: "gdata/{account}"', ""))
     assert "storage" not in str(lines(home, "account: ab12\n"))
+
+
+REQUIRED = STORAGE.replace('default: "gdata/{account}"', "required: true, pattern: 'g/.*', hint: h")
+
+
+def test_an_option_that_a_profile_must_choose(home: Path) -> None:
+    site(home, REQUIRED)
+    message = error_of(home, "gpus: 4\n")
+    assert "option `storage` is needed: the site requires it" in message
+    assert "hint: h" in message and "s.yaml:7:" in message
+    assert "-l storage=g/x" in lines(home, "options: {storage: g/x}\n")
+    assert not site_problems(load_site("./s.yaml"))  # with an invented value
+    site(home, REQUIRED.replace("required", "default: g/a, required"))
+    with pytest.raises(InputError, match="cannot have `default` with `required: true`"):
+        load_site("./s.yaml")
+
+
+OF_QUEUE = """{gpus_per_node: 4, options: {
+  kind: {directive: "-l kind={kind}"}, storage: {directive: "-l disk={storage}", required: true}}}"""
+
+
+def test_options_of_a_queue(home: Path) -> None:
+    site(home, STORAGE)
+    text = (home / "s.yaml").read_text()
+    (home / "s.yaml").write_text(text.replace("{gpus_per_node: 4}", OF_QUEUE))
+    found = lines(home, "options: {kind: fast, storage: x}\n")
+    assert "-l kind=fast" in found and "-l disk=x" in found
+    assert "option `storage` is needed" in error_of(home, "gpus: 4\n")
+    made = made_plan(home, "gpus: 0\nqueue: cpu\naccount: a\noptions: {kind: fast}\n")
+    assert "-l storage=gdata/a" in made.groups[0].lines and "fast" not in str(made.groups[0].lines)
+    assert "option `kind` is ignored: queue cpu does not have it" in made.notes
+    assert not site_problems(load_site("./s.yaml"))
+    wrong = OF_QUEUE.replace("={kind}", "=x")
+    (home / "s.yaml").write_text(text.replace("{gpus_per_node: 4}", wrong))
+    with pytest.raises(InputError, match=re.escape("has no {kind} in `options.kind.directive`")):
+        load_site("./s.yaml")
 
 
 def test_the_options_of_a_group(home: Path) -> None:
