@@ -38,6 +38,7 @@ from .sitekinds import (
     SITE_DIRECTIVES,
     SUBMIT_ARGUMENTS,
     VISIBLE_DEVICES,
+    WORKERS_LAUNCHER,
     LayoutName,
     Protocol,
     VisibleDevices,
@@ -196,6 +197,9 @@ class Queue(Model):
         Section(SiteNetwork), "overrides the keys of the site's that it has"
     )
     mpi: Mpi | None = optional(Section(Mpi), "overrides the site's")
+    workers_launcher: tuple[str, ...] | None = optional(
+        WORKERS_LAUNCHER, "overrides the site's; []: none"
+    )
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..schedulers import get_scheduler
 from .kinds import (
@@ -32,10 +33,13 @@ from .sitekinds import (
     SUBMIT_ARGUMENTS,
     VARIABLE_NAME,
     VISIBLE_DEVICES,
+    WORKERS_LAUNCHER,
     LayoutName,
     SchedulerName,
     VisibleDevices,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,9 @@ class Site(Model):
         Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
     )
     mpi: Mpi = optional(Section(Mpi), "how MPI is started", default=Mpi())
+    workers_launcher: tuple[str, ...] = optional(
+        WORKERS_LAUNCHER, "starts the processes of a job on its node, such as jsrun", default=()
+    )
     containers: Containers = optional(
         Section(Containers), "container runtime, images, binds", default=Containers()
     )
@@ -180,9 +187,10 @@ class Site(Model):
         queue = self.queues[key]
         return replace(
             self,
-            setup=self.setup if queue.setup is None else queue.setup,
+            setup=_either(queue.setup, self.setup),
             scratch=queue.scratch or self.scratch,
             mpi=queue.mpi or self.mpi,
+            workers_launcher=_either(queue.workers_launcher, self.workers_launcher),
             network=self.network_of(key),
             options={**self.options, **queue.options},
         )
@@ -198,3 +206,8 @@ class Site(Model):
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""
         return self.queues[key].name or key
+
+
+def _either(own: T | None, default: T) -> T:
+    """Return the value of a queue, else the one of its site; a queue's may be empty."""
+    return default if own is None else own

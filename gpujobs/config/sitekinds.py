@@ -50,6 +50,10 @@ def _launch_word(value: object) -> str:
     return placeholders.check(fields.printable(value), placeholders.LAUNCH)
 
 
+def _workers_launch_word(value: object) -> str:
+    return placeholders.check(fields.printable(value), placeholders.WORKERS_LAUNCH)
+
+
 def _shell(value: object) -> str:
     text = fields.printable(value, "a path")
     if not re.fullmatch(r"/[\w./-]*bash( -[a-z]+)*", text):
@@ -204,6 +208,9 @@ IMAGES = Table(WORD, Scalar(_image, _PATH))
 BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
+WORKERS_LAUNCHER = Items(
+    Scalar(_workers_launch_word, {"type": "string"}), split=fields.argv, text_too=True
+)
 PROTOCOLS: Items[Protocol] = Items(
     choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )

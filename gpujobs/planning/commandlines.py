@@ -58,8 +58,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines.append(" ".join(_start_options(plan, jobs, roles)))
     if plan.lifetime.attempts > 1:
         lines.append(" ".join(_attempt_options(plan, attempt)))
-    if jobs.container:
-        lines.append(" ".join(_container_options(jobs)))
+    if options := _container_options(jobs):
+        lines.append(" ".join(options))
     if roles.scheduler:
         lines += _head_options(plan, jobs)
     if roles.client_owns:
@@ -88,7 +88,10 @@ def _attempt_options(plan: Plan, attempt: int) -> list[str]:
 
 
 def _container_options(jobs: JobGroup) -> list[str]:
-    options = ['--batch-script="$$"']
+    if not jobs.container:
+        return []
+    # With a launcher, the batch script is a process of another node.
+    options = [] if jobs.launcher else ['--batch-script="$$"']
     if (python := Path(jobs.python)).is_absolute():
         options.append(f"--python-folder={shlex.quote(str(python.parent))}")
     return options

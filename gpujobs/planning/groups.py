@@ -11,6 +11,7 @@ from .containers import PYTHON, plan_container
 from .demand import find_demand
 from .diagnostics import Diagnostics
 from .directives import DirectiveWriter
+from .launcher import workers_launcher
 from .layout import Layout
 from .machine import Machine
 from .queues import QueueChooser
@@ -74,6 +75,7 @@ class GroupPlanner:
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()
+        software = self._software(diagnostics)
         return JobGroup(
             group=name,
             profile=profile,
@@ -83,7 +85,8 @@ class GroupPlanner:
             walltime=walltime,
             lines=lines,
             visible_devices=visible_devices,
-            software=self._software(diagnostics),
+            software=software,
+            launcher=workers_launcher(diagnostics, self.layout, shape, software, key),
             submit_arguments=writer.submit_arguments(),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..injob.names import ENVIRONMENT
-from .bash import Bash, command
+from .bash import Bash, command, with_variables
 from .commandlines import JobRoles, commands, launcher, roles_of, supervise, warning
 from .plan import Plan
 from .shape import JobGroup, JobShape
@@ -123,6 +123,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "client_owns": roles.client_owns,
         "cancel": Bash(plan.scheduler.cancel_waiting),
         "supervise": supervise(plan, script.jobs, roles, script.attempt),
+        "workers_launcher": command(map(with_variables, script.jobs.launcher)),
         "commands": commands(plan, script.jobs, roles),
         **_container_variables(plan, script),
     }

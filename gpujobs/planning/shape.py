@@ -85,6 +85,8 @@ class JobGroup:
     visible_devices: str
     """scheduler, exclusive, variable:NAME or file:NAME; "" without GPUs."""
     software: Software
+    launcher: tuple[str, ...] = ()
+    """Words of the command that starts the job's processes, if the batch script itself does not."""
     submit_arguments: tuple[str, ...] = ()
     """Words after the command that submits the jobs."""
 

@@ -228,7 +228,7 @@ def test_node_hours_of_a_job(home: Path) -> None:
     assert "node-hours of a job 1 <= 1.5" in plan_text(made, "x-0000")
     message = error_of(home, "gpus: 16\nlayout: mpi\nqueue: a\n")
     assert "jobs of 4 nodes for 1h; it allows 1.5 node-hours" in message
-    assert "hint: walltime: 22m30s" in message and "s.yaml:6:" in message
+    assert "hint: walltime: 22m30s" in message and "s.yaml:5:" in message
 
 
 def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpujobs.config.spec import read_spec, settings_document, with_settings, wri
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render
+from gpujobs.planning.sitecheck import site_problems
 
 from .support import PYTHON, SLURM, error_of, made_plan, make_spec
 
@@ -141,6 +143,53 @@ def test_the_request_of_a_queue_overrides_all_of_the_site(home: Path) -> None:
     assert made.groups[0].lines == ("-G 8",)
 
 
+LAUNCHER = """\
+description: test
+scheduler: lsf
+request: ["-q {queue}", "-nnodes {nodes}"]
+visible_devices: exclusive
+workers_launcher: [jsrun, -n1, "-c{cpus_per_node}", "-g{gpus_per_node}", "--env=$HOME/a b"]
+queues:
+  a: {exclusive: true, gpus_per_node: 6, cpus_per_node: 42}
+  b: {like: a, workers_launcher: [lrun, -N1]}
+  c: {like: a, workers_launcher: []}
+  cpu: {cpus_per_node: 20}
+defaults: {walltime: 1h}
+"""
+
+
+def test_the_launcher_of_workers(home: Path) -> None:
+    (home / "s.yaml").write_text(LAUNCHER)
+
+    def script(profile: str) -> str:
+        return render(made_plan(home, profile), "svd-0000")[0].text
+
+    start = '"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise'
+    text = script("gpus: 6\n")
+    assert f'\njsrun -n1 -c42 -g6 "--env=$HOME/a b" \\\n{start}' in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
+    assert f"\nlrun -N1 \\\n{start}" in script("gpus: 6\nqueue: b\n")
+    assert f"\n{start}" in script("gpus: 6\nqueue: c\n")
+    assert "jsrun -n1 -c1 -g0" in script("gpus: 6\nhead: {queue: cpu, cpus: 1}\n")
+    assert f"\n{start}" in script("gpus: 12\nlayout: mpi\n")
+    assert not site_problems(load_site("./s.yaml"))
+
+
+def test_containers_under_the_launcher_of_workers(home: Path) -> None:
+    (home / "s.yaml").write_text(LAUNCHER)
+    container = "environment: {{container: {{runtime: {}, image: /i.sif}}}}\n"
+    made = made_plan(home, "gpus: 6\n" + container.format("apptainer"))
+    text = render(made, "svd-0000")[0].text
+    assert '"--env=$HOME/a b" \\\n"${container[@]}"' in text and "--batch-script" not in text
+    message = error_of(home, "gpus: 6\n" + container.format("pyxis"))
+    assert "pyxis starts containers through srun, but processes of this site start" in message
+
+
+def test_a_launcher_of_workers_with_a_number_that_the_queue_does_not_have(home: Path) -> None:
+    (home / "s.yaml").write_text(LAUNCHER.replace("cpus_per_node: 42", "nodes: 9"))
+    assert "s.yaml:5:19: {cpus_per_node} is not known in queue a" in error_of(home, "gpus: 6\n")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -148,6 +197,7 @@ def test_the_request_of_a_queue_overrides_all_of_the_site(home: Path) -> None:
         ("scratch: $(id)", "`queues.gpu.scratch`"),
         ("env: {LD_PRELOAD: x}", "LD_PRELOAD would change how every program starts"),
         ("mpi: {command: ['{rank}']}", "{rank} is not a placeholder"),
+        ("workers_launcher: ['{ranks}']", "{ranks} is not a placeholder"),
         ("setup: [x]", "must be bash text"),
     ],
 )
