@@ -15,6 +15,7 @@ test:  ## all tests but those marked slow
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 slow:  ## the tests marked slow, after `make test`
+	@tools/install $(PYTHON) $(VENV) test-examples
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 lint:  ## style, types, and the size and the words of the code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -85,6 +86,12 @@ def unavailable(what: str, why: str) -> None:
     if what in REQUIRED:
         pytest.fail(f"GPUJOBS_REQUIRE={what}, but {why}")
     pytest.skip(f"no real {what}: {why}")
+
+
+def need_library(name: str) -> None:
+    """Skip, or fail where ``GPUJOBS_REQUIRE`` names it, if a library of the examples is missing."""
+    if importlib.util.find_spec(name) is None:
+        unavailable(name, "it is not installed; `make slow` installs gpujobs[test-examples]")
 
 
 @pytest.fixture(scope="session")

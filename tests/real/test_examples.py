@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import make_cli, need_library, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import ROOT, Cli, text_of
@@ -104,3 +106,73 @@ def test_a_script_of_dask_mpi(slurm_backend: SlurmBackend, home: Path) -> None:
     (cli.work / "examples").symlink_to(ROOT / "examples")
     assert run_example(cli, "mpi") == "mean 0.500 on 2 workers\n"
     nothing_left(slurm_backend)
+
+
+def with_run(name: str, *words: str) -> list[str]:
+    """Return the options that let `run` of an example have these arguments, on two CPU workers."""
+    argv = json.dumps(["python", f"examples/{name}/{name}.py", *words])
+    return [*CPU, "--set", "start_workers=2", "--set", f"run={argv}"]
+
+
+@pytest.mark.slow
+def test_optuna_continues_a_study(local: Cli) -> None:
+    need_library("optuna")
+    run = with_run("search", "--trials", "20", "--gpus", "0.5")
+    words = [*run, "--set", "workers.threads=2", "--set", "workers.resources.GPU=1"]
+    first, last = run_example(local, "search", *words).splitlines()
+    assert first == "2 GPUs, 4 trials at a time"  # two workers with the resource of a GPU worker
+    assert last.startswith("20 trials, best loss ")
+    first, last = run_example(local, "search", *with_run("search", "--trials", "20")).splitlines()
+    assert first == "0 GPUs, 2 trials at a time"
+    assert last.startswith("40 trials, best loss ")
+
+
+@pytest.mark.slow
+def test_xgboost_trains_on_all_workers(local: Cli) -> None:
+    need_library("xgboost")
+    need_library("pyarrow")
+    words = with_run("boosting", "--rows", "40000", "--rounds", "20", "--workers", "2")
+    output = run_example(local, "boosting", *words)
+    assert "trained on 2 workers, device cpu" in output
+
+
+@pytest.mark.slow
+def test_a_numba_kernel_on_each_worker(local: Cli) -> None:
+    need_library("numba")
+    output = run_example(local, "kernel", *with_run("kernel", "--size", "100000"))
+    lines = output.splitlines()
+    assert lines[0] == "2 workers compiled the kernel"
+    before, after = (float(text) for text in re.findall(r"0\.\d+", lines[1])[:2])
+    assert (before, after) == pytest.approx((12**-0.5, 36**-0.5), abs=0.005)
+
+
+@pytest.mark.slow
+def test_arrays_without_cupy(local: Cli) -> None:
+    output = run_example(local, "arrays", *with_run("arrays", "--rows", "100000", "--side", "2000"))
+    lines = output.splitlines()
+    assert lines[0] == "2 workers, tls, NumPy (no CuPy or no GPU in the workers)"
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        "mean",
+        "sum of x + x.T",
+        "tall-skinny SVD",
+    ]
+
+
+@pytest.mark.slow
+def test_tables_say_what_they_wait_for(local: Cli) -> None:
+    need_library("pyarrow")
+    done = local("submit", "examples/tables/profile.yaml", "--wait", *CPU)
+    assert done.returncode == 5
+    assert "the workers cannot import cudf: No module named 'dask_cudf'" in done.stderr
+    assert "This example waits for NVIDIA GPUs and RAPIDS" in done.stderr
+    assert not (local.work / "tables").exists()
+
+
+@pytest.mark.slow
+def test_tables_with_pandas(local: Cli) -> None:
+    need_library("pyarrow")
+    output = run_example(local, "tables", *with_run("tables", "--backend", "pandas"))
+    found = re.fullmatch(
+        r"(\d+) of 86400 rows are left, with 26 names, in tables/by-name\n", output
+    )
+    assert found and 40000 < int(found[1]) < 43000  # 0.95 * 0.5 of all

@@ -226,7 +226,7 @@ def test_equivalents_are_keys_of_a_profile() -> None:
 
 def rooms(package: Path) -> set[str]:
     """Return the folders and the modules at the root of the package; not `version.py` and the like."""
-    apart = {"__init__.py", "__main__.py", "version.py", "mpi.py"}
+    apart = {"__init__.py", "__main__.py", "version.py", "mpi.py", "torch.py"}
     modules = {path.name for path in package.glob("*.py")} - apart
     return modules | {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
 

@@ -20,7 +20,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("version", "errors", "text", "injob"),
-    ("mpi", "schedulers"),
+    ("mpi", "torch", "schedulers"),
     ("config",),
     ("planning", "batch"),
     ("clusters",),

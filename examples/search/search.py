@@ -1,0 +1,62 @@
+"""Search hyper-parameters with Optuna: each trial has a GPU, or a share of one."""
+
+import argparse
+
+import optuna
+from distributed import Client, as_completed
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import TrialState
+
+
+def train(rate, momentum):
+    """Return the loss after training; a real program trains its model on the GPU."""
+    weights, velocity = [4.0, -3.0], [0.0, 0.0]
+    for _ in range(100):
+        for n, curvature in enumerate((1.0, 10.0)):
+            velocity[n] = momentum * velocity[n] - rate * curvature * weights[n]
+            weights[n] += velocity[n]
+    return min(weights[0] ** 2 + 10 * weights[1] ** 2, 1e6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--gpus", type=float, default=1, help="of a trial; 0.5: two on each GPU")
+    parser.add_argument("--study", default="study.log", help="a search continues with its file")
+    options = parser.parse_args()
+
+    study = optuna.create_study(
+        study_name="search",
+        storage=JournalStorage(JournalFileBackend(options.study)),
+        sampler=optuna.samplers.TPESampler(seed=0),
+        load_if_exists=True,
+    )
+    trials = {}
+    with Client() as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        gpus = sum(worker["resources"].get("GPU", 0) for worker in workers)
+        resources = {"GPU": options.gpus} if gpus else {}  # a task without its resource waits
+
+        def start():
+            trial = study.ask()
+            rate = trial.suggest_float("rate", 1e-4, 1, log=True)
+            momentum = trial.suggest_float("momentum", 0, 0.99)
+            future = client.submit(train, rate, momentum, resources=resources, pure=False)
+            trials[future] = trial
+            return future
+
+        at_once = int(gpus / options.gpus) or sum(client.nthreads().values())
+        print(f"{gpus:g} GPUs, {at_once} trials at a time", flush=True)
+        running = as_completed([start() for _ in range(min(at_once, options.trials))])
+        for future in running:
+            if future.status == "finished":
+                study.tell(trials[future], future.result())
+            else:
+                study.tell(trials[future], state=TrialState.FAIL)
+            if len(trials) < options.trials:
+                running.add(start())
+    print(f"{len(study.trials)} trials, best loss {study.best_value:.2g}: {study.best_params}")
+
+
+if __name__ == "__main__":
+    main()

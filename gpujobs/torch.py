@@ -1,0 +1,300 @@
+"""Distributed data parallel training (DDP) with PyTorch on the workers of a cluster.
+
+The workers need PyTorch and no gpujobs; this process needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from .errors import GpujobsError, JobFailedError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+__all__ = ["run_ddp"]
+
+T = TypeVar("T")
+_INTERVAL = 1.0
+"""Seconds between two checks that no worker is lost."""
+_CHECKS = 3
+"""Checks after a rank has failed: a lost worker also makes the other ranks fail, at once."""
+
+
+def run_ddp(
+    client: Client,
+    fn: Callable[..., T],
+    *args: object,
+    n_workers: int | None = None,
+    backend: str | None = None,
+    timeout: float = 600.0,
+) -> list[T]:
+    """Run ``fn(*args)`` on the workers at the same time, as the ranks of a PyTorch process group.
+
+    Each worker is one rank. The ranks are all workers with GPUs, or all workers if there is none
+    with a GPU, or the first ``n_workers`` of them; those of one node have consecutive ranks. A rank
+    starts when its worker is free. Returns the results in the order of the ranks.
+
+    ``fn`` has the variables MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK, and an
+    initialized process group: ``backend``, by default nccl with GPUs, else gloo. LOCAL_RANK is the
+    number of the rank's GPU among those that its process sees. It is always 0, because each
+    worker sees its own GPU first. ``timeout``: seconds that a rank waits for the others.
+
+    PyTorch's own traffic is not encrypted, and its ports are not those of the site's
+    ``network.ports``.
+
+    Raises GpujobsError if there are too few workers, or if PyTorch is missing in them or cannot use
+    their GPUs; JobFailedError if a rank fails or its worker is lost. The workers of all ranks are
+    restarted then, because the other ranks would wait for the lost one. Dask computes again the
+    results that they held.
+    """
+    places = _choose(_places(client), n_workers)
+    found = _probe(client, places)
+    backend = backend or _backend(places, found)
+    group = _Group(len(places), places[0].host, found[0].port, backend, timeout)
+    calls = [(fn, args, group, rank) for rank in range(len(places))]
+    futures = _start(client, "ddp", _run_rank, places, calls)
+    try:
+        return _collect(client, futures, places)
+    except BaseException:  # also Ctrl-C
+        _stop(client, futures, places)
+        raise
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A worker that can be a rank."""
+
+    address: str
+    name: str
+    gpus: float
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.address).hostname or ""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Ranks of one node are consecutive; svd-7f3a-2 is before svd-7f3a-10."""
+        parts = re.split(r"(\d+)", self.name)
+        return self.host, [int(part) if part.isdigit() else part for part in parts]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The environment of a worker."""
+
+    torch: str
+    """Version of PyTorch, or the reason why it cannot be imported."""
+    imported: bool
+    cuda: bool
+    port: int
+    """A free port of the worker's host."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A process group, whose rank 0 listens at ``host`` and ``port``."""
+
+    size: int
+    host: str
+    port: int
+    backend: str
+    timeout: float
+
+
+def _places(client: Client) -> list[_Place]:
+    """Return the workers of the cluster: those with GPUs, or all if there are none."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    places = [
+        _Place(address, str(worker["name"]), worker["resources"].get("GPU", 0))
+        for address, worker in workers.items()
+    ]
+    return [place for place in places if place.gpus] or places
+
+
+def _choose(places: Sequence[_Place], n_workers: int | None) -> list[_Place]:
+    """Return the worker of each rank. Raises GpujobsError."""
+    wanted = len(places) if n_workers is None else n_workers
+    if wanted < 1 or wanted > len(places):
+        message = f"run_ddp needs {max(wanted, 1)} workers; {len(places)} are connected"
+        raise GpujobsError(message, hint=f"client.wait_for_workers({max(wanted, 1)}) before it")
+    return sorted(places, key=lambda place: place.order)[:wanted]
+
+
+def _probe(client: Client, places: Sequence[_Place]) -> list[_Found]:
+    """Return the environment of each worker. Raises GpujobsError without PyTorch."""
+    calls = [(place.host,) for place in places]
+    answers: list[tuple[str, bool, bool, int]]
+    answers = _collect(client, _start(client, "ddp-probe", _look, places, calls), places)
+    found = [_Found(*answer) for answer in answers]
+    for place, its in zip(places, found, strict=True):
+        if not its.imported:
+            hint = "install PyTorch in the environment of the jobs"
+            raise GpujobsError(f"worker {place.name} cannot import torch: {its.torch}", hint=hint)
+    return found
+
+
+def _backend(places: Sequence[_Place], found: Sequence[_Found]) -> str:
+    """Return nccl with GPUs, else gloo. Raises GpujobsError if GPUs would not be used."""
+    for place, its in zip(places, found, strict=True):
+        if place.gpus and not its.cuda:
+            message = f"worker {place.name} has a GPU that its PyTorch {its.torch} cannot use"
+            hint = "install PyTorch with CUDA in the jobs' environment, or use backend='gloo'"
+            raise GpujobsError(message, hint=hint)
+    return "nccl" if all(its.cuda for its in found) else "gloo"
+
+
+class _Call:
+    """A call that is executed when it is unpickled."""
+
+    def __init__(self, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.function, self.arguments
+
+
+def _start(
+    client: Client,
+    name: str,
+    function: Callable[..., object],
+    places: Sequence[_Place],
+    calls: Sequence[tuple[object, ...]],
+) -> list[Future]:
+    """Call ``function`` on each of the workers, with the arguments of its entry of ``calls``.
+
+    The functions of this module are sent by value: the environment of jobs may have no gpujobs.
+    """
+    import cloudpickle
+
+    module, run = sys.modules[__name__], uuid.uuid4().hex[:8]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        payloads = [cloudpickle.dumps(_Call(function, call)) for call in calls]
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    return [
+        client.submit(pickle.loads, payload, workers=[place.address], key=f"{name}-{run}-{rank}")
+        for rank, (place, payload) in enumerate(zip(places, payloads, strict=True))
+    ]
+
+
+def _collect(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -> list[T]:
+    """Wait for all ranks; return their results. Raises JobFailedError at the first that fails."""
+    from distributed import wait
+
+    pending = dict(enumerate(futures))
+    while pending:
+        try:
+            wait(list(pending.values()), timeout=_INTERVAL, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            _check_connected(client, {rank: places[rank] for rank in pending})
+        ended = {rank: future for rank, future in pending.items() if future.done()}
+        for rank, future in ended.items():
+            if error := future.exception():
+                for _ in range(_CHECKS):
+                    _check_connected(client, {rank: places[rank] for rank in pending})
+                    time.sleep(_INTERVAL)
+                where = f"rank {rank} of {len(places)} on worker {places[rank].name}"
+                raise JobFailedError(f"{where}: {type(error).__name__}: {error}") from error
+            del pending[rank]
+    return list(client.gather(list(futures)))
+
+
+def _check_connected(client: Client, places: dict[int, _Place]) -> None:
+    """Raise JobFailedError if a worker is lost: dask would wait for it."""
+    connected = client.nthreads()
+    for rank, place in places.items():
+        if place.address not in connected:
+            message = f"rank {rank}: worker {place.name} was lost"
+            raise JobFailedError(message, hint=f"gpujobs logs ID --worker {place.name}")
+
+
+def _stop(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -> None:
+    """Stop the ranks, which may wait for another one in a thread that cannot be stopped."""
+    client.cancel(list(futures))
+    connected = client.nthreads()
+    left = [place.address for place in places if place.address in connected]
+    client.restart_workers(left, raise_for_error=False)
+
+
+# -- in the workers: by value, Python 3.9 --
+
+
+def _look(host: str) -> tuple[str, bool, bool, int]:
+    """Return the fields of `_Found` for this process."""
+    import socket
+
+    try:
+        import torch
+    except Exception as error:
+        return str(error), False, False, 0
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    return str(torch.__version__), True, torch.cuda.is_available(), port
+
+
+def _interface(host: str) -> str:
+    """Return the network interface of this node that has the address ``host``, or ""."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if host in [address.address for address in addresses]:
+            return str(name)
+    return ""
+
+
+def _variables(group: _Group, rank: int, own_host: str) -> dict[str, str]:
+    """Return the variables of a rank, those of torchrun with one process on each node."""
+    import os
+
+    variables = {
+        "MASTER_ADDR": group.host,
+        "MASTER_PORT": str(group.port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(group.size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    if interface := _interface(own_host):
+        # Else they resolve the name of the node, which may have an address in another network.
+        own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        variables.update({name: own[name] for name in own if name not in os.environ})
+    return variables
+
+
+def _run_rank(fn: Callable[..., T], args: tuple[object, ...], group: _Group, rank: int) -> T:
+    """Run one rank in its worker. If it fails, the worker will be restarted."""
+    import datetime
+    import os
+    from urllib.parse import urlsplit
+
+    import torch
+    from distributed import get_worker
+    from torch import distributed
+
+    variables = _variables(group, rank, urlsplit(get_worker().address).hostname or "")
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    timeout = datetime.timedelta(seconds=group.timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)
+    distributed.init_process_group(group.backend, timeout=timeout)
+    result = fn(*args)
+    distributed.barrier()  # rank 0 serves the addresses of the others until all are done
+    distributed.destroy_process_group()
+    for name in variables:
+        del os.environ[name]
+    os.environ.update(before)
+    return result
