@@ -25,16 +25,13 @@ def main() -> None:
     parser.add_argument("--study", default="study.log", help="a search continues with its file")
     options = parser.parse_args()
 
-    study = optuna.create_study(
-        study_name="search",
-        storage=JournalStorage(JournalFileBackend(options.study)),
-        sampler=optuna.samplers.TPESampler(seed=0),
-        load_if_exists=True,
-    )
-    trials = {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = JournalStorage(JournalFileBackend(options.study))
+    study = optuna.create_study(study_name="search", storage=storage, load_if_exists=True)
+    trials = {}  # of Optuna, by their futures
     with Client() as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        gpus = sum(worker["resources"].get("GPU", 0) for worker in workers)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        gpus = sum(worker["resources"].get("GPU", 0) for worker in workers.values())
         resources = {"GPU": options.gpus} if gpus else {}  # a task without its resource waits
 
         def start():
@@ -49,10 +46,9 @@ def main() -> None:
         print(f"{gpus:g} GPUs, {at_once} trials at a time", flush=True)
         running = as_completed([start() for _ in range(min(at_once, options.trials))])
         for future in running:
-            if future.status == "finished":
-                study.tell(trials[future], future.result())
-            else:
-                study.tell(trials[future], state=TrialState.FAIL)
+            failed = future.status == "error"
+            result = {"state": TrialState.FAIL} if failed else {"values": future.result()}
+            study.tell(trials[future], **result)
             if len(trials) < options.trials:
                 running.add(start())
     print(f"{len(study.trials)} trials, best loss {study.best_value:.2g}: {study.best_params}")
