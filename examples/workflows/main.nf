@@ -1,0 +1,16 @@
+process mean {
+    executor 'local'
+
+    output:
+    path 'mean.json'
+
+    script:
+    """
+    gpujobs submit $projectDir/profile.yaml --wait --json \\
+        --set 'run=[python, "$projectDir/step.py", --output, mean.json]' > cluster.json
+    """
+}
+
+workflow {
+    mean()
+}
