@@ -91,7 +91,7 @@ def unavailable(what: str, why: str) -> None:
 def need_library(name: str) -> None:
     """Skip, or fail where ``GPUJOBS_REQUIRE`` names it, if a library of the examples is missing."""
     if importlib.util.find_spec(name) is None:
-        unavailable(name, "it is not installed; `make slow` installs gpujobs[test-examples]")
+        unavailable(name, "it is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,9 @@ def terminal(file: TextIO) -> Console | None:
     from rich.console import Console
 
     console = Console(file=file, highlight=False)
-    return None if console.is_dumb_terminal else console
+    if console.is_dumb_terminal:
+        return None
+    return console
 
 
 class ReportProgress(Progress):

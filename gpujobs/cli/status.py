@@ -55,8 +55,8 @@ class StatusView:
 
     def watch(self, *, as_json: bool) -> None:
         """Show the clusters every few seconds until those that were named have ended."""
-        console = None if as_json else live.terminal(sys.stdout)
-        if console is None:
+        console = live.terminal(sys.stdout)
+        if as_json or console is None:
             for _ in self._refreshes():
                 self.print_once(as_json=as_json)
             return
@@ -84,8 +84,10 @@ class StatusView:
 
     def _text(self, *, output: bool = False) -> str:
         """Return the clusters as text, "" if there are none; ``output``: with the last of `run`."""
+        if not self._reports:
+            return ""
         if not self._cluster_ids:
-            return display.status_table(self._reports) if self._reports else ""
+            return display.status_table(self._reports)
         parts: list[str] = []
         for report in self._reports:
             parts.append(display.status_text(_with_details(report)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import click
 
@@ -24,9 +25,9 @@ _HEADER = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY
 def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) -> None:
     """Print the table; on a terminal, every ``interval`` seconds until the cluster ends."""
     monitor = ClusterMonitor([record], ledger)
-    console = None if once else live.terminal(sys.stdout)
+    console = live.terminal(sys.stdout)
     with ActivityReader(record) as reader:
-        if console is None:
+        if once or console is None:
             click.echo(_text(monitor.report(), reader))
             return
         area = live.start(console)
@@ -51,7 +52,7 @@ def _text(report: ClusterReport, reader: ActivityReader) -> str:
         except GpujobsError as error:
             note = f"{error}; tasks are not known"
     now = time.time()
-    jobs = [with_samples(report.record, job, now) if job.gpus else job for job in report.jobs]
+    jobs = [with_samples(report.record, job, now) for job in report.jobs]
     parts = [f"{report.record.id}: {report.state}, {progress_text(report)}"]
     if note:
         parts.append(note)
@@ -88,14 +89,14 @@ def _gpus(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
     """Return the GPUs of one worker in one row: the mean of use, the sum of memory."""
     if not gpus:
         return "-", "-", "-"
+    model = gpus[0].model or "GPU"
+    if len(gpus) > 1:
+        model = f"{len(gpus)} x {model}"
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     used = [gpu.used for gpu in gpus if gpu.used is not None]
-    count = f"{len(gpus)} x " if len(gpus) > 1 else ""
-    return (
-        count + (gpus[0].model or "GPU"),
-        f"{sum(busy) / len(busy):.0f} %" if busy else "-",
-        _size(sum(used)) if used else "-",
-    )
+    if not busy or not used:
+        return model, "-", "-"
+    return model, f"{fmean(busy):.0f} %", _size(sum(used))
 
 
 def _size(n_bytes: int) -> str:

@@ -46,7 +46,7 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
 
 def last_output(record: ClusterRecord, count: int) -> list[str]:
     """Return the last lines of the output of `run`, without control characters."""
-    return folders.tail(record.path / "logs" / "run.log", count) if record.run else []
+    return folders.tail(record.path / "logs" / "run.log", count)
 
 
 def _job_number(record: ClusterRecord, worker: str) -> int | None:
