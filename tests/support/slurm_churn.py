@@ -1,0 +1,230 @@
+"""Churn on a private Slurm: jobs and nodes are lost at random while the tasks of a cluster run."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .cli import text_of
+from .processes import patience, until
+from .slurm import PrivateSlurm
+from .slurm_faults import fail_node, restart_controller, restore_node
+
+NODES, CPUS = 8, 64
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
+ROUND = {"cancel": 5, "requeue": 2, "node": 2, "controller": 1}
+"""How often each fault happens in a round; the order within a round is random."""
+DOWNTIME = 10.0
+"""Seconds after which a node that has failed is booted."""
+ENVIRONMENT = {
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+}
+"""So many workers on a host of few cores would be busy with the samples of themselves."""
+
+
+@dataclass
+class Result:
+    """What happened in one run."""
+
+    workers: int
+    """Each in a job of its own."""
+    faults: collections.Counter[str] = field(default_factory=collections.Counter)
+    calls: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Commands of the batch scheduler that the owner ran, until the target was met again."""
+    submitted: int = 0
+    """All jobs, with the replacements."""
+    tasks: int = 0
+    seconds: float = 0.0
+    recovery: float = 0.0
+    """Seconds from the last fault until all workers were seen connected."""
+
+
+def counted_commands(folder: Path, slurm: PrivateSlurm) -> dict[str, str]:
+    """Return the environment in which calls of Slurm's commands are noted in ``folder/calls``."""
+    wrappers = folder / "bin"
+    wrappers.mkdir()
+    for name in COMMANDS:
+        real = shutil.which(name, path=slurm.path)
+        wrapper = wrappers / name
+        wrapper.write_text(f'#!/bin/sh\necho {name} >> {folder}/calls\nexec {real} "$@"\n')
+        wrapper.chmod(0o755)
+    return {**slurm.env, "PATH": f"{wrappers}:{slurm.path}", "HOME": str(folder)}
+
+
+def slurm_for_churn(folder: Path) -> PrivateSlurm:
+    """Return a Slurm of CPU nodes, which starts a requeued job again after 10 s, not two minutes."""
+    authentication = f"AuthInfo=socket={folder}/run/munge.sock,cred_expire=10"
+    return PrivateSlurm(folder, nodes=NODES, gpus=0, cpus=CPUS, extra=authentication)
+
+
+@contextlib.contextmanager
+def owned_cluster(folder: Path, workers: int) -> Iterator[Any]:
+    """Return a cluster that this process owns, with its target; the environment is that of Slurm."""
+    import gpujobs
+
+    site = folder / "site.yaml"
+    queue = {"cpus_per_node": CPUS, "memory_per_node": "60GiB"}
+    site.write_text(
+        text_of(
+            {
+                "description": "churn",
+                "scheduler": "slurm",
+                "poll": "1s",
+                "queues": {"main": queue},
+                "defaults": {"walltime": "1h"},
+            }
+        )
+    )
+    with gpujobs.GPUSLURMCluster(
+        str(site),
+        gpus_per_job=0,
+        worker_class="nanny",
+        worker_threads=1,
+        worker_memory="256MiB",
+        interface="lo",
+        env=ENVIRONMENT,
+        quiet=True,
+        scheduler_options={"dashboard_address": ":0", "host": "127.0.0.1"},
+    ) as cluster:
+        cluster.scale(workers)
+        yield cluster
+
+
+class Faults(threading.Thread):
+    """Causes faults at random for some time; at the end all nodes are up."""
+
+    def __init__(self, slurm: PrivateSlurm, seed: int, seconds: float, pause: float) -> None:
+        """``pause``: mean seconds between two faults."""
+        super().__init__(daemon=True)
+        self.slurm, self.random, self.seconds, self.pause = (
+            slurm,
+            random.Random(seed),
+            seconds,
+            pause,
+        )
+        self.count: collections.Counter[str] = collections.Counter()
+        self.error: BaseException | None = None
+        self.ended = 0.0
+        self.down: dict[str, float] = {}
+        """When each node that is down failed."""
+
+    def run(self) -> None:
+        """Cause whole rounds of faults until the time is over; an error is kept in ``error``."""
+        deadline = time.monotonic() + self.seconds
+        try:
+            while time.monotonic() < deadline:
+                self._round()
+            self._restore(0)
+        except BaseException as error:
+            self.error = error
+        self.ended = time.monotonic()
+
+    def _round(self) -> None:
+        actions = self._actions()
+        kinds = list(collections.Counter(ROUND).elements())
+        self.random.shuffle(kinds)
+        for kind in kinds:
+            time.sleep(self.random.expovariate(1 / self.pause))
+            self._restore(DOWNTIME)
+            self.count[kind] += actions[kind]()
+
+    def _actions(self) -> dict[str, Callable[[], bool]]:
+        return {
+            "cancel": lambda: self._on_job("scancel"),
+            "requeue": lambda: self._on_job("scontrol", "requeue"),
+            "node": self._fail_node,
+            "controller": self._restart_controller,
+        }
+
+    def _on_job(self, *command: str) -> bool:
+        rows = [line.split() for line in self.slurm.queue()]
+        jobs = [row[0] for row in rows if row[1] == "RUNNING"]
+        if not jobs:
+            return False
+        return self.slurm.attempt(*command, self.random.choice(jobs)).returncode == 0
+
+    def _fail_node(self) -> bool:
+        self._restore(0)
+        node = f"node{self.random.randint(1, self.slurm.nodes)}"
+        self.down[node] = time.monotonic()
+        fail_node(self.slurm, node)
+        return True
+
+    def _restart_controller(self) -> bool:
+        restart_controller(self.slurm)
+        return True
+
+    def _restore(self, downtime: float) -> None:
+        for node, since in list(self.down.items()):
+            if time.monotonic() - since >= downtime:
+                restore_node(self.slurm, node)
+                del self.down[node]
+
+
+def churn(
+    folder: Path, slurm: PrivateSlurm, workers: int, seconds: float, pause: float, seed: int = 0
+) -> Result:
+    """Run a cluster under faults; fails if a task has a wrong result, or a worker is missing at the end.
+
+    The environment must be that of `counted_commands`. Afterwards no job may be in the queue.
+    """
+    result = Result(workers)
+    with owned_cluster(folder, workers) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(result.workers, timeout=patience(300))
+        started = time.monotonic()
+        faults = Faults(slurm, seed, seconds, pause)
+        faults.start()
+        while faults.is_alive():
+            _compute(client, result)
+        if faults.error:
+            raise faults.error
+        goal = f"{result.workers} workers"
+        until(lambda: _connected(client) == result.workers, 300, goal)
+        result.recovery = time.monotonic() - faults.ended
+        _compute(client, result)
+        result.seconds = time.monotonic() - started
+        result.faults = faults.count
+        result.calls = collections.Counter((folder / "calls").read_text().split())
+        assert len(cluster.plan) == len(cluster.observed) == result.workers
+        result.submitted = 1 + max(job["number"] for job in cluster.jobs)
+    slurm.wait_empty(60)
+    return result
+
+
+def _connected(client: Any) -> int:
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def _compute(client: Any, result: Result) -> None:
+    """Run two tasks for each worker; each must have its right result."""
+
+    def square(n: int) -> int:  # local: the workers cannot import this module
+        time.sleep(0.5)
+        return n * n
+
+    numbers = range(result.tasks, result.tasks + 2 * result.workers)
+    futures = client.map(square, numbers, pure=False)
+    assert client.gather(futures) == [n * n for n in numbers]
+    result.tasks += len(numbers)
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables of this process for a while."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
