@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .history import Connection, GpuSamples, History
-from .report import ClusterReport, JobReport
+from .report import ClusterReport, JobPhase, JobReport
 from .usage import JobUsage, UsageReport
 
 ROUNDING = 1.0
@@ -38,7 +38,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
     start = started or until
     within = tuple(_within(own, start, until))
     return JobUsage(
-        report=job,
+        report=_excused(cluster, job),
         gpus=group.gpus_per_job if group else 0,
         walltime=group.walltime if group else 0,
         submitted=submission.time or None,
@@ -49,6 +49,13 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         connections=within,
         gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
     )
+
+
+def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
+    """Return the report of a job; an ended cluster loses its workers before their jobs exit."""
+    if cluster.folder.ended is not None and job.active and job.phase is JobPhase.LOST:
+        return replace(job, phase=JobPhase.LEAVING)
+    return job
 
 
 def _last_sign(

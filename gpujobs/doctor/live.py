@@ -168,7 +168,7 @@ class Comparison:
         nodes = [node for node in self.survey.nodes if node.queue in ("", name)]
         if live is None:
             if self._names_the_queue(key, queue):
-                known = ", ".join(live.name for live in self.survey.queues)
+                known = ", ".join(sorted(live.name for live in self.survey.queues))
                 yield self._problem(f"there is no queue {name}; there are {known}", "queues", key)
             return
         yield from self._limit_problems(key, queue, live)

@@ -40,7 +40,18 @@ def test_a_failed_and_replaced_worker(make: Callable[..., Any]) -> None:
     until(lambda: handle.usage().jobs[1].ended and handle.usage().workers, 20, "the end of job 1")
     cluster.close()
     found = handle.usage()
-    (failed,) = found.failures
+    assert len(found.failures) == 1, [
+        (
+            job.report.number,
+            job.report.phase,
+            job.report.state,
+            job.report.exit_code,
+            job.report.reason,
+            job.replaced_by,
+        )
+        for job in found.failures
+    ]
+    failed = found.failures[0]
     assert (failed.report.number, failed.replaced_by) == (1, 2)
     assert failed.report.exit_code and failed.report.reason
     assert failed.started and failed.served and failed.ended

@@ -13,6 +13,7 @@ import pytest
 
 from gpujobs.cli.report_page import page
 from gpujobs.cli.usage_text import usage_line, usage_text
+from gpujobs.clusters.gpuhours import make_usage
 from gpujobs.clusters.history import (
     Connection,
     History,
@@ -22,10 +23,12 @@ from gpujobs.clusters.history import (
 )
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.records import Target
+from gpujobs.clusters.report import JobPhase
 from gpujobs.clusters.usage import usage_json
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.usage import interval
+from gpujobs.schedulers import JobState
 
 from ..support.cli import NVML
 from ..support.processes import stop, until
@@ -52,6 +55,19 @@ def test_a_job_that_failed_and_its_replacement() -> None:
     assert [(one.since, one.until) for one in failed.connections] == lost
     assert found.jobs[2].submitted == START + 1.5 * HOUR
     assert found.jobs[2].served == START + 2 * HOUR
+
+
+def test_a_job_that_still_exits_after_the_end_of_its_cluster_has_not_failed() -> None:
+    found = usage().cluster
+    closing = replace(found.jobs[2], phase=JobPhase.LOST, state=JobState.RUNNING)
+    jobs = (*found.jobs[:2], closing)
+    past = history()
+    del past.ended[2]  # type: ignore[attr-defined]
+    failures = make_usage(replace(found, jobs=jobs), past, START + 3 * HOUR).failures
+    assert [job.report.number for job in failures] == [1]
+    running = replace(found, jobs=jobs, folder=replace(found.folder, ended=None))
+    failures = make_usage(running, past, START + 3 * HOUR).failures
+    assert [job.report.number for job in failures] == [1, 2]
 
 
 def test_workers_against_the_target() -> None:
