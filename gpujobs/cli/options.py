@@ -49,6 +49,11 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )
+prefer_option = click.option(
+    "--prefer",
+    type=click.Choice(["soonest"]),
+    help="Let `queue: auto` first try the queues that have enough free GPUs now.",
+)
 after_option = click.option(
     "--after",
     metavar="ID[:ok|:any]",
@@ -70,22 +75,28 @@ def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
 
 
 def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:
-    """Add PROFILE, --site and --set to a command; it receives the ClusterSpec made from them."""
+    """Add PROFILE, --site, --set and --prefer to a command; it receives their ClusterSpec."""
 
     @functools.wraps(command)
     def load_and_run(
         profile: Path,
         site: str | None,
         settings: tuple[str, ...],
+        prefer: str | None,
         *arguments: P.args,
         **options: P.kwargs,
     ) -> None:
         from ..config import spec
 
         own = spec.settings_document(settings)
-        command(spec.load_spec(profile, site=site, settings=own), *arguments, **options)
+        loaded = spec.load_spec(profile, site=site, settings=own)
+        if prefer:
+            from ..doctor import freequeues
+
+            loaded = freequeues.soonest_first(loaded, freequeues.free_queues(loaded.site))
+        command(loaded, *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run
-    for decorate in (settings_option, site_option, profile_argument):
+    for decorate in (prefer_option, settings_option, site_option, profile_argument):
         decorated = decorate(decorated)
     return decorated

@@ -44,6 +44,8 @@ class ClusterSpec:
     """The interpreter that runs gpujobs."""
     from_site: frozenset[str] = frozenset()
     """Keys of the profile whose values are the site's `defaults`."""
+    queue_order: tuple[str, ...] = ()
+    """Keys of queues that `queue: auto` tries first, in this order; the others follow."""
 
     def position(self, *loc: str | int) -> Position:
         """Return the position of the profile's value at ``loc``."""
@@ -136,6 +138,7 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
         "workdir": str(spec.workdir),
         "python": spec.python,
         "from_site": sorted(spec.from_site),
+        "queue_order": list(spec.queue_order),
     }
     path.write_text(json.dumps(value))
 
@@ -153,6 +156,7 @@ def read_spec(path: Path) -> ClusterSpec:
             workdir=Path(value["workdir"]),
             python=value["python"],
             from_site=frozenset(value.get("from_site", ())),  # missing in release 0.1
+            queue_order=tuple(value.get("queue_order", ())),
         )
     except InputError:
         raise

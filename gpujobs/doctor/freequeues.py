@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..clusters.machine import this_machine
+from ..config.groups import group_specs
 from ..config.queue import Queue
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
+from ..config.spec import ClusterSpec
 from ..errors import InputError, UnavailableError
 from ..planning.sitecheck import NO_SETTINGS, try_site
 from ..planning.trials import SMALLEST
@@ -58,6 +60,24 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
         return found
     starts = dict(_starts(client, site_file))
     return [replace(free, start=starts.get(free.queue)) for free in found]
+
+
+def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec:
+    """Return ``spec`` so that `queue: auto` first tries the queues where its jobs start soonest.
+
+    Queues with enough free GPUs for all its jobs come first, then those with the most. Equal ones
+    stay in the order of the site, as do those whose free GPUs are not reported.
+    """
+    profiles = [one.profile for one in group_specs(spec).values()]
+    wanted = sum(profile.gpus for profile in profiles if isinstance(profile.gpus, int))
+    largest = max((profile.gpus_per_job or 1 for profile in profiles), default=1)
+
+    def free(queue: FreeQueue) -> int:
+        fits = (queue.most_free_gpus or 0) >= min(largest, queue.gpus_per_node)
+        return min(queue.free_gpus or 0, wanted) * fits
+
+    order = sorted(queues, key=free, reverse=True)  # which keeps the order of equal ones
+    return replace(spec, queue_order=tuple(queue.queue for queue in order))
 
 
 def queues_text(queues: Sequence[FreeQueue]) -> str:

@@ -73,7 +73,8 @@ class QueueChooser:
             hint = f"queue: {' or '.join(self.site.queues)}"
             self.diagnostics.profile_error(message, "queue", hint=hint)
             self.diagnostics.raise_problems()
-        return keys
+        first = [key for key in self.spec.queue_order if key in keys]
+        return [*first, *(key for key in keys if key not in first)]
 
     def _shape(self, key: str, gpus: int, count: int) -> JobShape:
         queue = self.site.queues[key]

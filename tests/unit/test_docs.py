@@ -134,7 +134,7 @@ def test_every_command_and_option_is_documented() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     assert sorted(sections) == sorted(main.commands)
-    common = {"--site", "--set", "--help"}
+    common = {"--site", "--set", "--prefer", "--help"}
     for name, command in main.commands.items():
         for one in command.commands.values() if isinstance(command, click.Group) else [command]:
             words = {

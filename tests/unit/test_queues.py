@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
+from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
 from gpujobs.schedulers.slurm_inventory import gpus_in
 
 from ..support.transcripts import recorded
+from .support import make_spec
 
 RECORDED = {
     "slurm": ("sinfo.txt", "nodes and partitions"),
@@ -134,6 +137,33 @@ def test_queues(
     assert [line[0] for line in lines[1:]] == list(expected)
     if name == "lsf":
         assert lines[1][3:5] == ["?", "?"]
+
+
+def test_the_queue_with_free_gpus_is_chosen_first(home: Path, programs: Path) -> None:
+    queues(home, programs, "pbs")  # the programs
+    node = "gpus_per_node: 4, cpus_per_node: 4"
+    (home / "q.yaml").write_text(
+        "description: x\nscheduler: pbs\nvisible_devices: scheduler\ndefaults: {walltime: 1h}\n"
+        f"queues: {{none: {{{node}, gpu_type: v100}}, gpuq: {{{node}, gpu_type: a100}}}}\n"
+    )
+    (home / "p.yaml").write_text("gpus: 4\nrun: ls\n")
+
+    def queue(*arguments: str) -> str:
+        words = ["plan", "p.yaml", "--site", "./q.yaml", "--json", *arguments]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        return str(json.loads(result.stdout)["jobs"][0]["queue"])
+
+    assert queue() == "none"
+    assert queue("--prefer", "soonest") == "gpuq"
+    (home / "p.yaml").write_text("gpus: 4\nrun: ls\nqueue: none\n")
+    assert queue("--prefer", "soonest") == "none"
+
+
+def test_the_order_of_queues_is_stored(home: Path) -> None:
+    spec = replace(make_spec(home, "gpus: 4\n", "./s.yaml"), queue_order=("b", "a"))
+    write_spec(spec, home / "spec.json")
+    assert read_spec(home / "spec.json").queue_order == ("b", "a")
 
 
 def test_a_batch_scheduler_that_is_not_here(home: Path) -> None:
