@@ -139,7 +139,10 @@ class Job:
     # -- workers -----------------------------------------------------------------------------------
     def start_workers(self) -> None:
         """Start the workers of this job."""
-        environ = {**self.environ, **lifetime(self.walltime, self.environ)}
+        environ = self.environ
+        # Workers beside `run` end with it: they do its last tasks near the walltime.
+        if self.options.client_owns or not self.is_head:
+            environ = {**environ, **lifetime(self.walltime, environ)}
         try:
             self.worker_processes = start_workers(self.options, environ)
             self._sampler = sampler(self.options, self.environ)
