@@ -138,8 +138,8 @@ def tried(cli: Cli, cluster: str) -> bool:
 def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, measured(backend), faked(backend))
     address = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"]
-    assert address.startswith("ucxx://")
     found = cli.status(cluster)["transport"]
+    assert address.startswith("ucxx://"), found
     assert (found["protocol"], found["reason"]) == ("ucxx", "")
     for protocol in ("ucxx", "tls"):
         assert found["measured"][protocol]["within"] > 0
