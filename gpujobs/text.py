@@ -39,6 +39,11 @@ def size_text(n_bytes: int) -> str:
     return f"{n_bytes}B"
 
 
+def measured_size_text(n_bytes: int) -> str:
+    """Return a size that was measured, in whole MiB, as `size_text` does."""
+    return size_text(n_bytes // 2**20 * 2**20)
+
+
 def number_text(number: float) -> str:
     """Return 4.0 as ``4`` and 1e-06 as ``0.000001``: all digits, and no exponent."""
     if number == int(number):

@@ -52,8 +52,8 @@ def top(cluster_id: str, interval: float, once: bool) -> None:
     """
     from . import top
 
-    record = options.open_ledger().get(cluster_id)
-    top.show(record, options.open_ledger(), interval=interval, once=once)
+    ledger = options.open_ledger()
+    top.show(ledger.get(cluster_id), ledger, interval=interval, once=once)
 
 
 @click.command()

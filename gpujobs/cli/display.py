@@ -16,7 +16,7 @@ from ..clusters.report import (
     cluster_json,
 )
 from ..schedulers import JobState
-from ..text import clock_text, plural, size_text, table
+from ..text import clock_text, measured_size_text, plural, table
 
 SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
@@ -181,4 +181,4 @@ def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
 
 
 def _memory(n_bytes: int | None) -> str:
-    return "-" if n_bytes is None else size_text(n_bytes // 2**20 * 2**20)  # whole MiB
+    return "-" if n_bytes is None else measured_size_text(n_bytes)

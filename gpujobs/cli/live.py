@@ -45,13 +45,14 @@ class ReportProgress(Progress):
         """Show how many workers are connected, and why others wait."""
         from .display import progress_text
 
-        console = terminal(sys.stderr)
-        if console is None:
+        if self._live is None and (console := terminal(sys.stderr)):
+            self._live = area(console, transient=True)
+            self._live.start()
+        if self._live is None:
             self.show(progress_text(report), clock)
             return
-        if self._live is None:
-            self._live = start(console, transient=True)
-        self._live.update(progress_line(report, clock, console.width), refresh=True)
+        line = progress_line(report, clock, self._live.console.width)
+        self._live.update(line, refresh=True)
 
     def clear(self) -> None:
         """Remove the progress from a terminal."""
@@ -62,19 +63,17 @@ class ReportProgress(Progress):
             self._live = None
 
 
-def start(console: Console, *, transient: bool = False) -> Live:
+def area(console: Console, *, transient: bool = False) -> Live:
     """Return an area at the end of a terminal; ``transient``: `stop` removes it."""
     from rich.live import Live
 
-    live = Live(
+    return Live(
         console=console,
         transient=transient,
         auto_refresh=False,
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    live.start()
-    return live
 
 
 def progress_line(report: ClusterReport, clock: str, columns: int) -> RenderableType:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..config.workers import Workers
 from ..planning.plan import JobGroup, Plan
 from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
-from ..text import size_text
+from ..text import measured_size_text, size_text
 
 OFF = "0"
 """dask-cuda's value for no limit and for no pool."""
@@ -56,4 +56,4 @@ def _amount(value: str, total: int | None) -> str:
     part = f"{float(value):.0%} of the GPU"
     if not total:
         return part
-    return f"{size_text(int(total * float(value)) // 2**20 * 2**20)} ({part})"
+    return f"{measured_size_text(int(total * float(value)))} ({part})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..clusters.history import GpuSamples, Sample
 from ..clusters.usage import JobUsage, Steps, UsageReport
 from ..config.sitefiles import data_folder
-from ..text import clock_text, plural, size_text
+from ..text import clock_text, measured_size_text, plural
 from .usage_text import hours_text, percent_text
 
 TEMPLATE = "report.html.j2"
@@ -153,12 +153,10 @@ def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
         busy=_line(gpu.samples, axis, lambda sample: sample.busy, 100),
         memory=_line(gpu.samples, axis, lambda sample: sample.used, gpu.memory or 1),
         mean=percent_text(None if mean is None else mean / 100),
-        most=f"{_size(max(used))} of {_size(gpu.memory)}" if used else "unknown",
+        most=f"{measured_size_text(max(used))} of {measured_size_text(gpu.memory)}"
+        if used
+        else "unknown",
     )
-
-
-def _size(n_bytes: int) -> str:
-    return size_text(n_bytes // 2**20 * 2**20)
 
 
 def _line(

@@ -60,13 +60,10 @@ class StatusView:
             for _ in self._refreshes():
                 self.print_once(as_json=as_json)
             return
-        area = live.start(console)
-        try:
+        with live.area(console) as area:
             for _ in self._refreshes():
                 self._query()
                 area.update(live.styled(self._text(output=True) or _NONE_ACTIVE), refresh=True)
-        finally:
-            area.stop()
 
     def _refreshes(self) -> Iterator[None]:
         yield
@@ -117,6 +114,6 @@ def _with_details(report: ClusterReport) -> ClusterReport:
     for index, job in enumerate(jobs):
         if job.state in (JobState.FAILED, JobState.OUT_OF_MEMORY):
             jobs[index] = with_log(report.record, job)
-        elif job.gpus:
+        else:
             jobs[index] = with_samples(report.record, job, time.time())
     return replace(report, jobs=tuple(jobs))

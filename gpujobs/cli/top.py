@@ -15,7 +15,7 @@ from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.report import ClusterReport, JobReport, WorkerGpu
 from ..errors import GpujobsError
-from ..text import size_text, table
+from ..text import measured_size_text, table
 from . import live
 from .display import progress_text
 
@@ -26,39 +26,33 @@ def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) 
     """Print the table; on a terminal, every ``interval`` seconds until the cluster ends."""
     monitor = ClusterMonitor([record], ledger)
     console = live.terminal(sys.stdout)
-    with ActivityReader(record) as reader:
+    with ActivityReader() as reader:
         if once or console is None:
             click.echo(_text(monitor.report(), reader))
             return
-        area = live.start(console)
-        try:
-            report = monitor.report()
-            area.update(live.styled(_text(report, reader)), refresh=True)
-            while not report.finished:
-                time.sleep(interval)
+        with live.area(console) as area:
+            while True:
                 report = monitor.report()
                 area.update(live.styled(_text(report, reader)), refresh=True)
-        finally:
-            area.stop()
+                if report.finished:
+                    return
+                time.sleep(interval)
 
 
 def _text(report: ClusterReport, reader: ActivityReader) -> str:
     """Return the table of a cluster, above it how far it has come."""
+    title = f"{report.record.id}: {report.state}, {progress_text(report)}"
+    if report.finished or not report.connected:
+        return title
     activities: Mapping[str, WorkerActivity] = {}
-    note = ""
-    if report.connected and not report.finished:
-        try:
-            activities = reader.read()
-        except GpujobsError as error:
-            note = f"{error}; tasks are not known"
+    notes = []
+    try:
+        activities = reader.read(report)
+    except GpujobsError as error:
+        notes.append(f"{error}; tasks are not known")
     now = time.time()
     jobs = [with_samples(report.record, job, now) for job in report.jobs]
-    parts = [f"{report.record.id}: {report.state}, {progress_text(report)}"]
-    if note:
-        parts.append(note)
-    if report.connected and not report.finished:
-        parts += ["", worker_table(jobs, activities)]
-    return "\n".join(parts)
+    return "\n".join([title, *notes, "", worker_table(jobs, activities)])
 
 
 def worker_table(jobs: Sequence[JobReport], activities: Mapping[str, WorkerActivity]) -> str:
@@ -79,9 +73,9 @@ def worker_table(jobs: Sequence[JobReport], activities: Mapping[str, WorkerActiv
 def _activity(found: WorkerActivity | None) -> tuple[str, str, str, str]:
     if found is None:
         return "-", "-", "-", "-"
-    memory = _size(found.memory)
+    memory = measured_size_text(found.memory)
     if found.memory_limit:
-        memory = f"{memory} of {_size(found.memory_limit)}"
+        memory = f"{memory} of {measured_size_text(found.memory_limit)}"
     return str(found.executing), str(found.waiting), f"{found.cpu:.0f} %", memory
 
 
@@ -96,8 +90,4 @@ def _gpus(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
     used = [gpu.used for gpu in gpus if gpu.used is not None]
     if not busy or not used:
         return model, "-", "-"
-    return model, f"{fmean(busy):.0f} %", _size(sum(used))
-
-
-def _size(n_bytes: int) -> str:
-    return size_text(n_bytes // 2**20 * 2**20)  # whole MiB
+    return model, f"{fmean(busy):.0f} %", measured_size_text(sum(used))

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from ..errors import UnavailableError
 from .connect import address_of, security_of, silence_ucx
-from .folderstate import read_state
-from .ledger import ClusterRecord
+from .report import ClusterReport
+
+if TYPE_CHECKING:
+    from distributed.security import Security
 
 _TIMEOUT = 5.0
 """Seconds for one answer."""
@@ -34,13 +36,12 @@ class WorkerActivity:
 
 
 class ActivityReader:
-    """Queries the dask scheduler of one cluster.
+    """Queries the dask schedulers of clusters.
 
     It is not a client of dask: it does not keep a cluster without work from its end.
     """
 
-    def __init__(self, record: ClusterRecord) -> None:
-        self._record = record
+    def __init__(self) -> None:
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -54,28 +55,30 @@ class ActivityReader:
     ) -> None:
         self._runner.close()
 
-    def read(self) -> dict[str, WorkerActivity]:
-        """Return the activity of each worker, by its name.
+    def read(self, cluster: ClusterReport) -> dict[str, WorkerActivity]:
+        """Return the activity of each worker of a cluster, by its name.
 
         Raises GpujobsError if the dask scheduler does not run, or cannot be reached from here.
         """
-        address = address_of(self._record, read_state(self._record.path))
+        address = address_of(cluster.record, cluster.folder)
         silence_ucx(urlsplit(address).scheme)
+        security = security_of(cluster.record, cluster.folder)
+        identify = asyncio.wait_for(_identity(address, security), _TIMEOUT)
         try:
-            identity = self._runner.run(asyncio.wait_for(self._identity(address), _TIMEOUT))
+            identity = self._runner.run(identify)
         except (OSError, TimeoutError) as error:
             raise UnavailableError(f"no answer from the dask scheduler at {address}") from error
         workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
         return {str(worker["name"]): _activity(worker) for worker in workers.values()}
 
-    async def _identity(self, address: str) -> dict[str, Any]:
-        from distributed.core import rpc
 
-        security = security_of(self._record)
-        options = security.get_connection_args("client") if security else {}
-        async with rpc(address, connection_args=options) as scheduler:
-            found: dict[str, Any] = await scheduler.identity()
-            return found
+async def _identity(address: str, security: Security | None) -> dict[str, Any]:
+    from distributed.core import rpc
+
+    options = security.get_connection_args("client") if security else {}
+    async with rpc(address, connection_args=options) as scheduler:
+        found: dict[str, Any] = await scheduler.identity()
+        return found
 
 
 def _activity(worker: Mapping[str, Any]) -> WorkerActivity:

@@ -30,9 +30,10 @@ def connect(cluster: str, **options: object) -> Client:
     from distributed import Client
 
     record = Ledger().get(cluster)
-    address = address_of(record, read_state(record.path))
+    state = read_state(record.path)
+    address = address_of(record, state)
     silence_ucx(urlsplit(address).scheme)
-    return Client(address, security=security_of(record), **options)
+    return Client(address, security=security_of(record, state), **options)
 
 
 def silence_ucx(*protocols: str) -> None:
@@ -44,9 +45,8 @@ def silence_ucx(*protocols: str) -> None:
         os.environ.setdefault(UCX_WARNINGS, "n")
 
 
-def security_of(record: ClusterRecord) -> Security | None:
+def security_of(record: ClusterRecord, state: FolderState) -> Security | None:
     """Return distributed's Security for the cluster, None if its traffic is not encrypted."""
-    state = read_state(record.path)
     if not record.encrypted or (state.address is not None and not state.encrypted):
         return None
     from distributed.security import Security

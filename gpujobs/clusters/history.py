@@ -141,6 +141,8 @@ def read_latest(folder: Path, job: int) -> dict[str, Sample]:
 
 def with_samples(record: ClusterRecord, job: JobReport, now: float) -> JobReport:
     """Return the report of a job with the last samples of its GPUs, unless they are old."""
+    if not job.gpus:
+        return job
     latest = read_latest(record.path, job.number)
 
     def sampled(gpu: WorkerGpu) -> WorkerGpu:

@@ -31,6 +31,13 @@ class Document:
     keys: dict[Loc, Position] = field(default_factory=dict)
     source: str = ""
 
+    def value_at(self, loc: Loc) -> object:
+        """Return the value at ``loc``, which are keys of mappings; None if there is none."""
+        value: object = self.value
+        for key in loc:
+            value = value.get(str(key)) if isinstance(value, Mapping) else None
+        return value
+
     def position(self, loc: Loc) -> Position:
         """Return the position of the value at ``loc``, or of the nearest value around it."""
         while loc and loc not in self.positions:

@@ -77,7 +77,7 @@ def _queue(site: Document, name: str, upper: tuple[str, ...]) -> Document:
 def _extended(upper: Document, lower: Document) -> Document:
     """Return ``upper`` with whole lists in the place of those that extend lists of ``lower``."""
     for loc in list(_appended(upper.value)):
-        below = _value(lower.value, loc)
+        below = lower.value_at(loc)
         if _is_append(below):
             upper = _joined(upper, loc, lower, (*loc, "append"), inside=("append",))
         elif isinstance(below, list):
@@ -103,8 +103,8 @@ def _joined(upper: Document, loc: Loc, lower: Document, at: Loc, inside: Loc = (
 
     ``inside``: steps from ``loc`` to the new list.
     """
-    first = _items(lower.value, at) if at else []
-    own = _items(upper.value, (*loc, "append"))
+    first = _items(lower, at) if at else []
+    own = _items(upper, (*loc, "append"))
     positions: dict[Loc, Position] = {(): upper.position(loc)}
     for n in range(len(first)):
         positions[(*inside, n)] = lower.position((*at, n))
@@ -153,14 +153,8 @@ def _is_append(value: object) -> TypeGuard[Mapping[str, list[object]]]:
     return isinstance(value["append"], list)
 
 
-def _value(mapping: object, loc: Loc) -> object:
-    for step in loc:
-        mapping = _mapping(mapping).get(str(step))
-    return mapping
-
-
-def _items(mapping: object, loc: Loc) -> list[object]:
-    items = _value(mapping, loc)
+def _items(document: Document, loc: Loc) -> list[object]:
+    items = document.value_at(loc)
     return items if isinstance(items, list) else []
 
 

@@ -222,6 +222,10 @@ class Queue(Model):
         if self.gpu_types and self.gpu_type and self.gpu_type not in self.gpu_types:
             raise ValueError(f"has gpu_type {self.gpu_type}, which is not one of its gpu_types")
 
+    def allows_node_hours(self, nodes: int, seconds: int) -> bool:
+        """Return whether a job of ``nodes`` nodes may last for ``seconds``, by `max_node_hours`."""
+        return not self.max_node_hours or nodes * seconds <= self.max_node_hours * 3600
+
     def longest_walltime(self, nodes: int) -> int | None:
         """Return the most seconds of a job of ``nodes`` nodes; None if there is no limit."""
         limits = [self.max_walltime]

@@ -46,12 +46,13 @@ def account_directive(value: object) -> str:
     return text
 
 
-def _launch_word(value: object) -> str:
-    return placeholders.check(fields.printable(value), placeholders.LAUNCH)
+def _launcher(names: tuple[str, ...]) -> Items[str]:
+    """Return the kind of a command line with the placeholders ``names``."""
 
+    def word(value: object) -> str:
+        return placeholders.check(fields.printable(value), names)
 
-def _workers_launch_word(value: object) -> str:
-    return placeholders.check(fields.printable(value), placeholders.WORKERS_LAUNCH)
+    return Items(Scalar(word, {"type": "string"}), split=fields.argv, text_too=True)
 
 
 def _shell(value: object) -> str:
@@ -207,10 +208,8 @@ FOLDER = Scalar(_folder, _PATH)
 IMAGES = Table(WORD, Scalar(_image, _PATH))
 BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
-LAUNCHER = Items(Scalar(_launch_word, {"type": "string"}), split=fields.argv, text_too=True)
-WORKERS_LAUNCHER = Items(
-    Scalar(_workers_launch_word, {"type": "string"}), split=fields.argv, text_too=True
-)
+LAUNCHER = _launcher(placeholders.LAUNCH)
+WORKERS_LAUNCHER = _launcher(placeholders.WORKERS_LAUNCH)
 PROTOCOLS: Items[Protocol] = Items(
     choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )

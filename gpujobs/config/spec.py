@@ -70,6 +70,11 @@ class ClusterSpec:
         """Return the position of the site's value at ``loc``."""
         return self.site.document.position(loc)
 
+    def queue_place(self, queue: str, *loc: str) -> Loc:
+        """Return where a value for jobs in a queue is: under the queue, else under the site."""
+        own = ("queues", queue, *loc)
+        return loc if self.site.document.value_at(own) is None else own
+
 
 def load_spec(
     profile: Path, *, site: str | None = None, settings: Document | None = None

@@ -42,13 +42,14 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._ledger = Ledger()
         record = self._ledger.get(name)
         self._monitor = ClusterMonitor([record], self._ledger)
-        self._address = address_of(record, read_state(record.path))
+        state = read_state(record.path)
+        self._address = address_of(record, state)
         silence_ucx(self._address.split("://")[0])
         self._refreshing: asyncio.Task[None] | None = None
         self.id = name
         self._folder = record.path
         self._group_sizes = {group.name: group.workers_per_job for group in record.groups}
-        self.security = security_of(record)
+        self.security = security_of(record, state)
         Cluster.__init__(self, asynchronous=asynchronous, loop=loop, name=name)
         self.shutdown_on_close = False
         if not self.called_from_running_loop:

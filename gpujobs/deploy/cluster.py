@@ -170,7 +170,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             raise
 
     def _start_dask(self, options: ClusterOptions) -> None:
-        security = security_of(self._pool.record)
+        security = security_of(self._pool.record, self._pool.folder_state)
         silence_ucx(*self._pool.plan.transport.protocols)
         if options.local_scheduler:
             scheduler = local_scheduler(self._pool, security, options.scheduler_options)

@@ -7,7 +7,6 @@ import re
 from ..config.queue import Account
 from ..schedulers import Scheduler
 from .diagnostics import Diagnostics
-from .shape import Place
 
 
 def find_account(
@@ -40,9 +39,7 @@ def _account_of_site(
 
 def _check(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
     spec, wanted = diagnostics.spec, diagnostics.spec.profile.account
-    place: Place = ("account",)
-    if spec.site.site.queues[queue_key].account:
-        place = ("queues", queue_key, "account")
+    place = spec.queue_place(queue_key, "account")
     if wanted and account.pattern and not re.fullmatch(account.pattern, wanted):
         message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
         hint = account.hint or ""

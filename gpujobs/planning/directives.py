@@ -180,18 +180,15 @@ class DirectiveWriter:
 
     def _account(self, text: str, name: str) -> Directive:
         account = self.queue.account or self.site.account
-        place: Place = ("account",)
-        if self.queue.account:
-            place = ("queues", self.queue_key, "account")
-        written = account is not None and "directive" in account.given
-        position = self.spec.site_position(*place) if written else None
+        position = None
+        if account is not None and "directive" in account.given:
+            position = self.spec.site_position(*self.spec.queue_place(self.queue_key, "account"))
         return Directive(placeholders.expand(text, {"account": name}), position)
 
     def _extra(self, values: Values) -> list[Directive]:
-        if self.queue.directives is None:
-            return self._expand(self.site.directives, values, ("directives",))
-        place = ("queues", self.queue_key, "directives")
-        return self._expand(self.queue.directives, values, place)
+        own = self.queue.directives
+        place = self.spec.queue_place(self.queue_key, "directives")
+        return self._expand(self.site.directives if own is None else own, values, place)
 
     def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[Directive]:
         """Return the site's lines with their placeholders replaced."""

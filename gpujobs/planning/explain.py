@@ -91,12 +91,6 @@ def limits_of(spec: ClusterSpec, plan: Plan | None, key: str) -> Iterator[Limit]
     names = [tuple(name.split(".")) for name in _QUEUE_LIMITS.get(key, ())]
     places: list[Loc] = [("queues", queue, *name) for queue in queues for name in names]
     for loc in (*places, *_SITE_LIMITS.get(key, ())):
-        value = _value_at(spec.site.document.value, loc)
+        value = spec.site.document.value_at(loc)
         if value is not None:
             yield Limit(".".join(map(str, loc)), value, spec.site_position(*loc))
-
-
-def _value_at(value: object, loc: Loc) -> object:
-    for step in loc:
-        value = value.get(str(step)) if isinstance(value, Mapping) else None
-    return value

@@ -186,7 +186,7 @@ class QueueFit:
 
     def _check_node_hours(self, nodes: int) -> None:
         walltime, limit = self.profile.walltime, self.queue.max_node_hours
-        if walltime and limit and walltime * nodes > limit * 3600:
+        if walltime and limit and not self.queue.allows_node_hours(nodes, walltime):
             wanted = f"{plural(nodes, 'node')} for {walltime_text(walltime)}"
             message = f"jobs of {wanted}; it allows {number_text(limit)} node-hours"
             longest = self.queue.longest_walltime(nodes)

@@ -30,7 +30,6 @@ def workers_launcher(
     try:
         return tuple(placeholders.expand(word, values) for word in site.workers_launcher)
     except LookupError as error:
-        own = site.queues[queue].workers_launcher is not None
-        place = ("queues", queue, "workers_launcher") if own else ("workers_launcher",)
+        place = diagnostics.spec.queue_place(queue, "workers_launcher")
         diagnostics.site_error(f"{{{error.args[0]}}} is not known in queue {queue}", *place)
         return ()

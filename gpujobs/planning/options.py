@@ -23,7 +23,8 @@ def option_directives(
     An option without a value has none. ``values`` are those of the placeholders. Reports values
     that are missing or not allowed.
     """
-    site, wanted = diagnostics.spec.site.site, diagnostics.spec.profile.options
+    spec = diagnostics.spec
+    site, wanted = spec.site.site, spec.profile.options
     for name in wanted:
         if name not in site.options:
             _report_unknown(diagnostics, name, queue)
@@ -31,18 +32,18 @@ def option_directives(
     for name, option in site.options.items():
         value = wanted.get(name)
         if value is not None:
-            _check(diagnostics, scheduler, name, value, _place(diagnostics, queue, name))
+            _check(diagnostics, scheduler, name, value, spec.queue_place(queue, "options", name))
         elif option.default is not None:
-            place = _place(diagnostics, queue, name, "default")
+            place = spec.queue_place(queue, "options", name, "default")
             value = _expand(diagnostics, option.default, values, name, place)
         elif option.required:
-            _report_missing(diagnostics, name, _place(diagnostics, queue, name))
+            _report_missing(diagnostics, name, spec.queue_place(queue, "options", name))
         if value is not None:
-            place = _place(diagnostics, queue, name, "directive")
+            place = spec.queue_place(queue, "options", name, "directive")
             text = _expand(diagnostics, option.directive, {**values, name: value}, name, place)
-            position = diagnostics.spec.site_position(*place)
+            position = spec.site_position(*place)
             if name in wanted:
-                position = diagnostics.spec.position("options", name)
+                position = spec.position("options", name)
             found.append(Directive(text, position))
     return found
 
@@ -64,13 +65,6 @@ def reservation(
         return []
     line = placeholders.expand(text, {"reservation": wanted})
     return [Directive(line, spec.position("reservation"), by_user=True)]
-
-
-def _place(diagnostics: Diagnostics, queue: str, name: str, *key: str) -> Place:
-    """Return the location of an option in the site file: of the queue, else of the site."""
-    if name in diagnostics.spec.site.site.queues[queue].options:
-        return ("queues", queue, "options", name, *key)
-    return ("options", name, *key)
 
 
 def _report_missing(diagnostics: Diagnostics, name: str, place: Place) -> None:

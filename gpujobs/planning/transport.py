@@ -133,10 +133,7 @@ def _requiring_encryption(diagnostics: Diagnostics, networks: Networks) -> Posit
 def _network_position(diagnostics: Diagnostics, queue: str, name: str) -> Position:
     """Return the position of the key ``name`` of `network` that applies in a queue."""
     spec = diagnostics.spec
-    own = spec.site.site.queues[queue].network
-    if own and name in own.given:
-        return spec.site_position("queues", queue, "network", name)
-    return spec.site_position("network", name)
+    return spec.site_position(*spec.queue_place(queue, "network", name))
 
 
 def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:

@@ -129,12 +129,7 @@ class _QueueTrials:
         within = all(limit is None or number <= limit for number, limit in limits)
         listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
         enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
-        return within and enough and listed and self._has_time(nodes)
-
-    def _has_time(self, nodes: int) -> bool:
-        """Return whether jobs of ``nodes`` nodes may be as long as those of the trials."""
-        hours = self.queue.max_node_hours
-        return hours is None or nodes * WALLTIME <= hours * 3600
+        return within and enough and listed and queue.allows_node_hours(nodes, WALLTIME)
 
     def _allows_jobs(self, jobs: int) -> bool:
         limits = (self.queue.max_jobs, self.site.max_queued_jobs)

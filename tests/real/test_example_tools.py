@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,12 @@ import pytest
 from ..conftest import need_library
 from ..support.cli import ROOT, Cli
 from ..support.processes import run
+from .test_examples import local  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
 CPU = {"gpus": 0, "workers": {"count": 1}}
 NOTEBOOK = ROOT / "examples" / "notebook"
-
-
-@pytest.fixture
-def local(home: Path) -> Iterator[Cli]:
-    made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
-    (made.work / "examples").symlink_to(ROOT / "examples")
-    yield made
-    made("cancel", "--all")
 
 
 def test_the_notebook_connects_and_scales(local: Cli) -> None:
