@@ -236,6 +236,7 @@ def _limits_text(plan: Plan) -> str:
     texts: dict[str, None] = {}
     for jobs in plan.all_jobs:
         texts.update(dict.fromkeys(_limits_of(jobs, plan.site.queues[jobs.queue_key])))
+        texts.update(dict.fromkeys(_limits_of_user(plan, jobs)))
     if plan.site.max_queued_jobs:
         total = sum(jobs.shape.jobs for jobs in plan.all_jobs)
         texts[f"queued jobs {total} <= {plan.site.max_queued_jobs}"] = None
@@ -253,5 +254,14 @@ def _limits_of(jobs: JobGroup, queue: Queue) -> Iterator[str]:
     if queue.max_node_hours and jobs.walltime:
         hours = number_text(round(jobs.shape.nodes * jobs.walltime / 3600, 2))
         yield f"node-hours of a job {hours} <= {number_text(queue.max_node_hours)}"
+
+
+def _limits_of_user(plan: Plan, jobs: JobGroup) -> Iterator[str]:
+    """Yield the limits of all jobs of the plan in the queue of ``jobs``."""
+    queue = plan.site.queues[jobs.queue_key]
+    here = [group for group in plan.all_jobs if group.queue == jobs.queue]
     if queue.max_jobs:
-        yield f"jobs {jobs.shape.jobs} <= {queue.max_jobs}"
+        yield f"jobs {sum(group.shape.jobs for group in here)} <= {queue.max_jobs}"
+    if queue.max_gpus_per_user and jobs.shape.gpus:
+        gpus = sum(group.gpus for group in here)
+        yield f"GPUs of one user {gpus} <= {queue.max_gpus_per_user}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..config.spec import ClusterSpec, read_spec, settings_document, with_settings
 from ..errors import InputError, UnavailableError
 from ..planning.commandlines import roles_of
-from ..planning.limits import JobLimit, exceeded, job_limits
+from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..text import plural
@@ -57,11 +57,12 @@ def limits_of(
 
     ``jobs``: how many jobs each group has; those of the others count in addition.
     """
-    others = Counter([plan.head.queue_key] if plan.head else [])
+    others = [QueuedJobs(plan.head.queue_key, 1)] if plan.head else []
     for group in record.groups:
         if group.name != name:
-            others[group.queue] += jobs.get(group.name, 0)
-    return job_limits(plan.site, plan.group(name).queue_key, others)
+            others.append(QueuedJobs(group.queue, jobs.get(group.name, 0), group.gpus_per_job))
+    planned = plan.group(name)
+    return job_limits(plan.site, planned.queue_key, planned.shape.gpus, others)
 
 
 def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]) -> None:

@@ -178,6 +178,7 @@ class Queue(Model):
     )
     layouts: tuple[LayoutName, ...] = optional(LAYOUTS, "overrides the site's", default=())
     max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
+    max_gpus_per_user: int | None = optional(POSITIVE, "most GPUs of one user; checked per cluster")
     notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
     request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
@@ -213,6 +214,9 @@ class Queue(Model):
             raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
         if self.max_gpus and self.min_gpus and self.min_gpus > self.max_gpus:
             raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus {self.max_gpus}")
+        most = self.max_gpus_per_user
+        if most and self.min_gpus and self.min_gpus > most:
+            raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus_per_user {most}")
         if self.max_walltime and self.min_walltime and self.min_walltime > self.max_walltime:
             raise ValueError("has a min_walltime above its max_walltime")
         if self.walltime and self.max_walltime and self.walltime > self.max_walltime:

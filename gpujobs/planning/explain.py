@@ -37,7 +37,7 @@ _OF_PLAN: Mapping[str, Callable[[Plan], Value]] = {
 }
 _QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
     "walltime": ("max_walltime", "min_walltime", "max_node_hours"),
-    "gpus": ("max_jobs", "nodes"),
+    "gpus": ("max_jobs", "max_gpus_per_user", "nodes"),
     "gpus_per_job": (
         "gpus_per_node",
         "gpus_per_job",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..injob.names import HEAD
@@ -13,6 +13,7 @@ from .diagnostics import Diagnostics
 from .directives import DirectiveWriter
 from .launcher import workers_launcher
 from .layout import Layout
+from .limits import QueuedJobs
 from .machine import Machine
 from .queues import QueueChooser
 from .shape import JobGroup, JobShape, Software
@@ -34,7 +35,12 @@ class GroupPlanner:
         self.profile, self.site = diagnostics.spec.profile, diagnostics.spec.site.site
 
     def plan(
-        self, name: str, machine: Machine | None, others: Mapping[str, int], *, elastic: bool
+        self,
+        name: str,
+        machine: Machine | None,
+        others: Sequence[QueuedJobs],
+        *,
+        elastic: bool,
     ) -> JobGroup:
         """Return the jobs of the group ``name``; see `QueueChooser` for ``others``.
 

@@ -1,65 +1,100 @@
-"""The limits on numbers of jobs, checked in one place: queue.max_jobs and site.max_queued_jobs.
+"""The limits of one user, checked in one place: max_jobs, max_gpus_per_user and max_queued_jobs.
 
-Both are limits of one user. gpujobs does not count the user's other jobs: it checks each cluster by
-itself, and the batch scheduler enforces the rest.
+gpujobs does not count the user's other jobs: it checks each cluster by itself, and the batch
+scheduler enforces the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ..config.site import Site
 from ..text import plural
 
-NO_OTHERS: Mapping[str, int] = MappingProxyType({})
+
+@dataclass(frozen=True)
+class QueuedJobs:
+    """Equal jobs in one queue."""
+
+    queue: str
+    """The queue's key in the site file; "" in records of an older gpujobs."""
+    jobs: int
+    gpus: int = 0
+    """GPUs of each job."""
 
 
 @dataclass(frozen=True)
 class JobLimit:
-    """The most jobs that one user may have, in a queue or at the whole site."""
+    """The most jobs, or GPUs, that one user may have in a queue or at the whole site."""
 
     limit: int
     key: tuple[str, ...]
     """Location in the site file, such as ``("queues", "gpu", "max_jobs")``."""
-    other_jobs: int = 0
-    """Jobs that the limit counts in addition to those given to `exceeded`."""
+    others: int = 0
+    """Jobs or GPUs that the limit counts in addition to those of the jobs given to `exceeded`."""
+    gpus: int = 0
+    """GPUs of each job, if the limit is one of GPUs."""
 
     def message(self, jobs: int) -> str:
         """Return the error for ``jobs`` jobs."""
-        return f"{plural(jobs + self.other_jobs, 'job')}; {self.rule}"
+        return f"{plural(self.counted(jobs), 'GPU' if self.gpus else 'job')}; {self.rule}"
+
+    def counted(self, jobs: int) -> int:
+        """Return the jobs or GPUs that the limit counts if there are ``jobs`` jobs."""
+        return jobs * (self.gpus or 1) + self.others
+
+    @property
+    def most_jobs(self) -> int:
+        """The most jobs within the limit."""
+        return max(0, self.limit - self.others) // (self.gpus or 1)
 
     @property
     def rule(self) -> str:
         """Return the limit in words, without a number of jobs."""
         place = "site" if len(self.key) == 1 else "queue"
-        return f"the {place} allows {self.limit} of one user (`{self.key[-1]}`)"
+        most = plural(self.limit, "GPU") if self.gpus else str(self.limit)
+        return f"the {place} allows {most} of one user (`{self.key[-1]}`)"
 
 
 def job_limits(
-    site: Site, queue_key: str, others: Mapping[str, int] = NO_OTHERS
+    site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs] = ()
 ) -> tuple[JobLimit, ...]:
-    """Return the limits of jobs in the queue ``queue_key`` of the site file.
+    """Return the limits of jobs with ``gpus`` GPUs each in the queue ``queue_key`` of the site.
 
-    ``others``: the cluster's jobs of other groups and the head's own, by queue. Each limit counts
-    those to which it applies.
+    ``others``: the cluster's jobs of other groups and the head's own. Each limit counts those to
+    which it applies: entries of the same `name` are one queue of the batch scheduler.
     """
-    limits = []
-    if max_jobs := site.queues[queue_key].max_jobs:
-        other_jobs = others.get(queue_key, 0)
-        limits.append(JobLimit(max_jobs, ("queues", queue_key, "max_jobs"), other_jobs))
+    return tuple(_limits(site, queue_key, gpus, others))
+
+
+def _limits(
+    site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs]
+) -> Iterator[JobLimit]:
+    queue, name = site.queues[queue_key], site.queue_name(queue_key)
+    here = [other for other in others if _is_in(site, other, name)]
+    if queue.max_jobs:
+        number = sum(other.jobs for other in here)
+        yield JobLimit(queue.max_jobs, ("queues", queue_key, "max_jobs"), number)
+    if queue.max_gpus_per_user and gpus:
+        number = sum(other.jobs * other.gpus for other in here)
+        place = ("queues", queue_key, "max_gpus_per_user")
+        yield JobLimit(queue.max_gpus_per_user, place, number, gpus)
     if site.max_queued_jobs:
-        other_jobs = sum(others.values())
-        limits.append(JobLimit(site.max_queued_jobs, ("max_queued_jobs",), other_jobs))
-    return tuple(limits)
+        number = sum(other.jobs for other in others)
+        yield JobLimit(site.max_queued_jobs, ("max_queued_jobs",), number)
+
+
+def _is_in(site: Site, jobs: QueuedJobs, name: str) -> bool:
+    """Return whether ``jobs`` are in the batch scheduler's queue ``name``."""
+    return jobs.queue in site.queues and site.queue_name(jobs.queue) == name
 
 
 def exceeded(limits: Iterable[JobLimit], jobs: int) -> JobLimit | None:
     """Return the first limit that ``jobs`` jobs exceed."""
-    return next((limit for limit in limits if jobs + limit.other_jobs > limit.limit), None)
+    return next((limit for limit in limits if limit.counted(jobs) > limit.limit), None)
 
 
 def most_allowed(limits: Iterable[JobLimit]) -> int | None:
     """Return the most jobs within all limits; None if there is no limit."""
-    return min((max(0, limit.limit - limit.other_jobs) for limit in limits), default=None)
+    return min((limit.most_jobs for limit in limits), default=None)

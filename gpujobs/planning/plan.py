@@ -6,7 +6,6 @@ exceeds one is an InputError with the positions of both.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..config.groups import group_specs
@@ -24,6 +23,7 @@ from .head import head_queue, head_shape, head_spec
 from .layout import Layout
 from .layouts import LAYOUTS
 from .lifetime import Lifetime, plan_lifetime
+from .limits import QueuedJobs
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
@@ -207,14 +207,14 @@ class _Planner:
 
     def _groups(self, head_key: str | None, only: str | None, root: str) -> tuple[JobGroup, ...]:
         """Plan one group after the other: limits and free GPUs are common to all."""
-        others = Counter([head_key] if head_key else [])
+        others = [QueuedJobs(head_key, 1)] if head_key else []
         machine, groups = self.machine, []
         for name, spec in group_specs(self.spec).items():
             if only not in (None, name):
                 continue
             planner = self._planner(name, spec, root)
             group = planner.plan(name, machine, others, elastic=self.elastic)
-            others[group.queue_key] += group.shape.jobs
+            others.append(QueuedJobs(group.queue_key, group.shape.jobs, group.shape.gpus))
             machine = machine and machine.without(group.gpus)
             groups.append(group)
         return tuple(groups)

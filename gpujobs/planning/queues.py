@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..config import placeholders
@@ -12,7 +12,7 @@ from .diagnostics import Diagnostics
 from .directives import request_texts
 from .fit import QueueFit
 from .layout import Layout
-from .limits import exceeded, job_limits
+from .limits import QueuedJobs, exceeded, job_limits
 from .machine import Machine
 from .shape import JobShape, Place, QueueMismatch
 
@@ -20,7 +20,7 @@ from .shape import JobShape, Place, QueueMismatch
 class QueueChooser:
     """Chooses the queue for the jobs with workers.
 
-    ``others``: jobs of the cluster that exist already, by queue. ``smallest``: no number of GPUs
+    ``others``: jobs of the cluster that exist already. ``smallest``: no number of GPUs
     was asked for, so jobs are as small as the queue allows.
     """
 
@@ -30,7 +30,7 @@ class QueueChooser:
         layout: Layout,
         *,
         machine: Machine | None,
-        others: Mapping[str, int],
+        others: Sequence[QueuedJobs],
         smallest: bool,
     ) -> None:
         self.diagnostics, self.layout, self.machine = diagnostics, layout, machine
@@ -82,7 +82,7 @@ class QueueChooser:
             queue = self.machine.complete(queue)
         self._check_layout(queue)
         shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(key, queue, count)
-        limits = job_limits(self.site, key, self.others)
+        limits = job_limits(self.site, key, shape.gpus, self.others)
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)

@@ -9,6 +9,7 @@ from ..config.queue import Queue
 from ..config.site import Site
 from ..schedulers import get_scheduler
 from .directives import request_texts
+from .limits import exceeded, job_limits
 from .queues import smallest_job
 
 WALLTIME = 600
@@ -93,7 +94,7 @@ class _QueueTrials:
         whole, one_node = {"gpus_per_job": self.gpus}, self._allows(nodes=1, gpus=self.gpus)
         if one_node and self._has_layout("workers"):
             yield "full node", {"gpus": self.gpus, **whole}
-            if self._allows_jobs(2):
+            if self._allows_jobs(2, self.gpus):
                 yield "two nodes", {"gpus": 2 * self.gpus, **whole}
         if not self._has_layout("mpi"):
             return
@@ -125,15 +126,20 @@ class _QueueTrials:
     def _allows(self, *, nodes: int, gpus: int) -> bool:
         """Return whether the queue allows one job of this size."""
         queue = self.queue
-        limits = ((nodes, queue.max_nodes), (nodes, queue.nodes), (gpus, queue.max_gpus))
+        limits = (
+            (nodes, queue.max_nodes),
+            (nodes, queue.nodes),
+            (gpus, queue.max_gpus),
+            (gpus, queue.max_gpus_per_user),
+        )
         within = all(limit is None or number <= limit for number, limit in limits)
         listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
         enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
         return within and enough and listed and queue.allows_node_hours(nodes, WALLTIME)
 
-    def _allows_jobs(self, jobs: int) -> bool:
-        limits = (self.queue.max_jobs, self.site.max_queued_jobs)
-        return all(limit is None or jobs <= limit for limit in limits)
+    def _allows_jobs(self, jobs: int, gpus: int = 0) -> bool:
+        """Return whether one user may have ``jobs`` jobs of ``gpus`` GPUs each."""
+        return exceeded(job_limits(self.site, self.key, gpus), jobs) is None
 
     def _spans_nodes(self) -> bool:
         scheduler = get_scheduler(self.site.scheduler)()

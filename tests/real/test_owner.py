@@ -295,15 +295,17 @@ def test_a_job_with_connected_workers_is_never_given_up(
 
 
 # -- limits ----------------------------------------------------------------------------------------
-def with_max_jobs(backend: SlurmBackend, limit: int) -> dict[str, Any]:
+def with_limits(backend: SlurmBackend, limit: int) -> dict[str, Any]:
+    """Return queues with limits of one user: of jobs in `main`, of GPUs in `short`."""
     queues = backend.site()["queues"]
-    return {"queues": {**queues, "main": {**queues["main"], "max_jobs": limit}}}
+    short = {**queues["short"], "max_gpus_per_user": limit}
+    return {"queues": {**queues, "main": {**queues["main"], "max_jobs": limit}, "short": short}}
 
 
 def test_adapt_submits_what_the_site_allows(
     site: Callable[..., str], backend: SlurmBackend, home: Path, capsys: Any
 ) -> None:
-    path = site(**with_max_jobs(backend, 3))
+    path = site(**with_limits(backend, 3))
     options = {"dashboard_address": ":0"}
     with gpujobs.GPUSLURMCluster(
         path, worker_memory="1GiB", scheduler_options=options, directives=["--hold"]
@@ -323,13 +325,15 @@ def test_adapt_submits_what_the_site_allows(
     assert out.count("the queue allows 3 of one user (`max_jobs`)") == 1
     # The command line has the same limit.
     cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": path}, None)
-    profile = {"gpus": 2, "gpus_per_job": 1, "directives": ["--hold"]}
-    cluster_id = cli.submit(profile)
-    done = cli("scale", cluster_id, "4")
-    assert done.returncode != 0 and "the queue allows 3 of one user" in done.stderr
-    assert cli("scale", cluster_id, "3").returncode == 0
-    assert len(backend.queue()) == 3
-    assert cli("cancel", cluster_id).returncode == 0
+    for queue, rule in (("main", "3 of one user"), ("short", "3 GPUs of one user")):
+        profile = {"gpus": 2, "gpus_per_job": 1, "queue": queue, "walltime": "5m"}
+        cluster_id = cli.submit({**profile, "directives": ["--hold"]})
+        done = cli("scale", cluster_id, "4")
+        assert done.returncode == 2 and f"the queue allows {rule}" in done.stderr
+        assert cli("scale", cluster_id, "3").returncode == 0
+        assert len(backend.queue()) == 3
+        assert cli("cancel", cluster_id).returncode == 0
+        backend.wait_empty(15)
 
 
 LIMITED = """#!/bin/sh

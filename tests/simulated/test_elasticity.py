@@ -106,7 +106,7 @@ def test_jobs_that_wait_for_a_pause_are_not_submitted_without_demand(tmp_path: P
     run(tmp_path, story)
 
 
-@pytest.mark.parametrize("limited", ["adapt", "site", "slurm"])
+@pytest.mark.parametrize("limited", ["adapt", "site", "gpus", "slurm"])
 def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
     """The successor waits until the job has left; the cluster goes on over many walltimes."""
 
@@ -126,7 +126,7 @@ def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
         assert max(most) == 4 and len(slurm.running) == 4
 
     queue = {"gpus_per_node": 4, "cpus_per_node": 8, "max_walltime": "1d"}
-    queue |= {"max_jobs": 4} if limited == "site" else {}
+    queue |= {"site": {"max_jobs": 4}, "gpus": {"max_gpus_per_user": 8}}.get(limited, {})
     run(tmp_path, story, site={"queues": {"gpu": queue}}, interval=10.0)
 
 

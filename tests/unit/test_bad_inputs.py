@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpujobs.errors import InputError
-from gpujobs.planning.limits import job_limits, most_allowed
+from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render
 
 from .support import SLURM, error_of, made_plan
@@ -199,13 +199,13 @@ def test_25_another_queue_is_tried_if_there_are_too_many_jobs(home: Path) -> Non
 def test_most_jobs_within_all_limits(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 5"))
     site = made_plan(home, "gpus: 1\n").site
-    assert most_allowed(job_limits(site, "gpu")) == 5
-    assert most_allowed(job_limits(site, "gpu", {"gpu": 1})) == 4
+    assert most_allowed(job_limits(site, "gpu", 4)) == 5
+    assert most_allowed(job_limits(site, "gpu", 4, [QueuedJobs("gpu", 1)])) == 4
     (home / "s.yaml").write_text(SLURM + "max_queued_jobs: 3\n")
     site = made_plan(home, "gpus: 1\n").site
-    assert most_allowed(job_limits(site, "gpu", {"other": 1})) == 2
+    assert most_allowed(job_limits(site, "gpu", 4, [QueuedJobs("other", 1)])) == 2
     (home / "s.yaml").write_text(SLURM)
-    assert most_allowed(job_limits(made_plan(home, "gpus: 1\n").site, "gpu")) is None
+    assert most_allowed(job_limits(made_plan(home, "gpus: 1\n").site, "gpu", 4)) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ PROFILE = "gpus: 8\nwalltime: 2h\nworkers: {memory: 20GiB}\nenv: {A: b}\n"
 @pytest.fixture
 def folder(home: Path) -> Path:
     (home / "p.yaml").write_text(PROFILE)
-    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_nodes: 1, max_jobs: 9"))
+    (home / "s.yaml").write_text(
+        SLURM.replace("max_nodes: 1", "max_nodes: 1, max_jobs: 9, max_gpus_per_user: 8")
+    )
     (home / "t.yaml").write_text("extends: ./s.yaml\ndefaults: {walltime: 30m}\n")
     return home
 
@@ -58,7 +60,7 @@ def test_all_origins_of_a_value_in_their_order(folder: Path) -> None:
     ("key", "value", "used", "kind", "limits"),
     [
         ("queue", "auto", "gpu", "built-in", []),
-        ("gpus", "8", 8, "profile", ["queues.gpu.max_jobs"]),
+        ("gpus", "8", 8, "profile", ["queues.gpu.max_jobs", "queues.gpu.max_gpus_per_user"]),
         ("gpus_per_job", None, 4, "built-in", ["queues.gpu.gpus_per_node", "queues.gpu.max_nodes"]),
         ("workers.memory", "20GiB", "20GiB", "profile", ["queues.gpu.memory_per_node"]),
         ("workers.threads", 1, 1, "built-in", ["queues.gpu.cpus_per_node"]),

@@ -11,6 +11,7 @@ from gpujobs.cli.plan_text import plan_text
 from gpujobs.config import placeholders
 from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
+from gpujobs.planning.limits import QueuedJobs, exceeded, job_limits, most_allowed
 
 from .support import SLURM, error_of, made_plan
 
@@ -263,3 +264,50 @@ def test_notes_of_site_and_queue(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, notes: [jobs may be killed]}}}}\nnotes: [down on Monday]\n")
     notes = made_plan(home, "gpus: 4\nrun: ls\n").notes
     assert notes == ("queue a: jobs may be killed", "down on Monday")
+
+
+# -- GPUs of one user ------------------------------------------------------------------------------
+USER = f"""queues:
+  gpu: {{{NODE}, max_gpus_per_user: 8}}
+  part: {{name: gpu, {NODE}, max_gpus_per_user: 8}}
+  cpu: {{}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "message", "line"),
+    [
+        ("gpus: 12\n", "12 GPUs; the queue allows 8 GPUs of one user", 6),
+        ("gpus: 12\nlayout: mpi\n", "12 GPUs; the queue allows 8 GPUs of one user", 6),
+        ("gpus: 9\ngpus_per_job: 1\n", "9 GPUs; the queue allows 8 GPUs", 6),
+        (
+            "groups: {a: {gpus: 4, queue: gpu}, b: {gpus: 8, queue: part}}\n",
+            "group b: queue part: 12 GPUs; the queue allows 8 GPUs",
+            7,
+        ),
+    ],
+)
+def test_the_gpus_of_one_user(home: Path, profile: str, message: str, line: int) -> None:
+    site(home, USER)
+    error = error_of(home, profile)
+    assert message in error and "(`max_gpus_per_user`)" in error
+    assert re.search(rf"s\.yaml:{line}:\d", error) and "svd.yaml:1:" in error
+
+
+def test_gpus_within_the_limit_of_one_user(home: Path) -> None:
+    site(home, USER)
+    groups = "groups: {a: {gpus: 4}, b: {gpus: 4, queue: part}, c: {gpus: 0, queue: gpu}}\n"
+    plan = made_plan(home, groups)
+    assert [group.gpus for group in plan.groups] == [4, 4, 0]
+    assert re.search(r"^limits +GPUs of one user 8 <= 8$", plan_text(plan, "svd-0000"), re.M)
+    limits = job_limits(plan.site, "gpu", 4, [QueuedJobs("part", 3, 1), QueuedJobs("cpu", 9, 4)])
+    assert most_allowed(limits) == 1 and exceeded(limits, 2) == limits[0]
+    # A queue without the limit is chosen.
+    site(home, USER + f"  large: {{{NODE}}}\n")
+    assert made_plan(home, "gpus: 12\n").groups[0].queue == "large"
+
+
+def test_a_limit_of_one_user_below_every_job(home: Path) -> None:
+    site(home, f"queues: {{gpu: {{{NODE}, min_gpus: 4, max_gpus_per_user: 2}}}}\n")
+    with pytest.raises(InputError, match="has min_gpus 4 above max_gpus_per_user 2"):
+        load_site(str(home / "s.yaml"))

@@ -63,6 +63,10 @@ def test_all_shapes_that_a_queue_allows_are_tried(home: Path) -> None:
     assert shapes(home, ("max_nodes: 1", "exclusive: true, max_jobs: 1"))["gpu"] == [
         "smallest job", "full node", "mpi", "walltime at the limit",
     ]  # fmt: skip
+    assert shapes(home, ("max_nodes: 1", "max_gpus_per_user: 4"))["gpu"] == [
+        "smallest job", "one GPU", "part of a node", "full node", "mpi", "CPU",
+        "walltime at the limit", "head of its own",
+    ]  # fmt: skip
     assert shapes(home, ("max_walltime: 1d, max_nodes: 1", "min_nodes: 2"))["gpu"] == [
         "smallest job", "mpi",
     ]  # fmt: skip
