@@ -62,9 +62,14 @@ def counted_commands(folder: Path, slurm: PrivateSlurm) -> dict[str, str]:
 
 
 def slurm_for_churn(folder: Path) -> PrivateSlurm:
-    """Return a Slurm of CPU nodes, which starts a requeued job again after 10 s, not two minutes."""
+    """Return a Slurm of CPU nodes, which starts a requeued job again after 10 s, not two minutes.
+
+    Its partition `churn` starts each job on the node with the least load.
+    """
     authentication = f"AuthInfo=socket={folder}/run/munge.sock,cred_expire=10"
-    return PrivateSlurm(folder, nodes=NODES, gpus=0, cpus=CPUS, extra=authentication)
+    partition = "PartitionName=churn Nodes=ALL LLN=YES MaxTime=INFINITE State=UP"
+    extra = f"{authentication}\n{partition}"
+    return PrivateSlurm(folder, nodes=NODES, gpus=0, cpus=CPUS, extra=extra)
 
 
 @contextlib.contextmanager
@@ -80,7 +85,7 @@ def owned_cluster(folder: Path, workers: int) -> Iterator[Any]:
                 "description": "churn",
                 "scheduler": "slurm",
                 "poll": "1s",
-                "queues": {"main": queue},
+                "queues": {"churn": queue},
                 "defaults": {"walltime": "1h"},
             }
         )
@@ -103,15 +108,18 @@ def owned_cluster(folder: Path, workers: int) -> Iterator[Any]:
 class Faults(threading.Thread):
     """Causes faults at random for some time; at the end all nodes are up."""
 
-    def __init__(self, slurm: PrivateSlurm, seed: int, seconds: float, pause: float) -> None:
-        """``pause``: mean seconds between two faults."""
+    def __init__(
+        self,
+        slurm: PrivateSlurm,
+        steady: Callable[[], list[str]],
+        seed: int,
+        seconds: float,
+        pause: float,
+    ) -> None:
+        """``steady``: returns the jobs that may be cancelled. ``pause``: mean seconds between two faults."""
         super().__init__(daemon=True)
-        self.slurm, self.random, self.seconds, self.pause = (
-            slurm,
-            random.Random(seed),
-            seconds,
-            pause,
-        )
+        self.slurm, self.steady, self.random = slurm, steady, random.Random(seed)
+        self.seconds, self.pause = seconds, pause
         self.count: collections.Counter[str] = collections.Counter()
         self.error: BaseException | None = None
         self.ended = 0.0
@@ -136,19 +144,26 @@ class Faults(threading.Thread):
         for kind in kinds:
             time.sleep(self.random.expovariate(1 / self.pause))
             self._restore(DOWNTIME)
-            self.count[kind] += actions[kind]()
+            until(actions[kind], 300, f"a job for the fault {kind}")
+            self.count[kind] += 1
 
     def _actions(self) -> dict[str, Callable[[], bool]]:
         return {
-            "cancel": lambda: self._on_job("scancel"),
-            "requeue": lambda: self._on_job("scontrol", "requeue"),
+            "cancel": self._cancel,
+            "requeue": lambda: self._on_job(self._running(), "scontrol", "requeue"),
             "node": self._fail_node,
             "controller": self._restart_controller,
         }
 
-    def _on_job(self, *command: str) -> bool:
+    def _running(self) -> list[str]:
         rows = [line.split() for line in self.slurm.queue()]
-        jobs = [row[0] for row in rows if row[1] == "RUNNING"]
+        return [row[0] for row in rows if row[1] == "RUNNING"]
+
+    def _cancel(self) -> bool:
+        steady = self.steady()
+        return self._on_job([job for job in self._running() if job in steady], "scancel")
+
+    def _on_job(self, jobs: list[str], *command: str) -> bool:
         if not jobs:
             return False
         return self.slurm.attempt(*command, self.random.choice(jobs)).returncode == 0
@@ -182,7 +197,7 @@ def churn(
     with owned_cluster(folder, workers) as cluster, cluster.get_client() as client:
         cluster.wait_for_workers(result.workers, timeout=patience(300))
         started = time.monotonic()
-        faults = Faults(slurm, seed, seconds, pause)
+        faults = Faults(slurm, lambda: _steady(cluster), seed, seconds, pause)
         faults.start()
         while faults.is_alive():
             _compute(client, result)
@@ -199,6 +214,15 @@ def churn(
         result.submitted = 1 + max(job["number"] for job in cluster.jobs)
     slurm.wait_empty(60)
     return result
+
+
+def _steady(cluster: Any) -> list[str]:
+    """Return the jobs that have run for so long that their loss is never a failed start.
+
+    Three failed starts in a row end the replacement, as they should.
+    """
+    now = time.monotonic()
+    return [job.job_id for job in list(cluster._pool.jobs.active.values()) if job.steady(now)]
 
 
 def _connected(client: Any) -> int:
