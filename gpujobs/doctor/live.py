@@ -188,6 +188,10 @@ class Comparison:
         if queue.max_nodes and live.max_nodes and queue.max_nodes > live.max_nodes:
             message = f"jobs in queue {live.name} have at most {plural(live.max_nodes, 'node')}"
             yield self._problem(message, "queues", key, "max_nodes")
+        most = live.gpus_of_user(queue.type_name(None))
+        if queue.max_gpus_per_user and most and queue.max_gpus_per_user > most:
+            message = f"one user has at most {plural(most, 'GPU')} in queue {live.name}"
+            yield self._problem(message, "queues", key, "max_gpus_per_user")
         if not live.open:
             yield self._problem(f"queue {live.name} is closed", "queues", key)
 

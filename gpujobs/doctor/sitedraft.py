@@ -51,6 +51,7 @@ class Entry:
             "max_walltime": walltime_text(queue.max_walltime) if queue.max_walltime else None,
             "max_nodes": queue.max_nodes,
             "min_nodes": queue.min_nodes,
+            "max_gpus_per_user": queue.gpus_of_user(self.gpu_type) if self.gpus else None,
         }
         listed = ", ".join(f"{name}: {value}" for name, value in keys.items() if value is not None)
         return f"  {_word(self.key)}: {{{listed}}}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from .jobs import CommandResult
@@ -45,6 +45,13 @@ class LiveQueue:
     min_nodes: int | None = None
     exclusive: bool = False
     open: bool = True
+    user_gpus: Mapping[str, int] = field(default_factory=dict)
+    """The most GPUs of one user, by type; "" for GPUs of any type."""
+
+    def gpus_of_user(self, gpu_type: str | None) -> int | None:
+        """Return the most GPUs of one user, if they are all of this type."""
+        limits = [self.user_gpus.get(name) for name in ("", gpu_type or "")]
+        return min((limit for limit in limits if limit), default=None)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ class PBSInventory(Inventory):
         sizes = [server.get("max_array_size") for server in servers.values()]
         size = next((size for size in sizes if isinstance(size, int)), None)
         return Survey(
-            queues=tuple(_queue(name, fields) for name, fields in queues.items() if _runs(fields)),
+            queues=tuple(
+                _queue(name, fields, user) for name, fields in queues.items() if _runs(fields)
+            ),
             nodes=tuple(nodes),
             max_array_size=size,
             comments=tuple(_type_comments(nodes)),
@@ -113,15 +115,29 @@ def _number(fields: Mapping[str, object], name: str) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _queue(name: str, fields: Mapping[str, object]) -> LiveQueue:
+def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
     most, fewest = _section(fields, "resources_max"), _section(fields, "resources_min")
     return LiveQueue(
         name,
         max_walltime=clock_seconds(str(most.get("walltime", ""))),
         max_nodes=_number(most, "nodect") or None,
         min_nodes=_number(fewest, "nodect") or None,
+        user_gpus=_user_gpus(fields, user),
         open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
     )
+
+
+def _user_gpus(fields: Mapping[str, object], user: str) -> dict[str, int]:
+    """Return the most GPUs of one user, from ``[u:PBS_GENERIC=4, u:ada=8]``.
+
+    A limit of the user takes precedence over that of all users.
+    """
+    limits = []
+    for attribute in ("max_run_res", "max_queued_res"):
+        text = str(_section(fields, attribute).get("ngpus", ""))
+        numbers = dict(re.findall(r"\bu:([^=\s]+)=(\d+)", text))
+        limits.append(numbers.get(user) or numbers.get("PBS_GENERIC"))
+    return {"": min(known)} if (known := [int(limit) for limit in limits if limit]) else {}
 
 
 def _runs(fields: Mapping[str, object]) -> bool:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from .formats import find_integer
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, memory_bytes
 from .jobs import CommandResult
+from .sge_quotas import gpus_of_user, quota_sets
 
 _INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")
 _RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$")
@@ -44,9 +45,15 @@ class GridEngineInventory(Inventory):
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
         config = _settings(ask(["qconf", "-sconf"]))
         gpu = gpu_resource(kinds)
+        quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
         return Survey(
             queues=tuple(
-                LiveQueue(name, clock_seconds(queues[name].get("h_rt", ""))) for name in names
+                LiveQueue(
+                    name,
+                    clock_seconds(queues[name].get("h_rt", "")),
+                    user_gpus=gpus_of_user(quotas, name, user, gpu),
+                )
+                for name in names
             ),
             nodes=tuple(_with_gpus(node, values, gpu) for node in nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,

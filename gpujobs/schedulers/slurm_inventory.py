@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from .formats import find_integer
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, megabytes
@@ -52,8 +53,12 @@ class SlurmInventory(Inventory):
         associations = ["show", "associations", f"user={user}", "format=Account,User"]
         accounts = ask(["sacctmgr", "-n", "-P", *associations])
         size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
+        user_gpus = self._user_gpus(ask) if _limits_are_enforced(config) else {}
+        queues = {queue.name: queue for queue in map(_queue, _rows(stdout))}
         return Survey(
-            queues=tuple({queue.name: queue for queue in map(_queue, _rows(stdout))}.values()),
+            queues=tuple(
+                replace(queue, user_gpus=user_gpus.get(name, {})) for name, queue in queues.items()
+            ),
             nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
             max_array_size=size and max(1, size - 1),
             accounts=_accounts(accounts),
@@ -62,6 +67,13 @@ class SlurmInventory(Inventory):
             comments=tuple(_comments(config)),
             cluster_name=self.cluster_name(config),
         )
+
+    def _user_gpus(self, ask: Ask) -> dict[str, dict[str, int]]:
+        """Return the most GPUs of one user by partition, from the partition's QOS."""
+        partitions = ask(["scontrol", "show", "partition", "-o", *self._clusters()])
+        qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", "show", "qos", "format=Name,MaxTRESPU"]))
+        pairs = re.findall(r"^PartitionName=(\S+) .*?\bQoS=(\S+)", partitions, re.M)
+        return {partition: qos[name] for partition, name in pairs if name in qos}
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []
@@ -119,6 +131,21 @@ def _queue(row: dict[str, str]) -> LiveQueue:
 def _accounts(stdout: str) -> tuple[str, ...]:
     pairs = (line.split("|") for line in stdout.splitlines())
     return tuple(dict.fromkeys(pair[0] for pair in pairs if len(pair) == 2 and pair[1]))
+
+
+def _gpus_of_qos(stdout: str) -> dict[str, dict[str, int]]:
+    """Return types and numbers in ``long|cpu=64,gres/gpu=8,gres/gpu:a100=4``, by QOS."""
+    found = {}
+    for line in stdout.splitlines():
+        name, _, limits = line.partition("|")
+        types = re.findall(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)", limits)
+        found[name] = {gpu_type: int(number) for gpu_type, number in types}
+    return found
+
+
+def _limits_are_enforced(config: str) -> bool:
+    found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.M)
+    return bool(found and re.search(r"\b(limits|safe|all)\b", found[1]))
 
 
 def _account_required(config: str) -> bool | None:

@@ -12,6 +12,7 @@ from ..conftest import nothing_left
 from ..support.backend import Backend
 from ..support.cli import NVML, Cli
 from ..support.processes import until
+from ..support.sge import SgeBackend
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slurm, pytest.mark.sge]
 
@@ -72,6 +73,36 @@ def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     done = cli("submit", str(profile), "--site", site, "--wait")
     assert done.returncode == 0, done.stderr
     backend.wait_empty(15)
+
+
+QUOTA = """{
+   name         per_user
+   description  NONE
+   enabled      TRUE
+   limit        users {*} queues short to gpu=3
+}
+"""
+
+
+def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: Backend) -> None:
+    if not isinstance(backend, SgeBackend):
+        pytest.skip("this Slurm has no accounting")
+    path = cli.write("quota", QUOTA)
+    backend.sge.command("qconf", "-Arqs", str(path))
+    try:
+        done = cli("sites", "init", "--scheduler", "sge")
+        site = backend.site()
+        site["queues"]["short"]["max_gpus_per_user"] = 4
+        findings = report(cli, str(cli.write("s.yaml", site)), "--live", code=1)["findings"]
+    finally:
+        backend.sge.command("qconf", "-drqs", "per_user")
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0].strip() for line in lines if "max_gpus_per_user: 3" in line] == [
+        "short"
+    ]
+    assert findings[0]["message"] == "sge: one user has at most 3 GPUs in queue short"
+    refused = [finding["message"] for finding in findings[1:]]
+    assert all("qsub -w v refuses the script" in message for message in refused), refused
 
 
 def test_free_gpus(cli: Cli, backend: Backend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,17 @@ from gpujobs.doctor.sitedraft import TO_BE_FILLED_IN, Host, draft
 from gpujobs.doctor.sitereport import check_offline
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
+from gpujobs.schedulers.sge_quotas import gpus_of_user, quota_sets
 
 from ..support.transcripts import recorded
 
 HOST = Host("login1.example.org", ["lo", "eth0", "ib0"])
 ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
-    "slurm": {"sinfo": ("sinfo.txt", "nodes and partitions")},
+    "slurm": {
+        "sinfo": ("sinfo.txt", "nodes and partitions"),
+        "scontrol show partition": ("limits.txt", "partitions"),
+        "sacctmgr -n -P show qos": ("limits.txt", "qos"),
+    },
     "sge": {
         "qstat -f -F": ("qstat-F.txt", "queue instances"),
         "qconf -sc": ("hosts.txt", "complexes"),
@@ -106,6 +112,66 @@ def test_slurm(home: Path) -> None:
     assert site.max_array_size == 1000 and "ConstrainDevices" in text
     assert site.queues["short"].max_walltime == 600 and site.queues["main"].nodes == 4
     assert site.queues["main"].memory_per_node == 64 * 2**30
+    assert [queue.max_gpus_per_user for queue in site.queues.values()] == [None, 8]
+    free = {"scontrol show config": "AccountingStorageEnforce = associations\n"}
+    assert all(not queue.user_gpus for queue in survey_of("slurm", free).queues), "not enforced"
+
+
+def test_slurm_limits_the_gpus_of_a_type() -> None:
+    short = next(queue for queue in survey_of("slurm").queues if queue.name == "short")
+    assert [short.gpus_of_user(name) for name in (None, "", "a100", "h100")] == [8, 8, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"max_run_res": {"mem": "[u:PBS_GENERIC=470gb]", "ncpus": "[u:PBS_GENERIC=256]"}}, None),
+        ({"max_run_res": {"ngpus": "[u:PBS_GENERIC=4]"}}, 4),
+        ({"max_run_res": {"ngpus": "[u:PBS_GENERIC=4, u:ada=8]"}}, 8),
+        ({"max_run_res": {"ngpus": "[o:PBS_ALL=16], [u:bob=2]"}}, None),
+        ({"max_run_res": {"ngpus": "[u:PBS_GENERIC=4]"}, "max_queued_res": {"ngpus": "[u:ada=2]"}}, 2),
+    ],
+)  # fmt: skip
+def test_pbs_limits_the_gpus_of_a_user(limits: dict[str, object], most: int | None) -> None:
+    """After the JSON that PBS prints for ``max_run_res`` of cores and memory."""
+    queue = {"queue_type": "Execution", "enabled": "True", "started": "True", **limits}
+    answer = {"qstat -Q": json.dumps({"Queue": {"gpuq": queue}})}
+    (found,) = survey_of("pbs", answer).queues
+    assert found.gpus_of_user("a100") == most
+
+
+QUOTAS = """\
+{
+   name         per_user
+   description  NONE
+   enabled      TRUE
+   limit        users ada queues long to gpu=1
+   limit        users {*,!bob} queues main,long to gpu=3,slots=64
+   limit        users {*} queues short hosts {@gpus} to gpu=2
+   limit        users {*} to gpu=7
+}
+{
+   name         whole
+   enabled      TRUE
+   limit        users * to gpu=5
+}
+{
+   name         off
+   enabled      FALSE
+   limit        users {*} to gpu=1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "queue", "most"),
+    [("ada", "main", 3), ("ada", "long", 1), ("eve", "long", 3), ("bob", "main", 7),
+     ("ada", "short", None), ("ada", "other", 7)],
+)  # fmt: skip
+def test_quotas_of_grid_engine(user: str, queue: str, most: int | None) -> None:
+    found = gpus_of_user(quota_sets(QUOTAS), queue, user, "gpu")
+    assert LiveQueue(queue, user_gpus=found).gpus_of_user(None) == most
+    assert gpus_of_user(quota_sets("no resource quota set found\n"), queue, user, "gpu") == {}
 
 
 def test_grid_engine(home: Path) -> None:

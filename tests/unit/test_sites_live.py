@@ -55,6 +55,15 @@ def test_limits_that_the_batch_scheduler_has(home: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_gpus_of_one_user(home: Path) -> None:
+    text = TYPED.replace("nodes: 2", "nodes: 2, max_gpus_per_user: 8")
+    survey = replace(SURVEY, queues=(LiveQueue("gpu", user_gpus={"": 9, "a100": 4}),))
+    message = "5: slurm: one user has at most 4 GPUs in queue gpu"
+    assert differences(home, text, survey) == [message]
+    assert differences(home, text.replace("user: 8", "user: 4"), survey) == []
+    assert differences(home, text, SURVEY) == []
+
+
 def test_names_of_shapes_are_no_queues(home: Path) -> None:
     text = (
         TYPED.replace("  gpu:", "  big:")
