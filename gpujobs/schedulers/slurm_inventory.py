@@ -54,7 +54,9 @@ class SlurmInventory(Inventory):
         accounts = ask(["sacctmgr", "-n", "-P", *associations])
         size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
         user_gpus = self._user_gpus(ask) if _limits_are_enforced(config) else {}
-        queues = {queue.name: queue for queue in map(_queue, _rows(stdout))}
+        # sinfo lists the partitions of a node in no fixed order: the default one is the first.
+        rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
+        queues = {queue.name: queue for queue in map(_queue, rows)}
         return Survey(
             queues=tuple(
                 replace(queue, user_gpus=user_gpus.get(name, {})) for name, queue in queues.items()
@@ -88,7 +90,9 @@ def _rows(stdout: str) -> Iterator[dict[str, str]]:
         for name, size in _COLUMNS.items():
             row[name] = line.ljust(width)[start : start + size].strip()
             start += size
-        row["Partition"] = row["Partition"].rstrip("*")
+        name = row["Partition"].rstrip("*")
+        row["Default"] = row["Partition"].removeprefix(name)
+        row["Partition"] = name
         yield row
 
 

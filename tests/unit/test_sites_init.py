@@ -117,6 +117,16 @@ def test_slurm(home: Path) -> None:
     assert all(not queue.user_gpus for queue in survey_of("slurm", free).queues), "not enforced"
 
 
+def test_the_order_of_slurms_partitions_is_fixed() -> None:
+    """sinfo lists those of a node in different orders; the default one is the first."""
+    stdout = recorded("slurm", "sinfo.txt", "nodes and partitions").stdout
+    lines = [line.replace(" main* ", " zoo*  ") for line in stdout.splitlines()]
+    lines += [line.replace(" short ", " large ") for line in lines]
+    for order in (lines, lines[::-1]):
+        found = survey_of("slurm", {"sinfo": "\n".join(order)}).queues
+        assert [queue.name for queue in found] == ["zoo", "large", "short"]
+
+
 def test_slurm_limits_the_gpus_of_a_type() -> None:
     short = next(queue for queue in survey_of("slurm").queues if queue.name == "short")
     assert [short.gpus_of_user(name) for name in (None, "", "a100", "h100")] == [8, 8, 4, 8]
