@@ -91,9 +91,9 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
         own = spec.settings_document(settings)
         loaded = spec.load_spec(profile, site=site, settings=own)
         if prefer:
-            from ..doctor import freequeues
+            from ..clusters import freequeues
 
-            loaded = freequeues.soonest_first(loaded, freequeues.free_queues(loaded.site))
+            loaded = freequeues.with_preference(loaded, prefer)
         command(loaded, *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run

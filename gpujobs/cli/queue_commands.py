@@ -25,8 +25,8 @@ from . import options
 @options.json_option
 def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
     """Show the free GPUs and CPUs of each queue now."""
+    from ..clusters import freequeues
     from ..config import document, spec
-    from ..doctor import freequeues
 
     site_file = spec.make_spec(document.Document({}), site=site).site
     found = freequeues.free_queues(site_file, estimate=with_estimate)

@@ -14,6 +14,7 @@ from ..config.spec import ClusterSpec, load_spec, make_spec
 from ..errors import JobFailedError
 from . import cancel, connect, logs, prepare, scale
 from . import submit as submission
+from .freequeues import with_preference
 from .gpuhours import make_usage
 from .history import read_history
 from .ledger import ClusterRecord, Ledger
@@ -36,25 +37,35 @@ Profile = str | os.PathLike[str] | Mapping[str, object]
 
 
 def plan(
-    profile: Profile, *, site: str | None = None, settings: Mapping[str, object] | None = None
+    profile: Profile,
+    *,
+    site: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    prefer: str | None = None,
 ) -> Plan:
     """Return the jobs that ``profile`` describes, checked against the limits of the site.
 
-    ``site`` is a name or a path, ``settings`` are keys that are laid over the profile. Nothing is
-    submitted. Raises InputError with the place of each problem.
+    ``site`` is a name or a path, ``settings`` are keys that are laid over the profile.
+    ``prefer="soonest"``: `queue: auto` first tries the queues with enough free GPUs, for which the
+    batch scheduler is queried. Nothing is submitted. Raises InputError with the place of each
+    problem.
     """
-    return prepare.make_cluster_plan(_spec(profile, site, settings))
+    return prepare.make_cluster_plan(_spec(profile, site, settings, prefer))
 
 
 def submit(
-    profile: Profile, *, site: str | None = None, settings: Mapping[str, object] | None = None
+    profile: Profile,
+    *,
+    site: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    prefer: str | None = None,
 ) -> ClusterHandle:
     """Submit the cluster that ``profile`` describes; the arguments are those of `plan`.
 
     It does not depend on this process. Raises InputError, RefusedError in the batch scheduler's
     words, or UnavailableError; no job is left then.
     """
-    spec = _spec(profile, site, settings)
+    spec = _spec(profile, site, settings, prefer)
     return submit_planned(spec, prepare.make_cluster_plan(spec))
 
 
@@ -156,9 +167,15 @@ class ClusterHandle:
         return connect.connect(self.id, **options)
 
 
-def _spec(profile: Profile, site: str | None, settings: Mapping[str, object] | None) -> ClusterSpec:
+def _spec(
+    profile: Profile,
+    site: str | None,
+    settings: Mapping[str, object] | None,
+    prefer: str | None,
+) -> ClusterSpec:
     own = Document(settings or {}, source="settings")
     if not isinstance(profile, Mapping):
-        return load_spec(Path(profile), site=site, settings=own)
-    document = own.over(Document(profile, source="profile"))
-    return make_spec(document, site=site)
+        spec = load_spec(Path(profile), site=site, settings=own)
+    else:
+        spec = make_spec(own.over(Document(profile, source="profile")), site=site)
+    return with_preference(spec, prefer)

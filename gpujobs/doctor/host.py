@@ -10,24 +10,20 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters.files import private_folder
+from ..clusters.siteclient import site_client
 from ..config.sitefiles import SiteFile
 from ..errors import GpujobsError
 from ..planning.directory import expand_directory
-from ..schedulers import get_scheduler
 from ..schedulers.commandnames import needed_commands
 from . import jobcheck
 from .checks import Check, failed, passed, warning
-
-QUERY_TIMEOUT = 10.0
-"""Seconds for which the batch scheduler may fail to answer."""
 
 
 def check_host(site_file: SiteFile) -> Iterator[Check]:
     """Check commands, batch scheduler, shared folder, network interface and versions."""
     site = site_file.site
     yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
-    scheduler = get_scheduler(site.scheduler)(site.cluster)
-    yield from _check_commands(SchedulerClient(scheduler, site.commands, timeout=QUERY_TIMEOUT))
+    yield from _check_commands(site_client(site_file))
     yield _check_directory(site.directory)
     yield _check_interface(site.network.interface)
     versions = jobcheck.versions()

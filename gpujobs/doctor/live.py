@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
+from ..clusters.siteclient import TIMEOUT, site_client
 from ..config import placeholders
 from ..config.document import Document
 from ..config.queue import Queue
@@ -20,16 +21,6 @@ from ..schedulers import Scheduler, get_scheduler, scheduler_names
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import plural, size_text, walltime_text
 from .checks import Check, passed, warning
-
-TIMEOUT = 10.0
-"""Seconds for which the batch scheduler may fail to answer."""
-
-
-def client_of(site_file: SiteFile) -> SchedulerClient:
-    """Return the client of the site's batch scheduler."""
-    site = site_file.site
-    scheduler = get_scheduler(site.scheduler)(site.cluster)
-    return SchedulerClient(scheduler, site.commands, timeout=TIMEOUT)
 
 
 def take_survey(client: SchedulerClient) -> Survey | None:
@@ -98,7 +89,7 @@ def live_findings(
 
     Raises UnavailableError if the batch scheduler does not answer.
     """
-    client = client_of(site_file)
+    client = site_client(site_file)
     survey, name = take_survey(client), client.scheduler.name
     if survey is None:
         checks = [warning("live", f"{name}: gpujobs cannot ask for its queues")]

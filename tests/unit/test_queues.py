@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import gpujobs
 from gpujobs.cli.main import main
 from gpujobs.config.spec import read_spec, write_spec
+from gpujobs.errors import InputError
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
 from gpujobs.schedulers.slurm_inventory import gpus_in
@@ -139,7 +141,9 @@ def test_queues(
         assert lines[1][3:5] == ["?", "?"]
 
 
-def test_the_queue_with_free_gpus_is_chosen_first(home: Path, programs: Path) -> None:
+@pytest.fixture
+def two_queues(home: Path, programs: Path) -> Path:
+    """A folder with a site of two queues, of which the first has no free GPUs, and a profile."""
     queues(home, programs, "pbs")  # the programs
     node = "gpus_per_node: 4, cpus_per_node: 4"
     (home / "q.yaml").write_text(
@@ -147,7 +151,10 @@ def test_the_queue_with_free_gpus_is_chosen_first(home: Path, programs: Path) ->
         f"queues: {{none: {{{node}, gpu_type: v100}}, gpuq: {{{node}, gpu_type: a100}}}}\n"
     )
     (home / "p.yaml").write_text("gpus: 4\nrun: ls\n")
+    return home
 
+
+def test_the_queue_with_free_gpus_is_chosen_first(two_queues: Path) -> None:
     def queue(*arguments: str) -> str:
         words = ["plan", "p.yaml", "--site", "./q.yaml", "--json", *arguments]
         result = CliRunner().invoke(main, words)
@@ -156,8 +163,32 @@ def test_the_queue_with_free_gpus_is_chosen_first(home: Path, programs: Path) ->
 
     assert queue() == "none"
     assert queue("--prefer", "soonest") == "gpuq"
-    (home / "p.yaml").write_text("gpus: 4\nrun: ls\nqueue: none\n")
+    (two_queues / "p.yaml").write_text("gpus: 4\nrun: ls\nqueue: none\n")
     assert queue("--prefer", "soonest") == "none"
+
+
+def test_the_queue_with_free_gpus_is_chosen_first_in_python(two_queues: Path) -> None:
+    def queue(**keywords: str) -> str:
+        return gpujobs.plan("p.yaml", site="./q.yaml", **keywords).groups[0].queue
+
+    assert (queue(), queue(prefer="soonest")) == ("none", "gpuq")
+    quiet = {"scheduler_options": {"dashboard_address": ":0"}}
+    with gpujobs.GPUPBSCluster("./q.yaml", prefer="soonest", **quiet) as cluster:
+        assert "#PBS -q gpuq\n" in cluster.job_script()
+
+
+@pytest.mark.parametrize("prefer", ["fastest", "", 1])
+def test_an_unknown_preference(two_queues: Path, prefer: Any) -> None:
+    message = f"prefer: {prefer!r} is not one of 'soonest'"
+    for function in (gpujobs.plan, gpujobs.submit):
+        with pytest.raises(InputError, match=message):
+            function("p.yaml", site="./q.yaml", prefer=prefer)
+    with pytest.raises(InputError, match=message):
+        gpujobs.GPUPBSCluster("./q.yaml", prefer=prefer)
+    with pytest.raises(InputError, match=message):
+        gpujobs.GPUPBSCluster.from_profile("p.yaml", site="./q.yaml", prefer=prefer)
+    done = CliRunner().invoke(main, ["plan", "p.yaml", "--site", "./q.yaml", "--prefer", "fastest"])
+    assert done.exit_code == 2 and "'fastest' is not 'soonest'" in done.stderr
 
 
 def test_the_order_of_queues_is_stored(home: Path) -> None:

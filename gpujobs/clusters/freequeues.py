@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
-from ..clusters.machine import this_machine
 from ..config.groups import group_specs
 from ..config.queue import Queue
 from ..config.site import Site
@@ -20,7 +19,11 @@ from ..planning.trials import SMALLEST
 from ..schedulers import get_scheduler
 from ..schedulers.inventory import LiveNode
 from ..text import table, walltime_text
-from .live import client_of
+from .machine import this_machine
+from .siteclient import site_client
+
+PREFERENCES = ("soonest",)
+"""Orders in which `queue: auto` may try the queues instead of the site's."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,28 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
     ``estimate``: also query the start of the smallest job in each queue. Raises InputError if
     gpujobs cannot ask this batch scheduler, UnavailableError if it does not answer.
     """
-    client, site = client_of(site_file), site_file.site
+    client, site = site_client(site_file), site_file.site
     nodes = _nodes(client)
     found = [_free(site, key, nodes) for key in site.queues]
     if not estimate:
         return found
     starts = dict(_starts(client, site_file))
     return [replace(free, start=starts.get(free.queue)) for free in found]
+
+
+def with_preference(spec: ClusterSpec, prefer: str | None) -> ClusterSpec:
+    """Return ``spec`` with the order in which `queue: auto` tries the queues.
+
+    ``prefer``: one of `PREFERENCES`; None: the order of the site. Raises as `free_queues` does.
+    """
+    if prefer is None:
+        return spec
+    if prefer not in PREFERENCES:
+        known = ", ".join(map(repr, PREFERENCES))
+        raise InputError(
+            f"prefer: {prefer!r} is not one of {known}", hint="None: as the site lists"
+        )
+    return soonest_first(spec, free_queues(spec.site))
 
 
 def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec:
