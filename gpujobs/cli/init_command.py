@@ -27,6 +27,8 @@ def init_site(name: str | None, output: Path | None) -> None:
 
     if output and output.exists():
         raise InputError(f"{output} exists; it is not overwritten")
+    if output and not output.parent.is_dir():
+        raise InputError(f"there is no folder {output.parent} for {output.name}")
     client, survey = live.find_survey(name)
     host = sitedraft.Host(socket.gethostname(), jobcheck.interfaces())
     text = sitedraft.draft(type(client.scheduler), survey, host)

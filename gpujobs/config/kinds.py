@@ -24,6 +24,14 @@ Schema: TypeAlias = Mapping[str, object]
 _STARTS_AS_VERB = ("must", "has ", "needs", "cannot")
 
 
+class ValueErrorInside(ValueError):
+    """An invalid value at the place ``loc`` inside the one that is checked."""
+
+    def __init__(self, message: str, *loc: str | int) -> None:
+        super().__init__(message)
+        self.loc = loc
+
+
 @dataclass(frozen=True)
 class Place:
     """A place in a document that is being read."""
@@ -46,6 +54,9 @@ class Place:
 
     def error(self, cause: ValueError) -> InputError:
         """Return ``cause`` as an error at this place."""
+        if isinstance(cause, ValueErrorInside) and cause.loc:
+            place = replace(self, loc=(*self.loc, *cause.loc))
+            return place.error(ValueError(str(cause)))
         message = str(cause)
         separator = " " if message.startswith(_STARTS_AS_VERB) else ": "
         position = self.document.position(self.loc)

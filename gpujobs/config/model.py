@@ -152,8 +152,10 @@ class Section(Kind[M]):
                 if name not in known:
                     raise self._unknown_key(place.inside(name), sorted(known))
                 values[name] = _read_key(known[name], item, place.inside(name))
+        instead = self.model.instead_of_required
+        unreadable = instead in value and instead not in values  # it may have provided them
         for name, key in known.items():
-            if key.required and name not in value:
+            if key.required and name not in value and not unreadable:
                 errors.problems += place.inside(name).missing_error().problems
         errors.check()
         return values

@@ -11,6 +11,7 @@ from ..errors import InputError, Position
 from .document import Document, Loc
 from .model import Key, key_names, keys_of, suggest
 from .profile import Profile
+from .site import Site
 from .sitefiles import SiteFile, site_layers
 from .spec import settings_document
 from .yamlfile import read
@@ -104,9 +105,15 @@ def _declared(key: str) -> Key | None:
     if key not in names:
         if key.startswith(tuple(f"{section}." for section in _FREE)):
             return None
-        hint = suggest(key.rpartition(".")[2], names, names)
-        raise InputError(f"a profile has no key `{key}`", hint=hint)
+        raise InputError(f"a profile has no key `{key}`", hint=_hint(key, names))
     return _key_in(keys_of(Profile), key)
+
+
+def _hint(key: str, names: list[str]) -> str:
+    """Return a hint for a key that profiles do not have."""
+    if key.partition(".")[0] in keys_of(Site).keys() - keys_of(Profile).keys():
+        return "it is a key of a site: `gpujobs sites show NAME --effective` has its origin"
+    return suggest(key.rpartition(".")[2], names, names)
 
 
 def _key_in(keys: Mapping[str, Key], name: str) -> Key | None:

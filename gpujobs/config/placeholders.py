@@ -8,6 +8,7 @@ placeholders of their own.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -111,7 +112,9 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
 def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
     name, unit = token["name"], token["unit"]
     if name not in known:
-        raise _error(token, f" is not a placeholder; known: {_list(known)}")
+        near = difflib.get_close_matches(name or "", known, n=1)
+        hint = f"did you mean {_list(near)}? " * len(near)
+        raise _error(token, f" is not a placeholder; {hint}known: {_list(known)}")
     if not unit and _is_size(name):
         raise _error(token, f" needs a unit, as in {{{name}:GB}}")
     if unit and not _is_size(name):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from . import placeholders
 from .kinds import (
     COUNT,
     DURATION,
@@ -21,6 +23,7 @@ from .kinds import (
     Items,
     Scalar,
     Table,
+    ValueErrorInside,
     choice,
 )
 from .model import Model, Section, optional, required
@@ -119,10 +122,19 @@ class Option(Model):
 
 
 def check_options(options: Mapping[str, Option]) -> None:
-    """Check that each directive has the value of its option; ValueError if not."""
+    """Check directives and defaults of options. Raises ValueErrorInside."""
     for name, option in options.items():
         if f"{{{name}}}" not in option.directive:
-            raise ValueError(f"has no {{{name}}} in `options.{name}.directive`")
+            message = f"must have {{{name}}}, which is replaced by the value of the option"
+            raise ValueErrorInside(message, "options", name, "directive")
+        default = option.default
+        if (
+            default
+            and not placeholders.names(default)
+            and not re.fullmatch(option.pattern, default)
+        ):
+            message = f"{default!r} does not match the option's pattern {option.pattern}"
+            raise ValueErrorInside(message, "options", name, "default")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from .kinds import (
     WORD,
     Items,
     Table,
+    ValueErrorInside,
 )
 from .model import Model, Section, optional, required
 from .profile import RUNTIME, Runtime
@@ -178,9 +179,9 @@ class Site(Model):
             try:
                 self.network_of(key).check()
             except ValueError as error:
-                raise ValueError(f"{error} (`queues.{key}.network`)") from None
+                raise ValueErrorInside(str(error), "queues", key, "network") from None
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
-            raise ValueError(f"cannot have `cluster`: {self.scheduler} does not support it here")
+            raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
 
     def in_queue(self, key: str) -> Site:
         """Return this site with the values that the queue ``key`` has instead."""

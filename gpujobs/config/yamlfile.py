@@ -122,8 +122,12 @@ class _Reader:
         try:
             self._build(YAML(typ="safe", pure=True).parse(self.text))
         except MarkedYAMLError as error:
-            context = f" ({error.context})" if error.context else ""
-            self._refuse(f"not valid YAML: {error.problem}{context}", self._mark(error))
+            if "'\\t'" in str(error.problem):
+                message = "a tab; YAML is indented with spaces only"
+            else:
+                context = f" ({error.context})" if error.context else ""
+                message = f"{error.problem}{context}"
+            self._refuse(f"not valid YAML: {message}", self._mark(error))
         except YAMLError as error:
             self._refuse(f"not valid YAML: {error}", None)
         if self.problems:

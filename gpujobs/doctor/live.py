@@ -22,6 +22,8 @@ from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import plural, size_text, walltime_text
 from .checks import Check, passed, warning
 
+OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"
+
 
 def take_survey(client: SchedulerClient) -> Survey | None:
     """Return the queues and nodes of the batch scheduler; None if gpujobs cannot ask for them.
@@ -59,15 +61,15 @@ def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
         try:
             survey = take_survey(client)
         except UnavailableError as error:
-            reasons.append(str(error))
+            reasons.append(f"{client.scheduler.name}: {error}")
             continue
         if survey and survey.nodes:
             return client, survey
         reasons.append(f"{client.scheduler.name} reports no nodes")
     if reasons:
-        raise UnavailableError("\n".join(reasons))
+        raise UnavailableError("\n".join(reasons), hint=OTHER_SCHEDULER)
     message = "no command of a batch scheduler was found on this host"
-    raise InputError(message, hint="is this a login node? --scheduler NAME names the one to ask")
+    raise InputError(message, hint=OTHER_SCHEDULER)
 
 
 def _clients(name: str | None) -> list[SchedulerClient]:

@@ -72,17 +72,24 @@ def _limits(
     site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs]
 ) -> Iterator[JobLimit]:
     queue, name = site.queues[queue_key], site.queue_name(queue_key)
-    here = [other for other in others if _is_in(site, other, name)]
+    jobs_here, gpus_here = _total(other for other in others if _is_in(site, other, name))
     if queue.max_jobs:
-        number = sum(other.jobs for other in here)
-        yield JobLimit(queue.max_jobs, ("queues", queue_key, "max_jobs"), number)
+        yield JobLimit(queue.max_jobs, ("queues", queue_key, "max_jobs"), jobs_here)
     if queue.max_gpus_per_user and gpus:
-        number = sum(other.jobs * other.gpus for other in here)
         place = ("queues", queue_key, "max_gpus_per_user")
-        yield JobLimit(queue.max_gpus_per_user, place, number, gpus)
+        yield JobLimit(queue.max_gpus_per_user, place, gpus_here, gpus)
     if site.max_queued_jobs:
-        number = sum(other.jobs for other in others)
-        yield JobLimit(site.max_queued_jobs, ("max_queued_jobs",), number)
+        jobs, _ = _total(others)
+        yield JobLimit(site.max_queued_jobs, ("max_queued_jobs",), jobs)
+
+
+def _total(several: Iterable[QueuedJobs]) -> tuple[int, int]:
+    """Return the number of all jobs, and of their GPUs."""
+    jobs = gpus = 0
+    for one in several:
+        jobs += one.jobs
+        gpus += one.jobs * one.gpus
+    return jobs, gpus
 
 
 def _is_in(site: Site, jobs: QueuedJobs, name: str) -> bool:

@@ -16,6 +16,24 @@ class QuotaRule:
     """``users``, ``queues``, …: patterns as they are written, such as ``{*}`` or ``a,!b``."""
     limits: Mapping[str, str]
 
+    def applies(self, queue: str, user: str) -> bool:
+        """Return whether the rule is for jobs of ``user`` in the queue."""
+        return self._has("queues", queue) and self._has("users", user)
+
+    def limit_of_user(self, user: str, resource: str) -> int | None:
+        """Return the most that one user may have of a resource; None: no limit, or not known."""
+        users, number = self.filters.get("users", ""), self.limits.get(resource, "")
+        of_one_user = "{" in users or users == user
+        known = number.isdigit() and set(self.filters) <= {"users", "queues"}
+        return int(number) if of_one_user and known else None
+
+    def _has(self, name: str, value: str) -> bool:
+        """Return whether a filter has ``value``; a rule without the filter has all."""
+        words = self.filters.get(name, "*").strip("{}").replace(" ", "").split(",")
+        if any(fnmatchcase(value, word[1:]) for word in words if word.startswith("!")):
+            return False
+        return any(fnmatchcase(value, word) for word in words if not word.startswith("!"))
+
 
 def quota_sets(stdout: str) -> list[list[QuotaRule]]:
     """Return the rules of each enabled set, in their order."""
@@ -33,7 +51,8 @@ def gpus_of_user(
 
     ``gpu`` is the resource that counts GPUs. In each set the first rule that matches applies.
     """
-    limits = [_limit_of_set(rules, queue, user, gpu) for rules in sets]
+    first = [next((rule for rule in rules if rule.applies(queue, user)), None) for rules in sets]
+    limits = [rule.limit_of_user(user, gpu) for rule in first if rule]
     known = [limit for limit in limits if limit is not None]
     return {"": min(known)} if known else {}
 
@@ -47,22 +66,3 @@ def _rule(line: str) -> QuotaRule:
     where, _, what = f" {line}".rpartition(" to ")
     filters = re.findall(r"\b(users|projects|pes|queues|hosts)\s+(\{[^}]*\}|\S+)", where)
     return QuotaRule(dict(filters), dict(re.findall(r"([\w.-]+)=([^,\s]+)", what)))
-
-
-def _limit_of_set(rules: Sequence[QuotaRule], queue: str, user: str, gpu: str) -> int | None:
-    for rule in rules:
-        if not _matches(rule, "queues", queue) or not _matches(rule, "users", user):
-            continue
-        number = rule.limits.get(gpu, "")
-        of_one_user = "{" in rule.filters.get("users", "") or rule.filters.get("users") == user
-        understood = set(rule.filters) <= {"users", "queues"} and number.isdigit()
-        return int(number) if of_one_user and understood else None
-    return None
-
-
-def _matches(rule: QuotaRule, name: str, value: str) -> bool:
-    """Return whether a filter of the rule has ``value``; a rule without the filter has all."""
-    words = rule.filters.get(name, "*").strip("{}").replace(" ", "").split(",")
-    if any(fnmatchcase(value, word[1:]) for word in words if word.startswith("!")):
-        return False
-    return any(fnmatchcase(value, word) for word in words if not word.startswith("!"))

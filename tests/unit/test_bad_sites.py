@@ -45,6 +45,20 @@ from .support import SLURM, error_of, made_plan, make_spec
         (("queues:\n", "scratch: $(rm -rf /)\nqueues:\n"), "must be an absolute path"),
         (("queues:\n", "visible_devices: all\nqueues:\n"), "must be `scheduler`, `exclusive`"),
         (("queues:\n", "network: {protocols: [udp]}\nqueues:\n"), "'udp' is not one of"),
+        (("queues:\n", "request: ['--gres=gpu:{gpus_per_nod}']\nqueues:\n"), "{gpus_per_nod} is not a placeholder; did you mean {gpus_per_node}? known: {queue}"),
+        (("queues:\n", "request: ['--mem={memory_per_nod:GB}']\nqueues:\n"), "did you mean {memory_per_node:GB}?"),
+        (("queues:\n", "options: {st: {directive: --comment=x}}\nqueues:\n"), "s.yaml:4:27: `options.st.directive` must have {st}"),
+        (("gpus_per_node: 4", "options: {st: {directive: --comment=x}}"), "s.yaml:5:35: `queues.gpu.options.st.directive` must have {st}"),
+        (("queues:\n", "options: {st: {directive: '-x={st}', pattern: '[0-9]+', default: ab}}\nqueues:\n"), "s.yaml:4:66: `options.st.default`: 'ab' does not match the option's pattern [0-9]+"),
+        (("scheduler: slurm", "scheduler: sge\ncluster: b"), "s.yaml:3:10: `cluster`: sge does not support it here"),
+        (("max_nodes: 1", "network: {protocols: [ucxx], encryption: required}"), "`queues.gpu.network` has `encryption: required`, but ucxx"),
+        (("queues:\n", "\tqueues:\n"), "s.yaml:4:1: not valid YAML: a tab; YAML is indented with spaces only"),
+        (("max_nodes: 1", "max_node_hours: -1"), "s.yaml:5:105: `queues.gpu.max_node_hours`: '-1' is not a number of at least 0"),
+        (("max_nodes: 1", "max_node_hours: many"), "'many' is not a number of at least 0"),
+        (("max_nodes: 1", "max_gpus_per_user: 0"), "`queues.gpu.max_gpus_per_user` must be at least 1"),
+        (("max_nodes: 1", "max_gpu_per_user: 8"), "did you mean `queues.gpu.max_gpus_per_user`?"),
+        (("gpu: {", "gpu: {like: gpu, "), "s.yaml:5:15: `like` forms a cycle: gpu → gpu"),
+        (("queues:\n", "cluster_names: ['[a']\nqueues:\n"), "s.yaml:4:17: `cluster_names[0]`: '[a' is not a regular expression"),
     ],
 )  # fmt: skip
 def test_site_files(home: Path, change: tuple[str, str], message: str) -> None:
@@ -52,6 +66,14 @@ def test_site_files(home: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         load_site(str(home / "s.yaml"))
     assert message in str(caught.value)
+
+
+def test_a_wrong_extends_is_the_only_problem(home: Path) -> None:
+    (home / "s.yaml").write_text("extends: [example-slurm]\n")
+    with pytest.raises(InputError) as caught:
+        load_site(str(home / "s.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.message == "`extends` must be text, not a list" and problem.position
 
 
 def test_site_defaults_are_checked_at_their_position(home: Path) -> None:
@@ -147,7 +169,7 @@ def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> Non
     text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\ncluster: other")
     (home / "s.yaml").write_text(text)
     message = error_of(home, "gpus: 1\n")
-    assert f"cannot have `cluster`: {scheduler} does not support it" in message
+    assert f"s.yaml:3:10: `cluster`: {scheduler} does not support it here" in message
 
 
 PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}")

@@ -86,6 +86,14 @@ def test_names_of_the_users_choice(folder: Path) -> None:
     assert done.stdout == "env.B = not set\n"
 
 
+def test_keys_of_a_site(folder: Path) -> None:
+    done = gpujobs("explain", "p.yaml", "queues.gpu.max_jobs", "--site", "./t.yaml")
+    assert done.exit_code == 2
+    assert (
+        "a profile has no key `queues.gpu.max_jobs`\n  hint: it is a key of a site" in done.stderr
+    )
+
+
 def test_groups_have_a_value_each(folder: Path) -> None:
     groups = "groups: {a: {gpus: 4, walltime: 1h}, b: {gpus: 1}}\nwalltime: 2h\n"
     (folder / "p.yaml").write_text(groups)

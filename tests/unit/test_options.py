@@ -82,7 +82,9 @@ def test_options_of_a_queue(home: Path) -> None:
     assert not site_problems(load_site("./s.yaml"))
     wrong = OF_QUEUE.replace("={kind}", "=x")
     (home / "s.yaml").write_text(text.replace("{gpus_per_node: 4}", wrong))
-    with pytest.raises(InputError, match=re.escape("has no {kind} in `options.kind.directive`")):
+    with pytest.raises(
+        InputError, match=re.escape("`queues.gpu.options.kind.directive` must have {kind}")
+    ):
         load_site("./s.yaml")
 
 
@@ -147,7 +149,7 @@ def test_an_option_that_the_site_does_not_have(home: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("storage: {directive: '-l x=1'}", "has no {storage} in `options.storage.directive`"),
+        ("storage: {directive: '-l x=1'}", "`options.storage.directive` must have {storage}"),
         ("storage: {directive: 'x={storage}'}", "does not start with '-'"),
         ("storage: {default: x}", "`options.storage.directive` is required"),
         ("storage: {directive: '-l x={storage}', default: 'a b'}", "cannot stand in a directive"),
@@ -165,7 +167,7 @@ def test_mistakes_of_a_site(home: Path, option: str, message: str) -> None:
 def test_a_directive_with_an_unknown_placeholder(home: Path) -> None:
     site(home, "options: {name: {directive: '-l x={name}:{acount}', default: a}}\n")
     message = error_of(home, "gpus: 4\n")
-    assert "s.yaml:7:29: {acount} is not a placeholder; known: " in message
+    assert "s.yaml:7:29: {acount} is not a placeholder; did you mean {account}? known: " in message
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_queue_without_the_resource(home: Path) -> None:
     [
         ("-x {nvme_per_node}", "is not a placeholder"),
         ("-x {nvme:GB}", "is not a placeholder"),
-        ("-x {disk_per_node:GB}", "{disk_per_node:GB} is not a placeholder; known: "),
+        ("-x {disk_per_node:GB}", "{disk_per_node:GB} is not a placeholder; "),
         ("-x {gpu_memory}", "needs a unit, as in {gpu_memory:GB}"),
         ("-x {walltime:GB}", "cannot have a unit"),
     ],

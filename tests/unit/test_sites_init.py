@@ -252,6 +252,8 @@ def test_no_batch_scheduler_here(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(main, ["sites", "init"])
     assert done.exit_code == 2 and "no command of a batch scheduler was found" in done.stderr
     done = CliRunner().invoke(main, ["sites", "init", "--scheduler", "slurm"])
-    assert done.exit_code == 3 and "sinfo was not found" in done.stderr
+    assert done.exit_code == 3 and "slurm: the command sinfo was not found" in done.stderr
+    done = CliRunner().invoke(main, ["sites", "init", "-o", "nosuch/s.yaml"])
+    assert done.exit_code == 2 and "there is no folder nosuch for s.yaml" in done.stderr
     done = CliRunner().invoke(main, ["sites", "init", "-o", str(home / "s.yaml")])
     assert done.exit_code == 2 and "s.yaml exists; it is not overwritten" in done.stderr

@@ -197,7 +197,7 @@ def test_a_queue_requires_encryption(queues: Path) -> None:
 def test_the_keys_of_a_queue_must_agree_with_those_of_the_site(home: Path) -> None:
     (home / "s.yaml").write_text(QUEUES.replace("protocols: [tcp], ", ""))
     message = error_of(home, "gpus: 4\n")
-    assert "ucxx has no encryption (`queues.c.network`)" in message
+    assert "`queues.c.network` has `encryption: required`, but ucxx has no encryption" in message
 
 
 def test_too_few_ports_of_a_queue(home: Path) -> None:
