@@ -67,6 +67,8 @@ class GroupRecord:
     """Key of the queue in the site file."""
     walltime: int = 0
     """Seconds of each job; 0: none, or a record of an older gpujobs."""
+    error: str = ""
+    """Why its owner submits no more jobs of it."""
 
     @property
     def gpus(self) -> int:

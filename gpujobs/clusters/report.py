@@ -174,8 +174,9 @@ class ClusterReport:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user, from the plan and about the transport."""
-        return [*self.record.notes, *self.folder.notes]
+        """Remarks for the user: of the plan, about the transport, and about groups that failed."""
+        errors = [f"no more jobs: {group.error}" for group in self.record.groups if group.error]
+        return [*self.record.notes, *self.folder.notes, *errors]
 
 
 def connected_by_group(jobs: Iterable[JobReport]) -> Counter[str]:

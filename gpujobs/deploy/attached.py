@@ -175,4 +175,9 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _rows(self) -> Iterable[str]:
         report = self._report()
-        return [f"Workers: {report.connected} / {report.record.workers}"]
+        workers = f"Workers: {report.connected} / {report.record.workers}"
+        return [workers, *(f"No more jobs: {error}" for error in self._errors())]
+
+    def _errors(self) -> list[str]:
+        groups = self._ledger.get(self.id).groups
+        return [group.error for group in groups if group.error]

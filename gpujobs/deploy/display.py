@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class JobsDisplay(ABC):
     def _rows(self) -> Iterable[str]:
         """Return the lines of the scaling status."""
 
+    @abstractmethod
+    def _errors(self) -> list[str]:
+        """Return why some groups, or all, get no more jobs; one line each."""
+
     @property
     def jobs(self) -> JobTable:
         """The jobs, active ones first: a list of JSON objects that displays as a table."""
@@ -65,11 +70,14 @@ class JobsDisplay(ABC):
         return logs
 
     def _scaling_status(self) -> str:
-        cells = (f"<tr><td style='text-align: left;'>{row}</td></tr>" for row in self._rows())
+        rows = map(escape, self._rows())
+        cells = (f"<tr><td style='text-align: left;'>{row}</td></tr>" for row in rows)
         return f"<table>{''.join(cells)}</table>"
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         jobs = phase_counts(job for job in self._job_reports() if job.active) or "none"
-        row = f"<strong>Jobs:</strong> {jobs}"
-        status = f"{cluster_status or ''}<tr><td style='text-align: left;'>{row}</td></tr>"
+        rows = [f"<strong>Jobs:</strong> {jobs}"]
+        rows += [f"<strong>No more jobs:</strong> {escape(error)}" for error in self._errors()]
+        cells = "".join(f"<tr><td style='text-align: left;'>{row}</td></tr>" for row in rows)
+        status = f"{cluster_status or ''}{cells}"
         return str(super()._repr_html_(cluster_status=status))  # type: ignore[misc]

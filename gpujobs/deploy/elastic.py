@@ -126,7 +126,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         """
         self._scaler.check_elastic()
         check_group_names(list(self._pool.groups), [group])
-        self._scaler.forget_failures()
+        self._scaler.forget_failures([group])
         workers = self._pool.groups[group]
         if minimum_jobs is not None:
             kwargs["minimum"] = minimum_jobs * workers.size
@@ -236,7 +236,11 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             f"Scaling mode: {'Adaptive' if adapts else 'Manual'}",
             f"Workers: {len(self.scheduler_info['workers'])} / {len(self.requested)}",
             f"Jobs: {jobs}",
+            *(f"No more jobs: {error}" for error in self._errors()),
         )
+
+    def _errors(self) -> list[str]:
+        return [str(error).splitlines()[0] for error in self._pool.errors]
 
 
 def _name(job: PoolJob, cluster_id: str) -> str:

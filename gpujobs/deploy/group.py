@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ..batch.system import HOST, System
+from ..clusters.ledger import GroupRecord
 from ..clusters.report import JobPhase, JobReport
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
@@ -30,6 +32,8 @@ class WorkerGroup:
         """Most jobs that there may be at any time, while the group adapts; None: it does not."""
         self.attempts = Attempts(system)
         self.ceiling = Ceiling(system)
+        self.error: Exception | None = None
+        """Why no more jobs of it are submitted."""
 
     @property
     def size(self) -> int:
@@ -64,8 +68,26 @@ class WorkerGroup:
             "plain_tasks": not jobs.shape.gpus or all(group.shape.gpus for group in groups),
         }
 
-    def failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
-        """Return the error after too many jobs in a row have failed; ``past`` are ended jobs."""
+    def with_target(self, record: GroupRecord, present: int) -> GroupRecord:
+        """Return the record of the group with its present target (see `workers`)."""
+        return replace(record, workers=self.workers(present))
+
+    def with_error(self, record: GroupRecord) -> GroupRecord:
+        """Return the record of the group with its present error."""
+        lines = str(self.error or "").splitlines()
+        return replace(record, error="".join(lines[:1]))
+
+    def forget_failures(self) -> None:
+        """Allow submitting again after failed starts and refusals."""
+        self.attempts.succeeded()
+        self.ceiling.forget()
+        self.error = None
+
+    def stop_submitting(self, past: Iterable[JobReport]) -> None:
+        """Too many jobs in a row have failed: note why, in `error`; ``past`` are ended jobs."""
+        self.error = self.attempts.error or self._failed_starts_error(past)
+
+    def _failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
         own = [job for job in past if job.group == self.name]
         ended = [job for job in own if job.phase is not JobPhase.LEAVING]
         last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])

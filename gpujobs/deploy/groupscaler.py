@@ -37,7 +37,7 @@ class GroupScaler:
         """
         jobs, why_not = possible(self.pool, self.group, self.group.jobs_for(workers))
         self._report(why_not)
-        if self.pool.error is not None:
+        if self.pool.error_of(self.group) is not None:
             return
         self.group.target = jobs
         await self.replace()
@@ -47,6 +47,8 @@ class GroupScaler:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
         pool, attempts = self.pool, self.group.attempts
         async with self._lock:
+            if pool.error_of(self.group) is not None:
+                return
             if self._missing() <= 0 or attempts.pausing():
                 return
             if not await pool.recover():
@@ -57,8 +59,7 @@ class GroupScaler:
             if not attempts.exhausted(missing, alive):
                 await self._submit_possible(missing)
             if attempts.exhausted(missing, alive):
-                pool.stop_submitting(self.group)
-            if pool.error is not None:
+                self.group.stop_submitting(pool.jobs.past)
                 self.group.target = self._present()
 
     def _missing(self) -> int:

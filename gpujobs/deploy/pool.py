@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..batch.system import HOST, System
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
-from ..clusters.ledger import ClusterRecord, Ledger, Submission
+from ..clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
@@ -57,7 +57,7 @@ class JobPool:
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
         self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
         self.error: Exception | None = None
-        """Why no more jobs are submitted."""
+        """Why no group gets more jobs: the cluster has ended."""
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
         self.report: ClusterReport | None = None
@@ -82,13 +82,15 @@ class JobPool:
         """The state of the cluster's folder at the last refresh."""
         return self.report.folder if self.report else FolderState()
 
-    def forget_failures(self) -> None:
-        """Allow submitting again after failed starts and refusals."""
-        for group in self.groups.values():
-            group.attempts.succeeded()
-            group.ceiling.forget()
-        if not self.ended:
-            self.error = None
+    def error_of(self, group: WorkerGroup) -> Exception | None:
+        """Return why no more jobs of a group are submitted."""
+        return self.error or group.error
+
+    @property
+    def errors(self) -> list[Exception]:
+        """Why no more jobs are submitted, of the whole cluster or of some groups."""
+        found = dict.fromkeys(map(self.error_of, self.groups.values()))
+        return [error for error in found if error is not None]
 
     def latest(self, connected: Iterable[str] | None) -> list[JobReport]:
         """Return the active jobs as they are now, then the past ones, newest first."""
@@ -203,18 +205,26 @@ class JobPool:
     def write_targets(self) -> None:
         """Write the wanted numbers of workers into the ledger."""
         present = self.jobs.numbers(counting=True)
-        groups = tuple(
-            replace(record, workers=self.groups[record.name].workers(present[record.name]))
-            for record in self.record.groups
+        records = self.record.groups
+        self._write(
+            self.groups[item.name].with_target(item, present[item.name]) for item in records
         )
+
+    def write_errors(self) -> None:
+        """Write into the ledger why groups get no more jobs."""
+        self._write(self.groups[item.name].with_error(item) for item in self.record.groups)
+
+    def _write(self, records: Iterable[GroupRecord]) -> None:
+        groups = tuple(records)
         if groups != self.record.groups:
             self.record = self._update(groups=groups)
 
     def lower_targets(self) -> None:
-        """Want no more jobs than there are."""
+        """Of groups that get no more jobs: want no more than there are."""
         numbers = self.jobs.numbers(counting=True)
         for group in self.groups.values():
-            group.target = min(group.target, numbers[group.name])
+            if self.error_of(group) is not None:
+                group.target = min(group.target, numbers[group.name])
 
     def _update(self, **changes: object) -> ClusterRecord:
         return self.ledger.update(self.id, **changes)
@@ -284,10 +294,6 @@ class JobPool:
             self.error = self._ended_error()
             jobs = self.jobs.active.values()
             self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
-
-    def stop_submitting(self, group: WorkerGroup) -> None:
-        """Too many jobs of a group in a row have failed: note why, in `error`."""
-        self.error = group.attempts.error or group.failed_starts_error(self.jobs.past)
 
     def _ended_error(self) -> JobFailedError:
         reason = self.report.reason if self.report else ""

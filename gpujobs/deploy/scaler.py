@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..clusters.report import JobPhase, ended_message
 from ..errors import GpujobsError, InputError, JobFailedError, UnavailableError
@@ -43,11 +43,13 @@ class Scaler:
         for name, number in jobs.items():
             self.pool.groups[name].target = number
             self.pool.groups[name].maximum = None
-        self.forget_failures()
+        self.forget_failures(jobs)
 
-    def forget_failures(self) -> None:
-        """Submit again after failed starts and refusals."""
-        self.pool.forget_failures()
+    def forget_failures(self, groups: Iterable[str]) -> None:
+        """Submit jobs of these groups again after failed starts and refusals."""
+        for name in groups:
+            self.pool.groups[name].forget_failures()
+        self.pool.write_errors()
 
     def check_elastic(self) -> None:
         """Raise InputError if the cluster cannot be resized."""
@@ -71,9 +73,10 @@ class Scaler:
                     await self._reach_target(group)
                 except Exception as error:
                     group.target = len(self.pool.jobs.counting(group.name))
+                    group.error = error
                     errors.append(error)
         if errors:
-            self.pool.error = errors[0]
+            self.pool.write_errors()
             raise errors[0]
 
     async def _reach_target(self, group: WorkerGroup) -> None:
@@ -81,6 +84,8 @@ class Scaler:
         surplus = len(counting) - group.target
         if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
             await self._remove(group, surplus, counting)
+        elif surplus < 0 and group.error is not None:  # another group is scaled
+            return
         elif surplus < 0 and self.pool.unanswered:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
@@ -166,8 +171,9 @@ class Scaler:
         return bool(pool.jobs.active or pool.jobs.released or pool.unanswered)
 
     def _wants_jobs(self) -> bool:
-        wanted = any(group.target > 0 for group in self.pool.groups.values())
-        return wanted and self.pool.error is None
+        pool = self.pool
+        groups = [group for group in pool.groups.values() if pool.error_of(group) is None]
+        return any(group.target > 0 for group in groups)
 
     async def _try_refresh(self) -> None:
         try:
@@ -184,7 +190,7 @@ class Scaler:
             raise JobFailedError(ended_message(self.pool.id, reason))
 
     async def _refresh(self) -> None:
-        pool, had_conflict, had_error = self.pool, self.pool.conflict, self.pool.error
+        pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.errors
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
         for job in await pool.refresh(self.dask.connected, self._lock):
@@ -193,13 +199,17 @@ class Scaler:
         await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)
-        if pool.error is None and self.dask.open:
+        if self.dask.open:
             for scaler in self._groups.values():
                 await scaler.replace()
-        if pool.error is not None:
-            pool.lower_targets()
-            if had_error is None:
-                self._report_error(pool.error)
+        pool.lower_targets()
+        self._report_errors([error for error in pool.errors if error not in known])
+
+    def _report_errors(self, errors: Sequence[Exception]) -> None:
+        if errors:
+            self.pool.write_errors()
+        for error in errors:
+            self._report_error(error)
 
     def _report_error(self, error: Exception) -> None:
         """Log once why no more jobs are submitted."""

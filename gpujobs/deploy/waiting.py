@@ -54,17 +54,25 @@ def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     for error in (pool.conflict, pool.error):
         if error is not None:
             raise error
-    missing, reasons = n_workers, []
-    for group in sorted(pool.groups.values(), key=lambda group: scaler.dask.adapts(group.name)):
-        jobs = max(group.target, len(pool.jobs.counting(group.name)))
-        if scaler.dask.adapts(group.name):  # after the others: it may bring the rest
-            jobs, why_not = possible(pool, group, group.jobs_for(max(0, missing)))
-            reasons.append(why_not)
-        missing -= jobs * group.size
+    missing, reasons = _missing(scaler, n_workers)
     if missing <= 0:
         return
+    if pool.errors:
+        raise pool.errors[0]
     if reasons:
         raise InputError(f"waiting for {n_workers} workers, but {'; '.join(reasons)}")
     planned = n_workers - missing
     message = f"waiting for {n_workers} workers, but only {planned} were asked for"
     raise InputError(message, hint="scale() first")
+
+
+def _missing(scaler: Scaler, n_workers: int) -> tuple[int, list[str]]:
+    """Return how many of ``n_workers`` cannot come, and why groups that adapt do not bring them."""
+    pool, missing, reasons = scaler.pool, n_workers, []
+    for group in sorted(pool.groups.values(), key=lambda group: scaler.dask.adapts(group.name)):
+        jobs = max(group.target, len(pool.jobs.counting(group.name)))
+        if scaler.dask.adapts(group.name) and group.error is None:  # last: it may bring the rest
+            jobs, why_not = possible(pool, group, group.jobs_for(max(0, missing)))
+            reasons.append(why_not)
+        missing -= jobs * group.size
+    return missing, reasons

@@ -52,7 +52,7 @@ def phases(cluster: Any) -> list[str]:
 def wait_for_end(cluster: Any, pattern: str, seconds: float = 90) -> float:
     """Wait until waiting for workers raises why the cluster has ended; return how long that took."""
     started = time.monotonic()
-    until(lambda: cluster._pool.error, seconds, "the end of the cluster")
+    until(lambda: cluster._pool.errors, seconds, "the end of the cluster")
     with pytest.raises(JobFailedError, match=pattern):
         cluster.wait_for_workers(1)
     return time.monotonic() - started
@@ -214,7 +214,7 @@ def test_jobs_that_exit_with_0_before_their_workers_connect(
     # The first job works, and all others end at once, as if nothing were wrong.
     environment = {"setup": '[ "$GPUJOBS_JOB" = 0 ] || exit 0', "python": sys.executable}
     cluster = make(scale=2, environment=environment)
-    until(lambda: cluster._pool.error, 90)
+    until(lambda: cluster._pool.errors, 90)
     submitted = calls(home, "sbatch")
     assert submitted == 3  # three attempts for the missing job
     with pytest.raises(JobFailedError, match="3 jobs in a row ended before their workers"):
@@ -231,7 +231,7 @@ def test_workers_that_connect_and_die(
     for number in range(3):
         until(lambda n=number: f"{cluster.id}-{n}" in cluster.observed, 90)  # type: ignore[misc]
         backend.kill_job(active(cluster)[0]["id"])
-    until(lambda: cluster._pool.error, 60)
+    until(lambda: cluster._pool.errors, 60)
     with pytest.raises(JobFailedError, match="3 jobs in a row ended soon after their workers"):
         cluster.wait_for_workers(1)
     assert calls(home, "sbatch") == 3
@@ -259,7 +259,7 @@ def test_a_refused_replacement_is_tried_again_a_few_times(
     cluster.wait_for_workers(1, timeout=patience(60))
     (home / "calls.refuse").touch()
     backend.kill_job(cluster.jobs[0]["id"])
-    until(lambda: cluster._pool.error, 90)
+    until(lambda: cluster._pool.errors, 90)
     with pytest.raises(RefusedError, match="violates accounting"):
         cluster.wait_for_workers(1)
     before = calls(home, "sbatch")

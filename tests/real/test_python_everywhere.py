@@ -122,7 +122,7 @@ def test_a_head_that_goes_while_its_owner_lives(
         supervisor = psutil.Process(json.loads(started.read_text())["pid"])
         for process in (supervisor.parent(), supervisor):
             process.kill()
-    until(lambda: cluster._pool.error, 120, "the end of the cluster")
+    until(lambda: cluster._pool.errors, 120, "the end of the cluster")
     with pytest.raises(JobFailedError, match=f"{cluster.id} has ended: "):
         cluster.wait_for_workers(2)
     submitted = len(list((cluster.folder / "scripts").iterdir()))

@@ -104,6 +104,9 @@ def test_a_broken_group_is_named_after_three_starts(make: Callable[..., Any]) ->
     with pytest.raises(JobFailedError, match=r"group prep: 3 jobs in a row .*/nosuch/python"):
         cluster.wait_for_workers(3, timeout=patience(90))
     assert present(cluster) == {"gpu": 2}
+    cluster.wait_for_workers(2)  # the others are there
+    for text in (cluster._repr_html_(), cluster._scaling_status()):
+        assert "group prep: 3 jobs in a row ended before" in text
 
 
 def test_one_group_adapts_to_the_tasks_that_it_can_run(make: Callable[..., Any]) -> None:

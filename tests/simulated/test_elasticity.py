@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.deploy.adaptive import check_bounds
 from gpujobs.errors import GpujobsError, InputError
 
-from ..support.elastic import SimulatedCluster, simulate, slurm_of
+from ..support.churn import CPU_QUEUE, GROUPS
+from ..support.elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
 from ..support.simulated import SimulatedSlurm
 
 Story = Callable[[SimulatedCluster, SimulatedSlurm], Any]
@@ -121,7 +124,7 @@ def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
             await cluster.scale_to(4)
         for _ in range(6):
             await asyncio.sleep(3600)
-            assert cluster.pool.error is None
+            assert not cluster.pool.errors
         await asyncio.sleep(300)
         assert max(most) == 4 and len(slurm.running) == 4
 
@@ -252,3 +255,39 @@ def test_a_requeued_job_that_has_a_successor_is_removed(tmp_path: Path) -> None:
         assert numbers(cluster) == [2, 3] and slurm.jobs[0].state == "CANCELLED"
 
     run(tmp_path, story)
+
+
+# -- groups --------------------------------------------------------------------------------------------
+def test_failures_of_one_group_do_not_stop_the_others(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.broken = ["prep"]
+        await cluster.scale_to(2, "gpu")
+        await cluster.scale_to(2, "prep")
+        await asyncio.sleep(1800)
+        assert len(slurm.jobs) < 2 + 2 * 4 and {job.group for job in slurm.running} == {"gpu"}
+        slurm.end(slurm.running[0], "PREEMPTED", 143)
+        await asyncio.sleep(120)
+        assert len(slurm.running) == 2  # it was replaced
+        await cluster.scale_to(3, "gpu")  # which does not submit jobs of the other group
+        await asyncio.sleep(120)
+        assert Counter(job.group for job in slurm.alive) == {"gpu": 3}
+        message = "group prep: 4 jobs in a row ended before their workers connected"
+        (shown,) = (row for row in cluster._rows() if row.startswith("No more jobs"))
+        report = ClusterMonitor([cluster.pool.record], cluster.ledger, system=slurm).report()
+        for text in (
+            shown,
+            report.notes[-1].capitalize(),
+            f"No more jobs: {report.record.group('prep').error}",
+        ):
+            assert text.startswith(f"No more jobs: {message}"), text
+        slurm.broken = []
+        await cluster.scale_to(1, "prep")
+        await asyncio.sleep(120)
+        assert Counter(job.group for job in slurm.running) == {"gpu": 3, "prep": 1}
+        assert not cluster.pool.errors and not any(
+            group.error for group in cluster.pool.record.groups
+        )
+
+    queues = {**SITE["queues"], "cpu": dict(CPU_QUEUE)}
+    profile = {"groups": GROUPS, "network": PROFILE["network"]}
+    run(tmp_path, story, site={"queues": queues}, profile=profile)

@@ -197,12 +197,12 @@ class Churn:
             group.demand = group.maximum * group.size
         await self.scale_again()
         await asyncio.sleep(QUIET)
-        if cluster.pool.error is not None:  # by the last faults, which the owner had not yet seen
+        if cluster.pool.errors:  # by the last faults, which the owner had not yet seen
             await self.scale_again()
             await asyncio.sleep(QUIET)
         self.check_jobs()
         assert not cluster.orphans, f"orphans at the end: {cluster.orphans}"
-        assert cluster.pool.error is None, f"at the end: {cluster.pool.error}"
+        assert not cluster.pool.errors, f"at the end: {cluster.pool.errors}"
         # At a limit, a successor is submitted when a job has left.
         await self.expect(lambda group: group.connected(slurm) >= group.maximum * group.size)
         hours = slurm.seconds / 3600
@@ -211,10 +211,11 @@ class Churn:
 
     async def scale_again(self) -> None:
         """Do as the user after too many failures in a row, which are bounded and reported."""
-        if self.cluster.pool.error is None:
-            return
-        self.cluster.pool.forget_failures()
         for group in self.groups.values():
+            workers = self.cluster.pool.groups[group.name]
+            if workers.error is None:
+                continue
+            workers.forget_failures()
             if not group.adapts:
                 await group.start(self.cluster)
 

@@ -72,7 +72,7 @@ class SimulatedCluster(ElasticCluster):
         """Adapt a group from now on."""
         adaptive = JobAdaptive(self, interval=0, group=group, **options)
         self._dask.adapting.add(group)  # type: ignore[attr-defined]
-        self._pool.forget_failures()
+        self._scaler.forget_failures([group])
 
         async def repeat() -> None:
             while True:

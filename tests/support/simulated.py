@@ -92,8 +92,8 @@ class SimulatedSlurm(System):
     """By group."""
     max_jobs: int = 10**6
     """Submissions above are refused, by Slurm itself."""
-    broken: bool = False
-    """New jobs fail when they start."""
+    broken: Collection[str] = ()
+    """Groups whose jobs fail when they start."""
     away_until: float = 0.0
     refuse_until: float = 0.0
     accept_while_away: float = 0.0
@@ -210,7 +210,7 @@ class SimulatedSlurm(System):
 
     def _run_on(self, job: SimulatedJob) -> None:
         ran = self.seconds - job.started
-        if self.broken and job.connects > self.seconds:
+        if job.group in self.broken and job.connects > self.seconds:
             self.end(job, "FAILED", 1)
         elif ran >= job.walltime - min(60, max(10, job.walltime // 10)) or self.retired.issuperset(
             job.workers

@@ -23,7 +23,7 @@ from gpujobs.injob.demand import add_handler  # noqa: E402
 
 OURS = {
     "_abort", "_address", "_dask", "_devices", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
-    "_group_sizes", "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
+    "_errors", "_group_sizes", "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
 
