@@ -13,14 +13,14 @@ from ..config.queue import Queue
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec
-from ..errors import InputError, UnavailableError
+from ..errors import InputError
 from ..planning.sitecheck import NO_SETTINGS, try_site
 from ..planning.trials import SMALLEST
 from ..schedulers import get_scheduler
 from ..schedulers.inventory import LiveNode
 from ..text import table, walltime_text
 from .machine import this_machine
-from .siteclient import site_client
+from .siteclient import ask_with, site_client
 
 PREFERENCES = ("soonest",)
 """Orders in which `queue: auto` may try the queues instead of the site's."""
@@ -51,7 +51,7 @@ class FreeQueue:
 
 
 def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueue]:
-    """Return the free resources of all queues of a site, from one command of the batch scheduler.
+    """Return the free resources of all queues of a site, as the batch scheduler reports them.
 
     ``estimate``: also query the start of the smallest job in each queue. Raises InputError if
     gpujobs cannot ask this batch scheduler, UnavailableError if it does not answer.
@@ -118,10 +118,7 @@ def _nodes(client: SchedulerClient) -> list[LiveNode]:
     if scheduler.inventory is None:
         raise InputError(f"gpujobs cannot ask {scheduler.name} for its queues")
     inventory = scheduler.inventory(scheduler.cluster)
-    result = client.query(inventory.nodes_command())
-    if result.exit_code != 0:
-        raise UnavailableError(f"{result.argv[0]} failed: {result.message}")
-    nodes = inventory.parse_nodes(result)
+    nodes = inventory.nodes(ask_with(client, inventory))
     if any(node.gpus != 0 for node in nodes):
         return nodes
     # A site may count GPUs with a resource of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
-from ..clusters.siteclient import TIMEOUT, site_client
+from ..clusters.siteclient import TIMEOUT, ask_with, site_client
 from ..config import placeholders
 from ..config.document import Document
 from ..config.queue import Queue
@@ -34,20 +34,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
     if kind is None:
         return None
     inventory = kind(client.scheduler.cluster)
-    needed = inventory.nodes_command()
-
-    def ask(argv: Sequence[str]) -> str:
-        try:
-            result = client.query(argv)
-        except UnavailableError:
-            if list(argv) == needed:
-                raise
-            return ""
-        if result.exit_code != 0 and list(argv) == needed:
-            raise UnavailableError(f"{argv[0]} failed: {result.message}")
-        return result.stdout if result.exit_code == 0 else ""
-
-    return inventory.survey(ask, getpass.getuser())
+    return inventory.survey(ask_with(client, inventory), getpass.getuser())
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:

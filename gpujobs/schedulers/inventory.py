@@ -104,11 +104,19 @@ class Inventory(ABC):
 
     @abstractmethod
     def nodes_command(self) -> list[str]:
-        """Return ONE command that reports all nodes and their free resources."""
+        """Return ONE command that reports all nodes and their free resources.
+
+        If it fails, the batch scheduler is not available.
+        """
 
     @abstractmethod
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
         """Return the nodes."""
+
+    def nodes(self, ask: Ask) -> list[LiveNode]:
+        """Return the nodes and their free resources."""
+        command = self.nodes_command()
+        return self.parse_nodes(CommandResult(tuple(command), 0, ask(command)))
 
     @abstractmethod
     def survey(self, ask: Ask, user: str) -> Survey:

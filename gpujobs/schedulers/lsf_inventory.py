@@ -14,6 +14,11 @@ from .jobs import CommandResult
 _USABLE = ("ok", "closed_Full")
 _GPU_RESOURCES = ("ngpus", "ngpus_physical", "gpus")
 """Shared or host resources that count GPUs where LSF has no ``-gpu``."""
+_GPU_FIELDS = (
+    "ngpus", "ngpus_alloc", "ngpus_excl_alloc", "ngpus_shared_alloc", "ngpus_shared_jexcl_alloc",
+    "ngpus_excl_avail", "ngpus_shared_avail",
+)  # fmt: skip
+_GPUS_COMMAND = ["bhosts", "-o", f"HOST_NAME {' '.join(_GPU_FIELDS)} delimiter='|'"]
 
 
 class LSFInventory(Inventory):
@@ -26,16 +31,28 @@ class LSFInventory(Inventory):
         return ["bhosts", "-w"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
-        """Return the hosts; GPUs are only known to `survey`."""
+        """Return the hosts; their GPUs are not in this output."""
         return [node for line in result.stdout.splitlines() for node in _node(line)]
+
+    def nodes(self, ask: Ask) -> list[LiveNode]:
+        """Return the hosts and their free GPUs.
+
+        Without GPUs in the first answer, as in versions without ``-gpu``, a shared resource counts.
+        """
+        hosts = super().nodes(ask)
+        gpus = _free_gpus(ask(_GPUS_COMMAND))
+        if not any(number for number, _ in gpus.values()):
+            shared = _shared_gpus(ask(["bhosts", "-s"]))
+            gpus = {host: (number, free) for host, (_, number, free) in shared.items()}
+        return [_with_free_gpus(host, gpus) for host in hosts] if gpus else hosts
 
     def survey(self, ask: Ask, user: str) -> Survey:
         """Query hosts, their GPUs and memory, and queues."""
-        nodes = self.parse_nodes(CommandResult(("bhosts",), 0, ask(self.nodes_command())))
         gpus, shared = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
         memory = _memory(ask(["lshosts", "-w"]))
         counted = [
-            _with_gpus(replace(node, memory=memory.get(node.name)), gpus, shared) for node in nodes
+            _with_type(replace(node, memory=memory.get(node.name)), gpus)
+            for node in self.nodes(ask)
         ]
         texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
         config = ask(["bparams", "-a"])
@@ -87,14 +104,29 @@ def _shared_gpus(stdout: str) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-def _with_gpus(
-    node: LiveNode, gpus: dict[str, Counter[str]], shared: dict[str, tuple[str, int, int]]
-) -> LiveNode:
+def _free_gpus(stdout: str) -> dict[str, tuple[int, int]]:
+    """Return the number of GPUs and of those without jobs, by host, from ``bhosts -o``."""
+    found = {}
+    for line in stdout.splitlines():
+        host, *numbers = line.strip().split("|")
+        if len(numbers) == len(_GPU_FIELDS) and numbers[0].isdigit():
+            gpus, allocated = int(numbers[0]), find_integer(r"^(\d+)$", numbers[1]) or 0
+            found[host] = (gpus, max(0, gpus - allocated))
+    return found
+
+
+def _with_free_gpus(node: LiveNode, gpus: dict[str, tuple[int, int]]) -> LiveNode:
+    number, free = gpus.get(node.name, (0, 0))
+    return replace(node, gpus=number, free_gpus=free * node.usable)
+
+
+def _with_type(node: LiveNode, gpus: dict[str, Counter[str]]) -> LiveNode:
+    """Return the node with the number of GPUs of its most frequent model, if that is reported."""
     if models := gpus.get(node.name):
         model, number = models.most_common(1)[0]
-        return replace(node, gpus=number, gpu_type=model)
-    _, number, free = shared.get(node.name, ("", 0, 0))
-    return replace(node, gpus=number, free_gpus=free * node.usable)
+        free = node.free_gpus and min(node.free_gpus, number)
+        return replace(node, gpus=number, free_gpus=free, gpu_type=model)
+    return node
 
 
 def _memory(stdout: str) -> dict[str, int]:

@@ -29,7 +29,7 @@ class PBSInventory(Inventory):
 
     def survey(self, ask: Ask, user: str) -> Survey:
         """Query nodes, queues and the server."""
-        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
+        nodes = self.nodes(ask)
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
         servers = _table(ask(["qstat", "-B", "-f", "-F", "json"]), "Server")
         sizes = [server.get("max_array_size") for server in servers.values()]
@@ -63,7 +63,7 @@ class TorqueInventory(Inventory):
 
     def survey(self, ask: Ask, user: str) -> Survey:
         """Query nodes and queues."""
-        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, ask(self.nodes_command())))
+        nodes = self.nodes(ask)
         rows = re.findall(
             r"^(\S+) +\S+ +\S+ +(\S+) +(\S+) +\d+ +\d+ +\S+ +(\w) (\w)", ask(["qstat", "-q"]), re.M
         )

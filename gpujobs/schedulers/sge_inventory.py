@@ -35,7 +35,7 @@ class GridEngineInventory(Inventory):
 
     def survey(self, ask: Ask, user: str) -> Survey:
         """Query queues, hosts, parallel environments, resources and the global configuration."""
-        nodes = self.parse_nodes(CommandResult(("qstat",), 0, ask(self.nodes_command())))
+        nodes = self.nodes(ask)
         names = ask(["qconf", "-sql"]).split()
         queues = {name: _settings(ask(["qconf", "-sq", name])) for name in names}
         hosts = dict.fromkeys(node.name for node in nodes if node.gpus is None)

@@ -17,6 +17,7 @@ from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.errors import InputError
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
+from gpujobs.schedulers.lsf_inventory import LSFInventory
 from gpujobs.schedulers.slurm_inventory import gpus_in
 
 from ..support.transcripts import recorded
@@ -78,8 +79,31 @@ def test_torque() -> None:
     assert free("torque") == [("node1", "", True, 5, 4, 4), ("node2", "", True, 8, 4, 4)]
 
 
+def free_on_lsf(**answers: str) -> list[tuple[str, int, int | None, int | None]]:
+    """Return name, free CPUs, GPUs and free GPUs of each host; ``answers``: by option of bhosts."""
+    own = {"w": recorded("lsf", "hosts.txt", "hosts").stdout, **answers}
+    found = LSFInventory().nodes(lambda argv: own.get(argv[1].strip("-"), ""))
+    return [(node.name, node.free_cpus, node.gpus, node.free_gpus) for node in found]
+
+
 def test_lsf() -> None:
     assert free("lsf") == [("node1", "", True, 3, None, None), ("node2", "", True, 8, None, None)]
+    assert free_on_lsf() == [("node1", 3, None, None), ("node2", 8, None, None)]
+    ibm = recorded("lsf", "gpus.txt", "several hosts").stdout
+    assert free_on_lsf(o=ibm) == [("node1", 3, 4, 1), ("node2", 8, 4, 4)]
+    hosts = recorded("lsf", "hosts.txt", "hosts").stdout
+    closed = hosts.replace("node2              ok    ", "node2              closed")
+    assert free_on_lsf(w=closed, o=ibm)[1] == ("node2", 0, 4, 0)
+
+
+def test_lsf_that_has_no_gpu_option() -> None:
+    """There, or if the first answer has no GPUs, the shared resource counts."""
+    shared, ibm = (recorded("lsf", "hosts.txt", "hosts").stdout,
+                   recorded("lsf", "gpus.txt", "one host").stdout)  # fmt: skip
+    expected = [("node1", 3, 4, 3), ("node2", 8, 4, 4)]
+    assert free_on_lsf(s=shared) == expected
+    assert free_on_lsf(s=shared, o=ibm.replace("|1", "|0")) == expected
+    assert free_on_lsf(s=shared, o=ibm) == [("node1", 3, 0, 0), ("node2", 8, 0, 0)]
 
 
 def test_units() -> None:
@@ -114,7 +138,8 @@ def queues(home: Path, programs: Path, name: str, *arguments: str) -> tuple[dict
     words = ["queues", "--site", "./q.yaml", *arguments]
     value = CliRunner().invoke(main, [*words, "--json"])
     assert value.exit_code == 0, value.output
-    assert (home / "calls").read_text().split() == [command], "one command"
+    commands = 3 if name == "lsf" else 1
+    assert (home / "calls").read_text().split() == [command] * commands
     return json.loads(value.stdout), CliRunner().invoke(main, words).stdout
 
 
@@ -125,7 +150,7 @@ def queues(home: Path, programs: Path, name: str, *arguments: str) -> tuple[dict
         ("sge", {"main": (2, 2, None, 5, 4), "short": (2, 2, None, 5, 4)}),
         ("pbs", {"gpuq": (2, 2, 8, 7, 4), "other": (0, 0, 0, 0, 0)}),
         ("torque", {"batch": (2, 2, 8, 8, 4)}),
-        ("lsf", {"normal": (2, 2, None, None, None)}),
+        ("lsf", {"normal": (2, 2, 8, 7, 4)}),
     ],
 )
 def test_queues(
@@ -137,8 +162,6 @@ def test_queues(
     assert value["version"] == 1 and value["site"] == "q"
     lines = [line.split() for line in text.splitlines()]
     assert [line[0] for line in lines[1:]] == list(expected)
-    if name == "lsf":
-        assert lines[1][3:5] == ["?", "?"]
 
 
 @pytest.fixture

@@ -223,6 +223,17 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     assert "the shared resource ngpus" in text
 
 
+def test_lsf_with_its_own_gpus(home: Path) -> None:
+    models = recorded("lsf", "gpus.txt", "models").stdout
+    for old, new in (("hosta", "node1"), ("hostb", "node2")):
+        models = models.replace(old, new)
+    free = recorded("lsf", "gpus.txt", "several hosts").stdout
+    survey = survey_of("lsf", {"lshosts -gpu": models, "bhosts -o": free})
+    found = [(node.name, node.gpus, node.free_gpus, node.gpu_type) for node in survey.nodes]
+    assert found == [("node1", 4, 1, "TeskaK20c"), ("node2", 2, 2, "TeskaK80c")]
+    assert survey.visible_devices == "scheduler" and not survey.request
+
+
 def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
     node = LiveNode("n1", "mixed", True, 64, 64, 2**39, 4, 4, "a100")
     nodes = [
