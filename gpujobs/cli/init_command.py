@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def init_site(name: str | None, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
-    with output.open("x") as file:
+    # A file that a group may write would be refused: see "Search path" in docs/sites.md.
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "w") as file:
         file.write(text)
     report = sitereport.check_offline(str(output.absolute()))
     click.echo(sitereport.report_text(report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -256,6 +257,22 @@ def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
     }
     assert all(q.exclusive and q.max_nodes == 2 for q in loaded.site.queues.values())
     assert f"{TO_BE_FILLED_IN} if jobs need an account" in text
+
+
+def test_only_the_owner_can_write_a_draft(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a group could write would be refused by the next command."""
+    (home / "sinfo.txt").write_text(recorded("slurm", "sinfo.txt", "nodes and partitions").stdout)
+    program = home / "sinfo"
+    program.write_text(f"#!/bin/sh\n/bin/cat {home}/sinfo.txt\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(home))
+    before = os.umask(0)
+    try:
+        done = CliRunner().invoke(main, ["sites", "init", "--scheduler", "slurm", "-o", "d.yaml"])
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0, done.output
+    assert (home / "d.yaml").stat().st_mode & 0o777 == 0o644
 
 
 def test_no_batch_scheduler_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
