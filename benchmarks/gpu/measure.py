@@ -48,11 +48,15 @@ class Bench:
         self.workers = sorted(found, key=lambda address: str(found[address]["name"]))
 
     def transfer(self) -> dict[str, float]:
-        """Move an array to another worker.
+        """Move an array from the first worker to the second one, which may be in the same job."""
+        return self._move(*self.workers[:2])
 
-        ``seconds`` is from the receiver's log, ``wall`` from the client's clock.
-        """
-        source, target = self.workers[:2]
+    def far(self) -> dict[str, float]:
+        """Move an array from the first worker to the last one, which is in the last job."""
+        return self._move(self.workers[0], self.workers[-1])
+
+    def _move(self, source: str, target: str) -> dict[str, float]:
+        """``seconds`` is from the receiver's log, ``wall`` from the client's clock."""
         array = self.client.submit(
             filled, self.module, [self.sizes["transfer"]], workers=[source], pure=False
         )
@@ -234,7 +238,8 @@ def main() -> None:
             len(paths) for paths in client.run(can_open, options.devices).values()
         )
         keep()
-        for name in () if options.start_only else ("transfer", "transpose", "svd"):
+        names = ["transfer", *(["far"] if options.workers > 2 else []), "transpose", "svd"]
+        for name in () if options.start_only else names:
             found[name] = measure(bench, name)
             keep()
             print(name, json.dumps(found[name]), flush=True)

@@ -22,8 +22,11 @@ CLUSTERS = {
     "isolated-jobs": "gpujobs, one job per GPU, isolated, protocol auto",
     "isolated-tcp": "gpujobs, one job per GPU, isolated, plain tcp",
     "isolated-default-ucx": "gpujobs, one job per GPU, isolated, ucxx with UCX's own settings",
+    "pairs": "gpujobs, jobs of two isolated GPUs, protocol auto",
+    "pairs-tcp": "gpujobs, jobs of two isolated GPUs, plain tcp",
+    "pairs-default-ucx": "gpujobs, jobs of two isolated GPUs, ucxx with UCX's own settings",
 }
-MEASURED = {"transfer": "GB/s", "transpose": "seconds", "svd": "seconds"}
+MEASURED = {"transfer": "GB/s", "far": "GB/s", "transpose": "seconds", "svd": "seconds"}
 RATIOS = [
     ("auto", "reference"),
     ("auto", "tcp"),
@@ -38,6 +41,8 @@ RATIOS = [
     ("isolated-jobs", "auto"),
     ("isolated-jobs", "isolated-tcp"),
     ("isolated-jobs", "isolated-default-ucx"),
+    ("pairs", "pairs-tcp"),
+    ("pairs", "pairs-default-ucx"),
 ]
 
 
@@ -50,7 +55,12 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
         "one worker per GPU",
         "GPUs a worker can open",
     ]
-    columns += ["array between two workers (GB/s)", "(y + y.T).sum() (s)", "svd (s)"]
+    columns += [
+        "array between two workers (GB/s)",
+        "between the first and the last (GB/s)",
+        "(y + y.T).sum() (s)",
+        "svd (s)",
+    ]
     head = f"| {' | '.join(columns)} |"
     lines = [
         "# gpujobs on real GPUs",
@@ -62,7 +72,7 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
         "Medians of 3 to 61 repetitions in 4 s after two warm-ups, new data each time.",
         "",
         head,
-        "|---" * 8 + "|",
+        "|---" * len(columns) + "|",
         *(_row(step) for step in steps if step["name"] in CLUSTERS),
         "",
         *_starts(steps),
@@ -73,8 +83,8 @@ def report(about: dict[str, str], steps: list[dict[str, Any]]) -> str:
     lines += [
         "How many times as fast:",
         "",
-        "| | transfer | transpose | svd |",
-        "|---|---|---|---|",
+        f"| | {' | '.join(MEASURED)} |",
+        "|---" * (1 + len(MEASURED)) + "|",
     ]
     lines += [_ratios(by_name, *pair) for pair in RATIOS if set(pair) <= set(by_name)]
     failed = [f"- {step['name']}: {step['error']}" for step in steps if step.get("error")]

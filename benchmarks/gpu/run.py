@@ -95,7 +95,7 @@ class Host:
         for file in (self.log, sys.stdout):
             print(f"{time.strftime('%H:%M:%S')} {text}", file=file, flush=True)
 
-    def append(self, title: str, path: Path, length: int = 6000) -> None:
+    def append(self, title: str, path: Path, length: int = 9000) -> None:
         """Add the tail of a file to the log."""
         with contextlib.suppress(OSError):
             if text := path.read_text(errors="replace")[-length:].strip():
@@ -345,6 +345,13 @@ ISOLATED: Profiles = {
     "isolated-tcp": ONE_EACH | PLAIN_TCP,
     "isolated-default-ucx": ONE_EACH | UCXX | {"env": {"UCX_TLS": "all"}},
 }
+TWO_EACH: dict[str, Any] = {"gpus_per_job": 2}
+PAIRS: Profiles = {
+    "pairs": TWO_EACH,
+    "pairs-tcp": TWO_EACH | PLAIN_TCP,
+    "pairs-default-ucx": TWO_EACH | UCXX | {"env": {"UCX_TLS": "all"}},
+}
+"""Jobs of two isolated GPUs, on a host with more than two."""
 MEMORY: Profiles = {
     "pool": {"workers": {"rmm_pool_size": "40GiB"}},
     "async": ASYNC,
@@ -371,6 +378,7 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
         with slurm(host, isolated=True) as running:
             if problem := isolation_problem(host, running):
                 raise RuntimeError(problem)
+            measure_all(host, found, running, PAIRS if host.gpus > 2 else {}, save)
             measure_all(host, found, running, ISOLATED, save)
     except Exception as error:
         host.log.write(traceback.format_exc())

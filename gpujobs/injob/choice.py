@@ -33,6 +33,9 @@ _WITHIN_TIMEOUT = 60.0
 _CLAIM_TIMEOUT = 5.0
 """Seconds for a second job to take part."""
 _BETWEEN_TIMEOUT = 40.0
+_PROGRESS_MODE = "UCXPY_PROGRESS_MODE"
+"""How ucxx notices the end of a transfer. By default, a trial often waits a second for a timer.
+Dask's processes do not: with ucxx, their event loops never sleep."""
 _PACKAGES = ("distributed", "distributed-ucxx", "ucxx", "libucx", "rmm")
 
 
@@ -190,6 +193,7 @@ def start_trial(
 ) -> ManagedProcess:
     """Start one of the two processes of a trial, which talk with encryption and without."""
     folder = Path(options.folder)
+    environ = {_PROGRESS_MODE: "polling", **environ}
     if (folder / CERTIFICATE).exists():  # not if all protocols are without encryption
         environ = {**environ, **tls_files(folder)}
     argv = [sys.executable, str(Folder(options.folder).archive), "trial"]

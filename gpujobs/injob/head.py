@@ -14,7 +14,7 @@ from .idle import END_AFTER
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
-from .names import PRELOAD
+from .names import PRELOAD, PROTOCOL
 from .network import dask_config, interface_problem
 from .options import SuperviseOptions
 from .process import ManagedProcess, run_command, with_archive
@@ -57,6 +57,7 @@ class Head(Job):
         self._check_interface()
         protocol = self._choose_protocol()
         self.environ.update(dask_config(self.folder.path, protocol))
+        self.environ[PROTOCOL] = protocol
         self.environ["GPUJOBS_ATTEMPT"] = str(self.options.attempt)
         if self.options.end_after:
             self.environ[END_AFTER] = self.options.end_after
@@ -81,7 +82,6 @@ class Head(Job):
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
         self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
-        self.environ["GPUJOBS_PROTOCOL"] = protocol
         self.start_workers()
         launcher = self.command = self.worker_processes[0]
         while launcher.running:

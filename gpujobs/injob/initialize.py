@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .names import PRELOAD, dashboard_address
+from .names import PRELOAD, PROTOCOL, dashboard_address
 from .options import RankOptions
 
 _PLAN = "GPUJOBS_INITIALIZE"
@@ -57,7 +57,7 @@ def initialize(*arguments: object, **keywords: object) -> Any:
     worker_options = _worker_options(planned, given.pop("worker_options", None) or {})
     defaults = {
         **planned,
-        "protocol": os.environ["GPUJOBS_PROTOCOL"],
+        "protocol": os.environ[PROTOCOL],
         "dashboard": planned["dashboard"] != "off",
         "dashboard_address": dashboard_address(planned["dashboard"]),
     }

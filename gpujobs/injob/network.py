@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
 import ssl
@@ -100,6 +102,15 @@ def _tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     certificate = environ[f"{_COMM}TLS__WORKER__CERT"]
     context.load_cert_chain(certificate, environ[f"{_COMM}TLS__WORKER__KEY"])
     return context
+
+
+async def initialise_ucx() -> None:
+    """Initialise UCX in this process. With several GPUs, that takes seconds.
+
+    Else distributed does it when it listens or connects. That also reports why it is not possible.
+    """
+    with contextlib.suppress(Exception):
+        importlib.import_module("distributed_ucxx.ucxx").init_once()
 
 
 def try_ucxx(interface: str | None) -> int:

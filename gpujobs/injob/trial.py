@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .folder import Folder
 from .log import log
-from .network import own_address
+from .network import initialise_ucx, own_address
 from .options import TrialOptions
 from .ports import limit_if_wanted
 
@@ -90,6 +90,7 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
 
 async def _measure(folder: Folder, options: TrialOptions) -> None:
     _block(options, 1)  # before UCX starts, which asks CUDA for its devices
+    await initialise_ucx()
     while not (peer := folder.read(PEER)):
         await asyncio.sleep(_POLL_INTERVAL)
     results = {name: {"problem": problem} for name, problem in peer["problems"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from . import forkserver
 from .log import log
 from .loopback import confine_if_wanted
-from .names import NANNY_PRELOAD, PACKAGE, PRELOAD
+from .names import NANNY_PRELOAD, PACKAGE, PRELOAD, PROTOCOL
+from .network import initialise_ucx
 from .options import WorkersOptions
 from .ports import limit_if_wanted
 from .size import worker_devices
@@ -42,6 +44,8 @@ def run_workers(options: WorkersOptions) -> None:
     forked = _host.prepare(module, arguments)
     limit_if_wanted()
     confine_if_wanted()
+    if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
+        asyncio.run(initialise_ucx())
     arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__")

@@ -13,6 +13,7 @@ from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, EndKind
 from .job import Job, JobExit, failure
 from .launch import job_log, worker_names
 from .log import log
+from .names import PROTOCOL
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import SuperviseOptions
 from .process import ManagedProcess
@@ -70,6 +71,7 @@ class Workers(Job):
         address = self._wait_for_address()
         scheme = urlsplit(address).scheme
         self.environ.update(dask_config(self.folder.path, scheme))
+        self.environ[PROTOCOL] = scheme
         if scheme == "ucxx":
             self.environ.update(cluster_ucx_settings(self.folder, self.environ))
         began = time.monotonic()

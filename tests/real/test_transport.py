@@ -146,6 +146,9 @@ def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: Slur
         assert found["measured"][protocol]["between"] > 0
     shown = cli("status", cluster).stdout
     assert "network  ucxx: " in shown and "GB/s between jobs; tls: " in shown
+    # UCX takes seconds to start: the process of the nannies does not wait for the dask scheduler.
+    log = (Path(cli.status(cluster)["folder"]) / "logs" / "job-0.log").read_text()
+    assert 0 < log.index("UCX is initialised") < log.index("Start Nanny at")
 
 
 def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:

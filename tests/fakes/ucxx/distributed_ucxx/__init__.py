@@ -1,7 +1,8 @@
 """A stand-in for distributed-ucxx, which needs 200 MB of libraries: TCP under the name ``ucxx``.
 
 Like the original it listens on all interfaces, whatever the host of its address, and moves large blocks in no time: those
-of a trial are not sent at all. ``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one.
+of a trial are not sent at all, but wait for a timer if nothing polls, as in UCXX 0.52 (measured on four H200).
+``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ class config:
 class UCXX(TCP):
     async def write(self, msg, **options):
         if isinstance(msg, dict) and "blocks" in msg:  # of a trial
-            delay = {"slow": 2, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), 0)
+            timer = 0 if os.environ.get("UCXPY_PROGRESS_MODE") == "polling" else 1
+            delay = {"slow": 2, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), timer)
             await asyncio.sleep(delay)
             msg = {**msg, "blocks": []}
         return await super().write(msg, **options)
