@@ -84,9 +84,8 @@ QUOTA = """{
 """
 
 
-def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: Backend) -> None:
-    if not isinstance(backend, SgeBackend):
-        pytest.skip("this Slurm has no accounting")
+@pytest.mark.parametrize("backend", ["sge"], indirect=True)
+def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: SgeBackend) -> None:
     path = cli.write("quota", QUOTA)
     backend.sge.command("qconf", "-Arqs", str(path))
     try:

@@ -17,7 +17,7 @@ import pytest
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
-from ..support.cli import Cli
+from ..support.cli import ORDINARY_USER, Cli
 from ..support.processes import as_user, patience, processes_with, until
 from .programs import SLEEP
 from .test_clusters import connected
@@ -312,10 +312,13 @@ def with_accounting(shared_folder: Path) -> Iterator[SlurmBackend]:
     for program in ("mariadbd", "slurmdbd"):
         if not shutil.which(program, path=f"/usr/bin:{slurm_support.SBIN}"):
             unavailable("slurm", f"{program} is not installed")
-    extra = "MinJobAge=2"
+    extra = "MinJobAge=2\nAccountingStorageEnforce=limits\nAccountingStorageTRES=gres/gpu"
     with slurm_support.PrivateSlurm(
         shared_folder / "slurm-acct", nodes=1, extra=extra, accounting=True
     ).running() as running:
+        running.command("sacctmgr", "-i", "add", "account", "physics")
+        for user in {"root", ORDINARY_USER}:
+            running.command("sacctmgr", "-i", "add", "user", user, "account=physics")
         yield SlurmBackend(running)
 
 
@@ -338,6 +341,24 @@ def test_accounting_knows_jobs_that_left_the_queue(
     found = cli.status(cluster)
     assert [(job["state"], job["native"]) for job in found["jobs"]] == [("CANCELLED", "CANCELLED")]
     assert found["state"] == "CANCELLED"
+
+
+def test_the_draft_of_a_site_has_accounts_and_limits(
+    with_accounting: SlurmBackend, home: Path
+) -> None:
+    slurm = with_accounting.slurm
+    slurm.command("sacctmgr", "-i", "add", "qos", "three", "MaxTRESPerUser=gres/gpu=3")
+    slurm.command("scontrol", "update", "PartitionName=short", "QoS=three")
+    cli = make_cli(with_accounting, home, "ordinary")
+    assert cli("sites", "init", "-o", "drafted.yaml").returncode == 0
+    text = (cli.work / "drafted.yaml").read_text()
+    assert "account: {required: true}   # of this user: physics\n" in text
+    assert re.findall(r"^  (\w+): .*max_gpus_per_user: (\d)", text, re.M) == [("short", "3")]
+    done = cli("sites", "check", "./drafted.yaml", "--live", "--set", "account=physics")
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = str(cli.write("p.yaml", {"gpus": 4, "queue": "short", "account": "physics"}))
+    done = cli("plan", profile, "--site", "./drafted.yaml", "--set", "walltime=5m")
+    assert done.returncode == 2 and "4 GPUs; the queue allows 3 GPUs of one user" in done.stderr
 
 
 def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
