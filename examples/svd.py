@@ -1,7 +1,4 @@
-"""Compute an array reduction and a tall-skinny SVD on all workers, and compare them with NumPy.
-
-Inside `run:` of a profile, ``Client()`` needs no arguments.
-"""
+"""Compute an array reduction and a tall-skinny SVD on all workers, and compare them with NumPy."""
 
 import argparse
 import time
@@ -34,35 +31,27 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument("--workers", type=int, default=1, help="number of workers to wait for")
     options = parser.parse_args()
-
-    with Client() as client:
+    with Client() as client:  # no arguments inside `run` of a profile
         client.wait_for_workers(options.workers)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        gpus = [w["name"] for w in workers if w["resources"].get("GPU")]
-        cpu_workers = len(workers) - len(gpus)
-        print(f"{len(workers)} workers: {len(gpus)} CUDA workers, {cpu_workers} CPU workers")
+        cuda = sum(1 for worker in workers if worker["resources"].get("GPU"))
+        print(f"{len(workers)} workers: {cuda} CUDA workers, {len(workers) - cuda} CPU workers")
 
-        random = da.random.default_rng(42)
-        x = random.normal(
-            size=(options.rows, options.columns), chunks=(options.rows // 16, options.columns)
-        )
+        rows, columns = options.rows, options.columns
+        x = da.random.default_rng(42).normal(size=(rows, columns), chunks=(rows // 16, columns))
         if all(client.run(on_gpu).values()):
             print("the array is on the GPUs (CuPy)")
             x = x.map_blocks(to_gpu)
 
         started = time.perf_counter()
         mean, gram = da.compute(x.mean(), x.T @ x)
-        seconds = time.perf_counter() - started
-        print(f"reduction: mean {float(mean):+.6f} of {x.size:,} numbers in {seconds:.2f} s")
+        print(f"reduction in {time.perf_counter() - started:.2f} s: mean {float(mean):+.6f}")
 
         started = time.perf_counter()
-        _, singular, _ = da.linalg.svd(x)
-        found = np.asarray([float(value) for value in singular.compute()])
+        found = np.asarray(da.linalg.svd(x)[1].compute().tolist())
         print(f"tall-skinny SVD in {time.perf_counter() - started:.2f} s; singular values:")
         print(np.array2string(found, precision=4, max_line_width=100))
-
-        gram = np.asarray([[float(value) for value in row] for row in gram])
-        expected = np.sqrt(np.linalg.eigvalsh(gram))[::-1]
+        expected = np.sqrt(np.linalg.eigvalsh(gram.tolist()))[::-1]
         assert np.allclose(found, expected), f"wrong: {expected} were expected"
         print("they agree with the eigenvalues of the Gram matrix")
 

@@ -1,7 +1,6 @@
-"""Estimate pi in many steps, and write a checkpoint after each: see profile.yaml.
+"""Estimate pi in many steps, with a checkpoint after each: see profile.yaml.
 
-Near the walltime, this program gets SIGTERM. It finishes its step and exits with 0, and the next
-attempt continues.
+Near the walltime, it gets SIGTERM, finishes its step and exits with 0. The next attempt continues.
 """
 
 import argparse
@@ -27,9 +26,8 @@ def hits(seed, pause):
 
 def write(path, value):
     """Replace the file at once: a job may be killed while it writes."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    path.with_suffix(".new").write_text(json.dumps(value))
+    path.with_suffix(".new").replace(path)
 
 
 def main():
@@ -41,9 +39,7 @@ def main():
     args = parser.parse_args()
     signals = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    state = {"step": 0, "hits": 0}
-    if args.file.exists():
-        state = json.loads(args.file.read_text())
+    state = json.loads(args.file.read_text()) if args.file.exists() else {"step": 0, "hits": 0}
     attempt = os.environ.get("GPUJOBS_ATTEMPT", "1")
     print(f"attempt {attempt} begins with step {state['step']}", flush=True)
     with Client() as client:

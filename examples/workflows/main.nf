@@ -1,3 +1,5 @@
+params.gpujobs = ''   // --gpujobs '--site delta --set gpus=8'
+
 process mean {
     executor 'local'
 
@@ -6,7 +8,7 @@ process mean {
 
     script:
     """
-    gpujobs submit $projectDir/profile.yaml --wait --json \\
+    gpujobs submit $projectDir/profile.yaml $params.gpujobs --wait --json \\
         --set 'run=[python, "$projectDir/step.py", --output, mean.json]' > cluster.json
     """
 }
