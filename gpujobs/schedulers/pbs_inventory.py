@@ -128,7 +128,7 @@ def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
 
 
 def _user_gpus(fields: Mapping[str, object], user: str) -> dict[str, int]:
-    """Return the most GPUs of one user, from ``[u:PBS_GENERIC=4, u:ada=8]``.
+    """Return the most GPUs of one user, from ``[u:PBS_GENERIC=4],[u:ada=8]``.
 
     A limit of the user takes precedence over that of all users.
     """

@@ -65,7 +65,7 @@ TEXTS = {
 }
 
 
-def survey_of(name: str, changes: Mapping[str, str] | None = None) -> Survey:
+def survey_of(name: str, changes: Mapping[str, str] | None = None, user: str = "ada") -> Survey:
     texts = {**TEXTS.get(name, {}), **(changes or {})}
     answers = {words: recorded(name, *place).stdout for words, place in ANSWERS[name].items()}
     inventory = get_scheduler(name).inventory
@@ -76,7 +76,7 @@ def survey_of(name: str, changes: Mapping[str, str] | None = None) -> Survey:
         found = [text for start, text in {**answers, **texts}.items() if words.startswith(start)]
         return found[-1] if found else ""
 
-    return inventory().survey(ask, "ada")
+    return inventory().survey(ask, user)
 
 
 def drafted(folder: Path, name: str, survey: Survey) -> tuple[str, SiteFile]:
@@ -144,11 +144,20 @@ def test_slurm_limits_the_gpus_of_a_type() -> None:
     ],
 )  # fmt: skip
 def test_pbs_limits_the_gpus_of_a_user(limits: dict[str, object], most: int | None) -> None:
-    """After the JSON that PBS prints for ``max_run_res`` of cores and memory."""
     queue = {"queue_type": "Execution", "enabled": "True", "started": "True", **limits}
     answer = {"qstat -Q": json.dumps({"Queue": {"gpuq": queue}})}
     (found,) = survey_of("pbs", answer).queues
     assert found.gpus_of_user("a100") == most
+
+
+def test_recorded_limits_of_pbs(home: Path) -> None:
+    """Limits of OpenPBS 23.06; the other attributes of its queues are left out."""
+    answer = {"qstat -Q": recorded("pbs", "limits.txt", "limits of queues, json").stdout}
+    for user, most in (("ada", [4, 2]), ("nobody", [6, 2])):
+        queues = survey_of("pbs", answer, user).queues
+        assert [queue.gpus_of_user("a100") for queue in queues] == most
+    text, _ = drafted(home, "pbs", survey_of("pbs", answer))
+    assert text.count("max_gpus_per_user: ") == 2
 
 
 QUOTAS = """\
