@@ -167,7 +167,7 @@ class Section(Kind[M]):
         hint = HINTS.get(self.model.__name__, {}).get(word.replace("-", "_"), "")
         if hint.startswith("`"):
             hint = f"use {hint}"
-        hint = hint or suggest(word, here, place.key_names())
+        hint = hint or suggest(word, here, place.key_names()) or f"keys: {', '.join(known)}"
         return place.key_error(f"unknown key `{place}`", hint)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
