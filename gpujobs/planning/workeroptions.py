@@ -6,7 +6,7 @@ JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,9 +60,8 @@ _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
 def words(workers: Workers, gpus: bool) -> list[str]:
     """Return the options as words of a command line, not quoted; ``gpus``: it is a GPU worker."""
     workers = with_shares(workers)
-    cuda = [
-        _cuda_option(name, value) for name in CUDA if (value := getattr(workers, name)) is not None
-    ]
+    names = _given(workers, CUDA if gpus else _ALSO_PLAIN)
+    cuda = [_cuda_option(name, getattr(workers, name)) for name in names]
     others = [
         word for name, value in workers.options.items() for word in _other_option(name, value)
     ]
@@ -213,11 +212,18 @@ _CONFLICTS = (
 
 
 def _check_plain(diagnostics: Diagnostics, kind: str) -> None:
-    workers = diagnostics.spec.profile.workers
-    for name in CUDA:
-        if name not in _ALSO_PLAIN and getattr(workers, name) is not None:
-            message = f"`workers.{name}` is an option of CUDA workers, not of {kind}"
-            diagnostics.profile_error(message, "workers", name)
+    profile = diagnostics.spec.profile
+    names = [name for name in _given(profile.workers, CUDA) if name not in _ALSO_PLAIN]
+    if names and profile.gpus == "auto":
+        diagnostics.note(f"{kind} do not use {', '.join(names)}")
+        return
+    for name in names:
+        message = f"`workers.{name}` is an option of CUDA workers, not of {kind}"
+        diagnostics.profile_error(message, "workers", name)
+
+
+def _given(workers: Workers, names: Iterable[str]) -> list[str]:
+    return [name for name in names if getattr(workers, name) is not None]
 
 
 def _check_cuda(diagnostics: Diagnostics) -> None:

@@ -152,6 +152,19 @@ def test_free_gpus_of_this_machine(home: Path) -> None:
     assert "3 free on this machine; a worker has 4" in error
 
 
+def test_a_machine_without_gpus_ignores_options_of_cuda_workers(home: Path) -> None:
+    """The same profile runs on a laptop and on a workstation."""
+    machine = Machine(gpus=(), cpus=2, memory=2**33, busy={})
+    workers = {"rmm_pool_size": 0.5, "enable_cudf_spill": True, "threads": 1}
+    made = made_plan(home, {"gpus": "auto", "workers": workers}, "local", machine)
+    assert (made.gpus, made.n_workers) == (0, 2)
+    assert "CPU workers do not use enable_cudf_spill, rmm_pool_size" in made.notes
+    text = render(made, "p-0000")[0].text
+    assert "rmm" not in text and "cudf" not in text
+    error = error_of(home, {"gpus": 0, "workers": workers}, "local", machine)
+    assert "`workers.rmm_pool_size` is an option of CUDA workers" in error
+
+
 # -- options of the workers ------------------------------------------------------------------------------------------
 def test_resources(home: Path) -> None:
     for workers, expected in (
