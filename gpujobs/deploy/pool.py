@@ -36,7 +36,7 @@ LOST_TIMEOUT = 60.0
 QUERY_DELAY = 1.0
 """Seconds between a change and the query for it."""
 
-Retire = Callable[[list[str]], Awaitable[None]]
+Retire = Callable[[Sequence[str]], Awaitable[None]]
 """Closes the workers of these names after they have transferred their data."""
 
 _KIND_OF_HEAD = {JobState.CANCELLED: EndKind.CANCELLED, JobState.TIMEOUT: EndKind.WALLTIME}

@@ -14,6 +14,7 @@ from .group import WorkerGroup
 from .groupscaler import GroupScaler
 from .job import PoolJob
 from .pool import JobPool
+from .retiring import Retirer
 
 REFRESH_INTERVAL = 1.0
 """Seconds between two looks at the cluster's folder."""
@@ -30,6 +31,7 @@ class Scaler:
         self.pool = pool
         self.interval = interval
         self.dask = dask
+        self._retirer = Retirer(dask)
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
@@ -110,7 +112,7 @@ class Scaler:
         busy = any(job.report.connected for job in counting)
         load = await self.dask.load() if busy else {}
         chosen = self.pool.jobs.cheapest(group.name, count, load)
-        await self.pool.remove(chosen, self.dask.retire)
+        await self.pool.remove(chosen, self._retirer.retire)
 
     async def release(self, workers: Collection[str]) -> None:
         """Remove the jobs whose workers are all among ``workers``, and still idle."""
@@ -122,7 +124,7 @@ class Scaler:
                 for job in self.pool.jobs.counting()
                 if idle.issuperset(job.report.workers) and not job.report.head
             ]
-            await self.pool.remove(chosen, self.dask.retire)
+            await self.pool.remove(chosen, self._retirer.retire)
 
     def set_demand(self, group: str, jobs: int, maximum: int) -> None:
         """Want ``jobs`` jobs of a group, of which there may be ``maximum`` at any time.
@@ -196,6 +198,7 @@ class Scaler:
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
+        self._retirer.retire_late(pool.jobs.released.values())
         await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)

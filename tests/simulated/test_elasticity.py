@@ -147,6 +147,26 @@ def test_a_cancel_without_a_reply_is_repeated(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_workers_that_connect_while_their_cancel_has_no_reply_are_retired(tmp_path: Path) -> None:
+    """They must not get tasks: the repeated cancel would end them in the middle."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.wait, slurm.demand = lambda: 300.0, lambda group: 100
+        await cluster.scale_to(4)
+        await asyncio.sleep(60)
+        slurm.away_until = slurm.seconds + 500
+        with pytest.raises(GpujobsError):
+            await cluster.scale_to(1)
+        late = [job for job in slurm.jobs if job.number > 0]
+        await asyncio.sleep(400 - slurm.seconds)
+        assert slurm.seconds < slurm.away_until and late[0].connected > 0
+        assert slurm.busy == set(slurm.jobs[0].workers)
+        await asyncio.sleep(30)
+        assert {job.state for job in late} == {"COMPLETED"} and len(slurm.running) == 1
+
+    run(tmp_path, story)
+
+
 def test_a_lost_job_whose_cancel_failed_is_cancelled_again(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)

@@ -367,9 +367,14 @@ class SimulatedDask:
 
     async def retire(self, names: list[str]) -> None:
         busy = self.slurm.busy.intersection(names)
-        if adapting := [name for name in busy if self.adapts(self.slurm.connected[name].group)]:
+        jobs = {name: self.slurm.connected[name] for name in busy}
+        if adapting := [name for name in busy if self._may_stay(jobs[name])]:
             self.slurm.faults.append(f"{adapting} were released while they were busy")
         self.slurm.retired.update(names)
+
+    def _may_stay(self, job: SimulatedJob) -> bool:
+        """Return whether `adapt` must leave a busy job alone."""
+        return self.adapts(job.group) and not (job.hung or job.unanswered)
 
     def disconnect(self) -> None:
         return
