@@ -6,6 +6,7 @@
     ├── InputError            2   a file, an option or a keyword is invalid; nothing was submitted
     ├── RefusedError          1   the batch scheduler rejected a submission; the message is its own
     ├── UnavailableError      3   the batch scheduler did not respond; nothing is lost, try again
+    │   └── UnusableError     3   its commands are missing here, or not configured
     ├── NoSuchClusterError    4   no cluster has that id
     └── JobFailedError        5   a job, or the command in it, failed
 
@@ -107,6 +108,10 @@ class UnavailableError(GpujobsError):
     """The batch scheduler did not respond in time, or its command could not be run."""
 
     exit_code = 3
+
+
+class UnusableError(UnavailableError):
+    """The commands of the batch scheduler cannot be used on this host: nothing was sent to it."""
 
 
 class NoSuchClusterError(GpujobsError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import UnavailableError
+from ..errors import UnusableError
 from ..schedulers import CommandResult, Scheduler
 from . import process
 from .system import HOST, System
@@ -39,15 +39,16 @@ def run_command(
 
 
 def check_started(result: CommandResult) -> None:
-    """Raise UnavailableError if the command of ``result`` could not be started."""
-    if result.started:
+    """Raise UnusableError if the command of ``result`` cannot be used on this host."""
+    if result.usable:
         return
     name = Path(result.argv[0]).name
     hint = (
         "is this a login node? If it is, write the path in the site file:"
         f" commands: {{{name}: /path/to/{name}}}"
     )
-    raise UnavailableError(result.problem, hint=hint)
+    problem = result.problem or f"{name} is not configured on this host:\n{result.message}"
+    raise UnusableError(problem, hint=hint)
 
 
 def delays(first: float = FIRST_DELAY) -> Iterator[float]:

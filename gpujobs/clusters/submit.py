@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..config.spec import ClusterSpec, write_spec
-from ..errors import GpujobsError, RefusedError, UnavailableError
+from ..errors import GpujobsError, RefusedError, UnavailableError, UnusableError
 from ..injob.folder import EndKind
 from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Plan
@@ -52,7 +52,10 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
         for script in scripts:
             after = before.submissions if before and script.attempt == 1 else ()
             record = send(record, script, client, ledger, after)
-    except UnavailableError:
+    except UnavailableError as error:
+        if isinstance(error, UnusableError) and not record.submissions:
+            _remove(record, ledger)
+            raise
         # The batch scheduler may have accepted a job without a reply; that job will find `ended`.
         reason = "the batch scheduler did not respond at submit"
         folders.end(record.path, EndKind.FAILED, FAILED, reason)
@@ -61,10 +64,14 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     except BaseException:
         folders.end(record.path, EndKind.FAILED, FAILED, "the submission was aborted")
         _cancel_submitted(record, client)
-        ledger.remove(cluster_id)
-        folders.remove(record.path)
+        _remove(record, ledger)
         raise
     return record
+
+
+def _remove(record: ClusterRecord, ledger: Ledger) -> None:
+    ledger.remove(record.id)
+    folders.remove(record.path)
 
 
 def send(

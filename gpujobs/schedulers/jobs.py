@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+_NOT_CONFIGURED = re.compile(
+    r"Could not establish a configuration source|pbs conf variables not found|"
+    r"Unable to open file lsf\.conf|SGE_ROOT directory|unable to read qmaster name"
+)
+"""Messages of Slurm, PBS, LSF and Grid Engine on a host that does not know their cluster."""
 
 
 class JobState(StrEnum):
@@ -90,6 +97,11 @@ class CommandResult:
     """Why there is no exit code: not found, timed out."""
     started: bool = True
     """False if the command could not be started: not found, not executable."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether this host has the command, and the configuration that it needs."""
+        return self.started and not _NOT_CONFIGURED.search(self.stderr)
 
     @property
     def message(self) -> str:

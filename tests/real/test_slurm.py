@@ -227,6 +227,31 @@ def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> 
     )
     assert done.returncode == 3
     assert "commands: {sbatch: /path/to/sbatch}" in done.stderr
+    assert cli("status", "--all", "--json").stdout.count('"id"') == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+        "sbatch: fatal: Could not establish a configuration source",
+        "pbsconf error: pbs conf variables not found: PBS_HOME PBS_EXEC PBS_SERVER",
+        "lsb_init: Failed in an LSF library call: Unable to open file lsf.conf",
+        'error: SGE_ROOT directory "/opt/sge" doesn\'t exist',
+    ],
+)
+def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: str) -> None:
+    """The messages are those of the real commands without a configuration."""
+    wrapper = cli.work / "sbatch"
+    wrapper.write_text(f"#!/bin/bash\ncat >&2 <<'END'\n{message}\nEND\nexit 1\n")
+    wrapper.chmod(0o755)
+    site = backend.site() | {"commands": {"sbatch": str(wrapper)}}
+    profile = str(cli.write("p.yaml", {"gpus": 1}))
+    done = cli("submit", profile, "--site", str(cli.write("s.yaml", site)))
+    assert done.returncode == 3
+    assert f"sbatch is not configured on this host:\n{message}" in done.stderr
+    assert "is this a login node?" in done.stderr and "cancel" not in done.stderr
+    assert cli("status", "--all", "--json").stdout.count('"id"') == 0
 
 
 def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
