@@ -31,6 +31,8 @@ MODELS = {
     for name, model in inspect.getmembers(module, inspect.isclass)
     if issubclass(model, Model) and model is not Model
 }
+PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "needs")
+"""How a Python block is executed: the first word of the comment above it."""
 
 
 def blocks(kind: str) -> list[object]:
@@ -163,6 +165,8 @@ def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
     import gpujobs
     from gpujobs.deploy.keywords import document_of
 
+    how = "a comment is missing above it: see tests/real/test_docs_python.py"
+    assert mark[:1] == ["python"] and mark[1] in PYTHON, how
     compile(text, "document", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     for call in ast.walk(ast.parse(text)):
         if isinstance(call, ast.Call) and re.fullmatch(r".*GPU\w+Cluster", ast.unparse(call.func)):
