@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler, Worker
@@ -111,7 +112,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     async def before_close(self) -> None:
         """Note whether the dask scheduler closes because it was idle."""
         if message := idle_message(self._scheduler):
-            await asyncio.to_thread(self._folder.write, IDLE, {"reason": message})
+            await _in_thread(self._folder.write, IDLE, {"reason": message})
         with contextlib.suppress(OSError):
             await self._write_events()
 
@@ -131,7 +132,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         log(watch.reason)
         while True:  # the disk may be full for a while
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._folder.write, IDLE, {"reason": watch.reason})
+                await _in_thread(self._folder.write, IDLE, {"reason": watch.reason})
                 return
             await asyncio.sleep(watch.interval)
 
@@ -180,20 +181,26 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "ends_at": self._ends_at,
         }
         try:
-            await asyncio.to_thread(self._folder.write, "workers.json", value)
+            await _in_thread(self._folder.write, "workers.json", value)
             await self._write_events()
         except OSError as error:
             log(f"cannot write workers.json: {error}")
-        except RuntimeError:  # this process is ending
-            return
 
     async def _write_events(self) -> None:
         events, self._events = self._events, []
         try:
-            await asyncio.to_thread(self._folder.append, EVENTS, events)
+            await _in_thread(self._folder.append, EVENTS, events)
         except OSError:
             self._events = events + self._events  # for the next time
             raise
+
+
+async def _in_thread(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in a thread, or here if the process is ending and starts no more threads."""
+    try:
+        await asyncio.to_thread(function, *arguments)
+    except RuntimeError:
+        function(*arguments)
 
 
 def _row(state: WorkerState) -> RegisteredWorker:

@@ -484,18 +484,29 @@ with gpujobs.GPUSLURMCluster({site!r}, n_workers=1, quiet=True, worker_memory="1
 """
 
 
+NOT_CLOSED = """
+import gpujobs
+cluster = gpujobs.GPUSLURMCluster({site!r}, n_workers=1, quiet=True, worker_memory="1GiB", scheduler_options={{"dashboard_address": ":0"}})
+client = cluster.get_client()
+cluster.wait_for_workers(1)
+print(client.submit(sum, [1, 2]).result())
+"""
+
+
 def test_python_c_and_a_terminal(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     path = site()
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_LINE.format(site=path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience(120),
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+    for program in (ONE_LINE, NOT_CLOSED):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(site=path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience(120),
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+        backend.wait_empty(20)
     screen = Screen(sys.executable, "-q", cwd=home)
     try:
         screen.until(">>> ")
