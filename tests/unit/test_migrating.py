@@ -1,0 +1,202 @@
+"""The tables of docs/migrating.md: the names of the other tools exist, and so do those of gpujobs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import dask_cuda
+import dask_jobqueue
+import pytest
+import yaml
+from dask_jobqueue.core import Job, JobQueueCluster
+from dask_jobqueue.slurm import SLURMJob
+
+import gpujobs
+from gpujobs.cli.main import main
+from gpujobs.config.model import key_names
+from gpujobs.config.profile import Profile
+from gpujobs.deploy.keywords import document_of
+
+from ..conftest import unavailable
+from ..support.cli import ROOT
+
+PAGE = (ROOT / "docs" / "migrating.md").read_text()
+
+COILED = {
+    *(
+        "n_workers",
+        "worker_gpu",
+        "worker_gpu_type",
+        "worker_memory",
+        "worker_cpu",
+        "worker_options",
+    ),
+    *("worker_vm_types", "region", "name", "workspace", "account", "software", "package_sync"),
+    *("container", "environ", "spot_policy", "idle_timeout", "no_client_timeout"),
+    *("wait_for_workers", "shutdown_on_close"),
+}
+"""Keywords of `coiled.Cluster` that the table has, from its signature in coiled 1.135.6 (2026-11-22)."""
+COILED_COMMANDS = ["coiled run", "coiled batch run"]
+"""Commands of the same release."""
+
+
+def table(title: str) -> list[list[str]]:
+    """Return the cells of the rows of the table of a section."""
+    section = re.search(rf"^## From {title}\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+    assert section
+    rows = re.findall(r"^\| (.*) \|$", section[1], re.M)[2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def parameters(*kinds: type) -> set[str]:
+    """Return the keywords of classes, and of those that they pass theirs to."""
+    return {name for kind in kinds for name in inspect.signature(kind).parameters}
+
+
+def keyword_of(code: str) -> str | None:
+    """Return the name in `name`, `name=value`; None for other code."""
+    found = re.fullmatch(r"([A-Za-z_]\w*)(=.*)?", code)
+    return found[1] if found else None
+
+
+def check_call(code: str, names: dict[str, object]) -> None:
+    """Check `cluster.method(name=value)` or `Class(name=value)`: the keywords exist."""
+    call = ast.parse(code.replace("…", "..."), mode="eval").body
+    assert isinstance(call, ast.Call)
+    function: object = names
+    for name in ast.unparse(call.func).split("."):
+        function = names[name] if function is names else getattr(function, name)
+    keywords = [str(item.arg) for item in call.keywords]
+    if inspect.isclass(function) and function.__module__.startswith("gpujobs"):
+        for item in call.keywords:
+            check_keyword(str(item.arg), item.value)
+    elif inspect.isclass(function):
+        assert set(keywords) <= parameters(*JOBQUEUE)
+    else:
+        assert callable(function)
+        known = inspect.signature(function).parameters
+        assert set(keywords) <= {*known, *ADAPTIVE}
+
+
+JOBQUEUE = (dask_jobqueue.SLURMCluster, JobQueueCluster, SLURMJob, Job)
+ADAPTIVE = {"minimum", "maximum"}
+"""Keywords of `adapt` that pass through ``**kwargs``."""
+OURS: dict[str, object] = {
+    **{name: getattr(gpujobs, name) for name in gpujobs.__all__},
+    "cluster": gpujobs.GPUJobQueueCluster,
+    "gpujobs": gpujobs,
+}
+
+
+def check_keyword(name: str, value: ast.expr | None) -> None:
+    """Check a keyword of the cluster classes, and its value if that is a literal."""
+    if name in parameters(gpujobs.GPUJobQueueCluster, gpujobs.GPULocalCluster):
+        return
+    if value is None or "..." in ast.unparse(value):
+        assert name in {*gpujobs.GPUJobQueueCluster.vocabulary.known(), *key_names(Profile)}
+    else:
+        document_of({name: ast.literal_eval(value)})
+
+
+def check_ours(code: str) -> None:
+    """Check code of the last column: a keyword, a call, a command, or keys of a profile."""
+    if code.startswith("gpujobs "):
+        assert code.split()[1] in main.commands
+    elif keyword_of(code) and "=" not in code:
+        if code not in OURS:
+            check_keyword(code, None)
+    elif keyword_of(code):
+        name, _, value = code.partition("=")
+        check_keyword(name, ast.parse(value.replace("…", "..."), mode="eval").body)
+    elif re.match(r"[\w.]+\(", code) and code != "Client()":
+        check_call(code, OURS)
+    elif re.match(r"GPU\w+\.\w+$", code):
+        kind, _, name = code.partition(".")
+        assert hasattr(OURS[kind], name)
+    elif ": " in code:
+        value = yaml.safe_load(code.replace("…", "x"))
+        assert set(value) <= set(key_names(Profile))
+
+
+def check_theirs(code: str, known: set[str], check: Callable[[str], None]) -> None:
+    """Check code of the first column: a keyword among ``known``, or what ``check`` accepts."""
+    name = keyword_of(code)
+    if name:
+        assert name in known, code
+    else:
+        check(code)
+
+
+@pytest.mark.parametrize("row", table("Coiled"), ids=lambda row: row[0][:40])
+def test_coiled(row: list[str]) -> None:
+    def other(code: str) -> None:
+        if code.startswith("coiled "):
+            assert code in COILED_COMMANDS
+        else:
+            check_call(code, OURS)  # the methods are dask's
+
+    for code in codes(row[0]):
+        check_theirs(code, COILED, other)
+    for code in codes(row[1]):
+        check_ours(code)
+
+
+@pytest.mark.parametrize("row", table("dask-jobqueue"), ids=lambda row: row[0][:40])
+def test_dask_jobqueue(row: list[str]) -> None:
+    cluster = dask_jobqueue.SLURMCluster
+    theirs: dict[str, object] = {"SLURMCluster": cluster, "cluster": cluster}
+    for code in codes(row[0]):
+        check_theirs(code, parameters(*JOBQUEUE), lambda code: check_call(code, theirs))
+        if row[1].startswith("the same"):
+            check_ours(code.replace("[…]", "['module load cuda']"))
+    for code in codes(row[1]):
+        check_ours(code.replace("scale(8)", "cluster.scale(8)"))
+
+
+@pytest.mark.parametrize("row", table("LocalCUDACluster"), ids=lambda row: row[0][:40])
+def test_local_cuda_cluster(row: list[str]) -> None:
+    names: dict[str, object] = {"LocalCUDACluster": dask_cuda.LocalCUDACluster}
+    known = parameters(dask_cuda.LocalCUDACluster)
+    vocabulary = gpujobs.GPULocalCluster.vocabulary
+    ours = {*parameters(gpujobs.GPULocalCluster), *vocabulary.known()}
+    for code in codes(row[0]):
+        check_theirs(code, known, lambda code: check_call(code, names))
+        if row[1].startswith("the same"):
+            assert keyword_of(code) in ours
+    for code in codes(row[1]):
+        if code not in ("ucxx", "gpujobs submit profile.yaml --site local"):
+            check_ours(code)
+
+
+def test_dask_mpi() -> None:
+    from dask_mpi.cli import main as command
+
+    assert isinstance(command, click.Command)
+    options = {word for item in command.params for word in item.opts}
+    for row in table("dask-mpi"):
+        for word in re.findall(r"(?<!\w)--[a-z-]+", row[0]):
+            assert word in options
+        for code in codes(row[1]):
+            check_ours(code)
+
+
+def test_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not shutil.which("sbatch"):
+        unavailable("slurm", "sbatch is not installed")
+    (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=none\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    words = subprocess.run(["sbatch", "--help"], capture_output=True, text=True).stdout
+    named = {word for row in table("a batch script") for word in re.findall(r"--[a-z-]+", row[0])}
+    assert len(named) > 10
+    assert not {word for word in named if not re.search(rf"{word}(?![\w-])", words)}
