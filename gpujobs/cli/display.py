@@ -154,10 +154,7 @@ def _remark(job: JobReport) -> str:
         parts.append("head")
     if job.phase is JobPhase.LEAVING:
         parts.append("leaving")
-    if job.reason:
-        parts.append(job.reason)
-    if job.exit_code:
-        parts.append(f"exit code {job.exit_code}")
+    parts += [part for part in (job.reason, job.exit_remark) if part]
     if job.starts:
         parts.append(f"starts {job.starts}")
     if job.state is JobState.UNKNOWN and job.native:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..clusters.history import GpuSamples, Sample
+from ..clusters.html import html_template
 from ..clusters.usage import JobUsage, Steps, UsageReport
-from ..config.sitefiles import data_folder
 from ..text import clock_text, measured_size_text, plural
 from .usage_text import hours_text, percent_text
 
@@ -69,18 +69,9 @@ class Axis:
 
 def page(usage: UsageReport) -> str:
     """Return the page. All texts are escaped: names and reasons are data."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(data_folder("templates")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     axis = Axis(usage.start, usage.end)
     most = max([1, *(number for _, number in (*usage.workers, *usage.targets))])
-    return environment.get_template(TEMPLATE).render(
+    return html_template(TEMPLATE).render(
         usage=usage,
         cluster=usage.cluster,
         facts=_facts(usage),

@@ -79,9 +79,7 @@ def _length(start: float | None, end: float | None) -> str:
 
 
 def _remark(job: JobUsage) -> str:
-    parts = [job.report.reason] if job.report.reason else []
-    if job.report.exit_code:
-        parts.append(f"exit code {job.report.exit_code}")
+    parts = [part for part in (job.report.reason, job.report.exit_remark) if part]
     if job.replaced_by is not None:
         parts.append(f"replaced by job {job.replaced_by}")
     return ", ".join(parts)

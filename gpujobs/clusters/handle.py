@@ -19,6 +19,7 @@ from .gpuhours import make_usage
 from .history import read_history
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor
+from .notebook import Card, card_html
 from .report import ClusterReport, ClusterState
 from .usage import UsageReport
 
@@ -85,6 +86,9 @@ class ClusterHandle:
 
     def __repr__(self) -> str:
         return f"ClusterHandle({self.id!r})"
+
+    def _repr_html_(self) -> str:
+        return card_html(Card(self.status(), type(self).__name__))
 
     @property
     def record(self) -> ClusterRecord:

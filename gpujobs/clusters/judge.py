@@ -248,7 +248,7 @@ class _Judge:
     ) -> JobPhase:
         served = self.folder.seen.issuperset(set(workers).difference(connected))
         if not status.state.active:
-            return self._final_phase(status, served=served and bool(workers))
+            return self._final_phase(number, status, served=served and bool(workers))
         if number in self.record.removed:
             return JobPhase.LEAVING
         if status.state is JobState.SUSPENDED:
@@ -265,12 +265,13 @@ class _Judge:
         known = any(job in self.answers for job in self.record.jobs.values())
         return JobPhase.PENDING if known else JobPhase.SUBMITTED
 
-    def _final_phase(self, status: JobStatus, served: bool) -> JobPhase:
+    def _final_phase(self, number: int, status: JobStatus, served: bool) -> JobPhase:
         """A job that ends before its workers connect has failed, whatever its exit code.
 
-        Only the end of the cluster excuses that.
+        Only the end of the cluster, or that it was asked to leave, excuses that.
         """
-        excused = self.folder.ended is not None and status.state is not JobState.FAILED
+        asked = self.folder.ended is not None or number in self.record.removed
+        excused = asked and status.state is not JobState.FAILED
         return JobPhase.ENDED if served or excused else JobPhase.FAILED
 
 

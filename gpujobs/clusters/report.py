@@ -111,6 +111,19 @@ class JobReport:
         """Whether the batch scheduler has the job, or may have it."""
         return self.state.active
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by an error, or has lost workers."""
+        bad = (JobPhase.FAILED, JobPhase.LOST)
+        fine = (JobState.COMPLETED, JobState.CANCELLED)
+        return self.phase in bad or (not self.active and self.state not in fine)
+
+    @property
+    def exit_remark(self) -> str:
+        """The exit code if it is not 0, as ``exit code 3``; "" if the reason contains it."""
+        remark = f"exit code {self.exit_code}"
+        return remark if self.exit_code and remark not in self.reason else ""
+
 
 @dataclass(frozen=True)
 class GroupReport:
@@ -175,8 +188,12 @@ class ClusterReport:
     @property
     def notes(self) -> list[str]:
         """Remarks for the user: of the plan, about the transport, and about groups that failed."""
-        errors = [f"no more jobs: {group.error}" for group in self.record.groups if group.error]
-        return [*self.record.notes, *self.folder.notes, *errors]
+        return [*self.record.notes, *self.folder.notes, *self.errors]
+
+    @property
+    def errors(self) -> list[str]:
+        """Why groups get no more jobs."""
+        return [f"no more jobs: {group.error}" for group in self.record.groups if group.error]
 
 
 def connected_by_group(jobs: Iterable[JobReport]) -> Counter[str]:

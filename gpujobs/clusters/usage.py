@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..schedulers import JobState
 from .history import Connection, GpuSamples
 from .records import ClusterRecord
-from .report import ClusterReport, JobPhase, JobReport, Json
+from .report import ClusterReport, JobReport, Json
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
@@ -46,11 +45,8 @@ class JobUsage:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by an error, or has lost workers."""
-        bad = (JobPhase.FAILED, JobPhase.LOST)
-        fine = (JobState.COMPLETED, JobState.CANCELLED)
-        ended = not self.report.active and self.report.state not in fine
-        return self.report.phase in bad or ended or self.replaced_by is not None
+        """Whether it ended by an error, has lost workers, or was replaced."""
+        return self.report.failed or self.replaced_by is not None
 
     @property
     def connected_seconds(self) -> float:

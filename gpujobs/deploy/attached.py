@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Generator, Iterable, Mapping
+import threading
+from collections.abc import Awaitable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from ..clusters.connect import address_of, security_of, silence_ucx
 from ..clusters.folderstate import read_state
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor, with_log
+from ..clusters.notebook import Card
 from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names, scale
 from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState
 from .display import JobsDisplay
+from .widget import Controls
 
 REFRESH_INTERVAL = 1.0
 """Seconds between two updates of the list of workers."""
@@ -42,6 +45,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._ledger = Ledger()
         record = self._ledger.get(name)
         self._monitor = ClusterMonitor([record], self._ledger)
+        self._reporting = threading.Lock()
         state = read_state(record.path)
         self._address = address_of(record, state)
         silence_ucx(self._address.split("://")[0])
@@ -164,7 +168,8 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         return scripts[-1].read_text() if scripts else ""
 
     def _report(self) -> ClusterReport:
-        return self._monitor.report()
+        with self._reporting:
+            return self._monitor.report()
 
     def _job_reports(self) -> list[JobReport]:
         report = self._report()
@@ -173,11 +178,23 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             for job in report.jobs
         ]
 
-    def _rows(self) -> Iterable[str]:
+    def _card(self) -> Card:
         report = self._report()
-        workers = f"Workers: {report.connected} / {report.record.workers}"
-        return [workers, *(f"No more jobs: {error}" for error in self._errors())]
+        status = ""
+        if self.status != Status.running and not report.finished:
+            status = "detached"
+        link = self.dashboard_link
+        return Card(report=report, title=type(self).__name__, status=status, dashboard=link)
 
-    def _errors(self) -> list[str]:
-        groups = self._ledger.get(self.id).groups
-        return [group.error for group in groups if group.error]
+    async def _live_card(self) -> Card:
+        return await asyncio.to_thread(self._card)  # it may query the batch scheduler
+
+    def _controls(self) -> Controls:
+        record = self._ledger.get(self.id)
+        if record.owner == "client" or record.ranks:
+            return Controls()
+        groups = {group.name: group.workers for group in record.groups}
+        return Controls(groups, self._scale_group)
+
+    def _scale_group(self, group: str, workers: int) -> Awaitable[None] | None:
+        return self.scale(**{group or "n": workers})

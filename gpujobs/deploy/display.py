@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from distributed.utils import Log
+from tornado.ioloop import IOLoop, PeriodicCallback
 
 from ..clusters.folder import tail
 from ..clusters.folderstate import read_transport
+from ..clusters.notebook import Card, card_html
 from ..clusters.report import JobReport
-from .table import JobTable, phase_counts
+from .table import JobTable
+from .widget import ClusterWidget, Controls, ipywidgets_module
 
 
 class JobsDisplay(ABC):
     """The properties that show jobs; a base of all cluster classes."""
 
     id: str
+    loop: IOLoop
+    periodic_callbacks: dict[str, PeriodicCallback]
+    _live: ClusterWidget | None = None
+    """The widget, once it was displayed."""
 
     @property
     @abstractmethod
@@ -35,12 +40,12 @@ class JobsDisplay(ABC):
         """Return the jobs, active ones first."""
 
     @abstractmethod
-    def _rows(self) -> Iterable[str]:
-        """Return the lines of the scaling status."""
+    def _card(self) -> Card:
+        """Return the content for a notebook."""
 
     @abstractmethod
-    def _errors(self) -> list[str]:
-        """Return why some groups, or all, get no more jobs; one line each."""
+    def _controls(self) -> Controls:
+        """Return the actions of the buttons in a notebook."""
 
     @property
     def jobs(self) -> JobTable:
@@ -69,15 +74,29 @@ class JobsDisplay(ABC):
                 logs[path.stem] = Log("\n".join(tail(path, 500)))
         return logs
 
-    def _scaling_status(self) -> str:
-        rows = map(escape, self._rows())
-        cells = (f"<tr><td style='text-align: left;'>{row}</td></tr>" for row in rows)
-        return f"<table>{''.join(cells)}</table>"
-
+    # -- in a notebook -----------------------------------------------------------------------------
     def _repr_html_(self, cluster_status: str | None = None) -> str:
-        jobs = phase_counts(job for job in self._job_reports() if job.active) or "none"
-        rows = [f"<strong>Jobs:</strong> {jobs}"]
-        rows += [f"<strong>No more jobs:</strong> {escape(error)}" for error in self._errors()]
-        cells = "".join(f"<tr><td style='text-align: left;'>{row}</td></tr>" for row in rows)
-        status = f"{cluster_status or ''}{cells}"
-        return str(super()._repr_html_(cluster_status=status))  # type: ignore[misc]
+        return card_html(self._card())
+
+    async def _live_card(self) -> Card:
+        """Return the content of the live widget; called on the event loop."""
+        return self._card()
+
+    def _widget(self) -> Any:
+        """Return the live widget, None without ipywidgets; dask's `_ipython_display_` calls it."""
+        ipywidgets = ipywidgets_module()
+        if self._live is None and ipywidgets is not None:
+            live = ClusterWidget(ipywidgets, self.loop, self._live_card, self._controls())
+            live.show(self._card())
+            self.loop.add_callback(self._keep_live, live)
+            self._live = live
+        return self._live and self._live.tabs
+
+    def _keep_live(self, live: ClusterWidget) -> None:
+        updates = self.periodic_callbacks["cluster-repr"] = live.updates()
+        updates.start()
+
+    async def _close(self) -> None:
+        await super()._close()  # type: ignore[misc]
+        if self._live is not None:
+            await self._live.update()

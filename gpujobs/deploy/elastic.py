@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from distributed.core import Status
@@ -10,8 +11,9 @@ from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import format_dashboard_link
 
+from ..clusters.notebook import Card
 from ..clusters.progress import LibraryProgress
-from ..clusters.report import JobReport
+from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names
 from ..injob.names import LOOPBACK, job_name
 from .adaptive import JobAdaptive, check_bounds
@@ -22,8 +24,9 @@ from .group import WorkerGroup
 from .job import PoolJob
 from .pool import JobPool
 from .scaler import Scaler
-from .table import JobTable, phase_counts
+from .table import JobTable
 from .waiting import wait_for
+from .widget import Controls
 
 
 class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
@@ -229,18 +232,46 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     def _job_reports(self) -> list[JobReport]:
         return self._pool.latest(self._dask.connected)
 
-    def _rows(self) -> tuple[str, ...]:
-        jobs = phase_counts(job.report for job in self._pool.jobs.active.values()) or "none"
-        adapts = any(map(self._dask.adapts, self._pool.groups))
-        return (
-            f"Scaling mode: {'Adaptive' if adapts else 'Manual'}",
-            f"Workers: {len(self.scheduler_info['workers'])} / {len(self.requested)}",
-            f"Jobs: {jobs}",
-            *(f"No more jobs: {error}" for error in self._errors()),
+    # -- in a notebook -----------------------------------------------------------------------------
+    def _card(self) -> Card:
+        return self._card_of(self._pool.monitor.latest(self._dask.connected))
+
+    async def _live_card(self) -> Card:
+        pool, report = self._pool, self._pool.report
+        if report is None or report.record.submissions != pool.record.submissions:
+            return self._card()
+        return self._card_of(replace(report, record=pool.record))
+
+    def _card_of(self, report: ClusterReport) -> Card:
+        pool = self._pool
+        status = ""
+        if not self._dask.open:
+            status = "closed"
+        elif not report.active and not pool.ended:
+            status = "no jobs"
+        return Card(
+            report=report,
+            title=type(self).__name__,
+            status=status,
+            dashboard=self.dashboard_link,
+            problem=str(pool.conflict or ""),
+            adaptive=tuple(filter(self._dask.adapts, pool.groups)),
         )
 
-    def _errors(self) -> list[str]:
-        return [str(error).splitlines()[0] for error in self._pool.errors]
+    def _controls(self) -> Controls:
+        if not self._pool.plan.layout.elastic:
+            return Controls()
+        groups = {group.name: group.workers for group in self._pool.record.groups}
+        return Controls(groups, self._scale_group, self._adapt_group)
+
+    def _scale_group(self, group: str, workers: int) -> Any:
+        """Scale a group without adaptive scaling, as the button of dask's widget does."""
+        if self._dask.adapts(group):
+            self.adaptives[group].stop()
+        return self.scale(**{group or "n": workers})
+
+    def _adapt_group(self, group: str, minimum: int, maximum: int) -> None:
+        self.adapt(group=group, minimum=minimum, maximum=maximum)
 
 
 def _name(job: PoolJob, cluster_id: str) -> str:

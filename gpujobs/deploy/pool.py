@@ -67,7 +67,7 @@ class JobPool:
         self._submitter = Submitter(spec, plan, self.id)
         self._closing = threading.Event()
         self._client = client_of(self.record, stopping=self._closing.is_set, system=system)
-        self._monitor = ClusterMonitor(
+        self.monitor = ClusterMonitor(
             [self.record], ledger, stopping=self._closing.is_set, system=system
         )
         self._canceller = Canceller(self._client, self.id, self.jobs)
@@ -96,7 +96,7 @@ class JobPool:
         """Return the active jobs as they are now, then the past ones, newest first."""
         if not self.record.submissions:
             return self.jobs.reports()
-        return self.jobs.latest(self._monitor.latest(connected).jobs)
+        return self.jobs.latest(self.monitor.latest(connected).jobs)
 
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, group: WorkerGroup, count: int) -> None:
@@ -232,12 +232,12 @@ class JobPool:
     # -- watch -------------------------------------------------------------------------------------
     def query_soon(self, seconds: float = QUERY_DELAY) -> None:
         """Something has changed: query the batch scheduler at the next refresh."""
-        self._monitor.query_soon(seconds)
+        self.monitor.query_soon(seconds)
 
     @property
     def up_to_date(self) -> bool:
         """Whether the batch scheduler was queried within the site's `poll`."""
-        return self._monitor.age < self.record.poll
+        return self.monitor.age < self.record.poll
 
     async def refresh(
         self, connected: frozenset[str] | None, lock: asyncio.Lock
@@ -245,10 +245,9 @@ class JobPool:
         """Take in a new report; return the jobs that have ended since the last one.
 
         ``connected``: the names of the workers that dask reports, None if that is unknown.
-        ``lock``: held while jobs are judged, since a job that is being removed is not to be
-        replaced.
+        ``lock``: held while jobs are judged: one that is being removed is not to be replaced.
         """
-        report = self.report = await asyncio.to_thread(self._monitor.report, connected)
+        report = self.report = await asyncio.to_thread(self.monitor.report, connected)
         now = self.system.monotonic()
         async with lock:
             self._adopt(report.record)

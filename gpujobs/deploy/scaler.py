@@ -79,6 +79,7 @@ class Scaler:
                     errors.append(error)
         if errors:
             self.pool.write_errors()
+            self.pool.write_targets()
             raise errors[0]
 
     async def _reach_target(self, group: WorkerGroup) -> None:

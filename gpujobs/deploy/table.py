@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections import Counter
 from collections.abc import Iterable
 
 from ..clusters.report import JobPhase, JobReport, Json, job_json
+from ..clusters.rows import JOB_HEADER, job_cells
 from ..text import table
 
 Row = dict[str, Json]
@@ -15,13 +15,11 @@ Row = dict[str, Json]
 class JobTable(list[Row]):
     """A list of jobs, each as `job_json` returns it, with a human-readable table as its repr."""
 
-    _HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "GPUS", "")
-
     @classmethod
     def of(cls, jobs: Iterable[JobReport], transport: str = "") -> JobTable:
         """Return the table of ``jobs``, with a line on the measured ``transport`` below."""
         table = cls(job_json(job) for job in jobs)
-        table._cells = [_cells(job) for job in jobs]
+        table._cells = [job_cells(job) for job in jobs]
         table.transport = transport
         return table
 
@@ -32,31 +30,13 @@ class JobTable(list[Row]):
         """The measured rates of dask's protocols; "" if only one was possible."""
 
     def __repr__(self) -> str:
-        jobs = table(self._HEADER, self._cells) if self else "no jobs"
+        jobs = table(JOB_HEADER, self._cells) if self else "no jobs"
         return f"{jobs}\nnetwork: {self.transport}" if self.transport else jobs
 
     def _repr_html_(self) -> str:
         rows = "".join(_html_row("td", cells) for cells in self._cells)
         below = f"<p>network: {html.escape(self.transport)}</p>" if self.transport else ""
-        return f"<table>{_html_row('th', self._HEADER)}{rows}</table>{below}"
-
-
-def _cells(job: JobReport) -> tuple[str, ...]:
-    own = {(gpu.node, gpu.uuid): gpu for gpu in job.gpus}  # workers may share one
-    models = Counter(gpu.model or "?" for gpu in own.values())
-    gpus = ", ".join(f"{number} {model}" for model, number in models.items())
-    remarks = [job.group, "head" if job.head else "", job.reason]
-    if job.starts:
-        remarks.append(f"starts {job.starts}")
-    return (
-        str(job.number),
-        job.id,
-        job.phase.value,
-        job.node or "-",
-        f"{len(job.connected)}/{len(job.workers)}",
-        gpus or "-",
-        ", ".join(remark for remark in remarks if remark),
-    )
+        return f"<table>{_html_row('th', JOB_HEADER)}{rows}</table>{below}"
 
 
 def _html_row(tag: str, cells: Iterable[str]) -> str:

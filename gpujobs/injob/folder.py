@@ -108,7 +108,12 @@ def all_gpus(gpu: Gpu | None) -> list[Gpu]:
     return [one for one in (gpu, *gpu.get("others", [])) if one.get("uuid")]
 
 
-class RegisteredWorker(TypedDict):
+class _WorkerMemory(TypedDict, total=False):
+    memory: int
+    """Limit of the worker's memory in bytes; 0: none. Missing in files of an older gpujobs."""
+
+
+class RegisteredWorker(_WorkerMemory):
     """A worker in `workers.json`."""
 
     address: str

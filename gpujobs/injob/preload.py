@@ -208,4 +208,5 @@ def _row(state: WorkerState) -> RegisteredWorker:
         "address": state.address,
         "threads": state.nthreads,
         "gpu": state.extra.get("gpujobs"),
+        "memory": int(state.memory_limit or 0),
     }

@@ -250,7 +250,7 @@ class _Planner:
 
     def _note_differences(self, groups: tuple[JobGroup, ...]) -> None:
         """Note that the groups of which one will have the head are not alike."""
-        if self.profile.head or len(groups) < 2:
+        if self.profile.head or self.owned or len(groups) < 2:
             return
         differ = [
             name

@@ -312,6 +312,7 @@ def test_adapt_submits_what_the_site_allows(
     ) as cluster:
         with pytest.raises(InputError, match=r"the queue allows 3 of one user \(`max_jobs`\)"):
             cluster.scale(4)
+        assert gpujobs.ClusterHandle(cluster.id).status().target == 0  # nothing has changed
         cluster.adapt(minimum=1, maximum=100, interval="200ms", target_duration="1s")
         with cluster.get_client() as client:
             futures = client.map(time.sleep, [1] * 400, pure=False)

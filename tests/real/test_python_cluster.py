@@ -258,7 +258,9 @@ def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPat
         {"distributed.dashboard.link": "{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/status"}
     ):
         assert "/user/ada/proxy/" in cluster._repr_html_()
-    assert "1 RUNNING" in cluster._repr_html_() and "1 RUNNING" in cluster._scaling_status()
+    assert "1 running" in cluster._repr_html_() and "1 Fake GPU" in cluster._repr_html_()
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert cluster._widget() is None  # then a notebook displays the HTML
     logs = cluster.get_logs()
     assert "job-0" in logs and "Registered to" in logs["job-0"]
     assert cluster.id in repr(cluster)

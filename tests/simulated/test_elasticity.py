@@ -292,14 +292,14 @@ def test_failures_of_one_group_do_not_stop_the_others(tmp_path: Path) -> None:
         await asyncio.sleep(120)
         assert Counter(job.group for job in slurm.alive) == {"gpu": 3}
         message = "group prep: 4 jobs in a row ended before their workers connected"
-        (shown,) = (row for row in cluster._rows() if row.startswith("No more jobs"))
+        (shown,) = cluster.pool.monitor.latest(None).errors
         report = ClusterMonitor([cluster.pool.record], cluster.ledger, system=slurm).report()
         for text in (
             shown,
-            report.notes[-1].capitalize(),
-            f"No more jobs: {report.record.group('prep').error}",
+            report.notes[-1],
+            f"no more jobs: {report.record.group('prep').error}",
         ):
-            assert text.startswith(f"No more jobs: {message}"), text
+            assert text.startswith(f"no more jobs: {message}"), text
         slurm.broken = []
         await cluster.scale_to(1, "prep")
         await asyncio.sleep(120)

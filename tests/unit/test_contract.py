@@ -23,7 +23,8 @@ from gpujobs.injob.demand import add_handler  # noqa: E402
 
 OURS = {
     "_abort", "_address", "_dask", "_devices", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
-    "_errors", "_group_sizes", "_refresh", "_refreshing", "_report", "_rows", "_scale", "_scaler", "_start_dask",
+    "_group_sizes", "_refresh", "_refreshing", "_report", "_scale", "_scaler", "_start_dask",
+    "_adapt_group", "_card", "_card_of", "_controls", "_keep_live", "_live", "_live_card", "_reporting", "_scale_group",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""
 
@@ -41,8 +42,8 @@ def test_what_is_overridden_is_there() -> None:
     for name in (
         "_wait_for_workers",
         "_get_logs",
-        "_scaling_status",
         "_repr_html_",
+        "_widget",
         "_update_worker_status",
         "_log",
         "sync",
@@ -99,6 +100,15 @@ def test_workers_that_come_and_go_are_told() -> None:
     text = source(Cluster._update_worker_status)
     assert 'self.scheduler_info["workers"].update(workers)' in text
     assert 'del self.scheduler_info["workers"][msg]' in text
+
+
+def test_a_notebook_displays_the_widget_and_html() -> None:
+    text = source(Cluster._ipython_display_)
+    assert "widget = self._widget()" in text
+    assert 'mimebundle["text/html"] = self._repr_html_()' in text
+    assert 'self.periodic_callbacks["cluster-repr"] = pc' in source(Cluster._widget)
+    assert "for pc in self.periodic_callbacks.values(): pc.stop()" in source(Cluster._close)
+    assert '"distributed.deploy.cluster-repr-interval"' in source(Cluster._widget)
 
 
 def test_adaptive_asks_for_recommendations() -> None:

@@ -17,7 +17,7 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submissi
 from gpujobs.clusters.logs import choose
 from gpujobs.clusters.report import cluster_json
 from gpujobs.config.groups import group_specs
-from gpujobs.config.spec import read_spec, write_spec
+from gpujobs.config.spec import load_spec, read_spec, write_spec
 from gpujobs.errors import InputError
 from gpujobs.injob.demand import HANDLER, add_handler
 from gpujobs.injob.folder import RegisteredWorker
@@ -140,6 +140,11 @@ def test_groups_that_differ_are_noted(home: Path) -> None:
     (note,) = made_plan(home, differ).notes
     assert "of group a or b" in note and "walltime and environment differ" in note
     assert not made_plan(home, differ + "head: {group: a}\n").notes
+    path = home / "differ.yaml"
+    path.write_text(differ)
+    spec = load_spec(path, site=str(home / "s.yaml"))
+    owned = make_plan(spec, python="python", elastic=True)  # of a Python process
+    assert not any("differ" in note for note in owned.notes)
 
 
 def test_only_one_group_has_the_head(home: Path) -> None:

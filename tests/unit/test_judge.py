@@ -123,6 +123,9 @@ def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:
     both = FolderState(workers=BOTH, seen=frozenset(BOTH))
     found = report(RUNNING, both, leaving)
     assert states(found)[2] == "LEAVING" and found.connected == 0
+    started = FolderState(nodes={0: "node1"}, exits={0: ExitRecord(143, "node1")})
+    assert states(report(JobStatus(JobState.CANCELLED), started, leaving))[2] == "ENDED"
+    assert states(report(JobStatus(JobState.CANCELLED), started))[2] == "FAILED"
 
 
 def test_suspended() -> None:

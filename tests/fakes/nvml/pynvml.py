@@ -1,6 +1,6 @@
 """A stand-in for ``pynvml`` on machines without an NVIDIA driver, on which the real CUDAWorker runs.
 
-With this folder first on PYTHONPATH, distributed and dask_cuda see ``FAKE_NVML_GPUS`` (4) idle GPUs of 16 GiB. The UUID
+With this folder first on PYTHONPATH, distributed and dask_cuda see ``FAKE_NVML_GPUS`` (4) idle GPUs of 16 GiB, named ``FAKE_NVML_NAME``. The UUID
 of a GPU contains the name of the emulated node, so that two nodes of one host do not seem to share their GPUs. Only
 the functions that those two packages and gpujobs call are here. A handle is the device's index.
 """
@@ -103,7 +103,7 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetName(handle):
-    return "Fake GPU"
+    return os.environ.get("FAKE_NVML_NAME", "Fake GPU")
 
 
 def nvmlDeviceGetMemoryInfo(handle):

@@ -1,0 +1,29 @@
+"""The templates of HTML pages. They escape all values: names and reasons are data."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..config.sitefiles import data_folder
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+
+def html_template(name: str) -> Template:
+    """Return a template of the package."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(data_folder("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

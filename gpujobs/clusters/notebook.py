@@ -1,0 +1,91 @@
+"""A cluster in a notebook: HTML from its report. It contains no script, and escapes all values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import urlsplit
+
+from .connect import dashboard_node
+from .html import html_template
+from .report import ClusterReport, ClusterState, JobReport
+from .rows import JOB_HEADER, ONLY_GROUP, group_rows, job_cells
+
+TEMPLATE = "cluster.html.j2"
+SHOWN_JOBS = 50
+"""Jobs that are listed: the page is sent again after each change."""
+
+
+class Part(Enum):
+    """A part of the page."""
+
+    ALL = "all"
+    OVERVIEW = "overview"
+    JOBS = "jobs"
+
+
+@dataclass(frozen=True)
+class Card:
+    """The content of the page of one cluster."""
+
+    report: ClusterReport
+    title: str
+    """Name of the class of the object that is shown."""
+    status: str = ""
+    """Replaces the state of the cluster, as ``closed``."""
+    dashboard: str = ""
+    """Link to the dashboard; "" if there is none."""
+    problem: str = ""
+    """Of the whole cluster, that is not the reason of its state."""
+    adaptive: Collection[str] = ()
+    """Names of the groups that scale adaptively; "" in a cluster without groups."""
+
+
+def card_html(card: Card, part: Part = Part.ALL) -> str:
+    """Return a part of the page."""
+    report = card.report
+    jobs = _newest(report.jobs)
+    return html_template(TEMPLATE).render(
+        card=card,
+        part=part.value,
+        record=report.record,
+        state=card.status or report.state.value.lower(),
+        tone=_tone(card),
+        linked=_is_web_link(card.dashboard),
+        node=dashboard_node(report.record, report.folder),
+        groups=group_rows(report),
+        problems=[card.problem, *report.errors],
+        adaptive={name or ONLY_GROUP for name in card.adaptive},
+        header=JOB_HEADER,
+        rows=[(job.failed, job_cells(job)) for job in jobs],
+        hidden=len(report.jobs) - len(jobs),
+    )
+
+
+def _newest(jobs: Collection[JobReport]) -> list[JobReport]:
+    """Return the jobs that are listed: active ones first, then the newest."""
+    ordered = sorted(jobs, key=lambda job: (not job.active, -job.number))[:SHOWN_JOBS]
+    return sorted(ordered, key=lambda job: (not job.active, job.number))
+
+
+def _tone(card: Card) -> str:
+    """Return the class of the style of the cluster's state."""
+    if card.status:
+        return "soft"
+    tones = {
+        ClusterState.PENDING: "wait",
+        ClusterState.STARTING: "wait",
+        ClusterState.SUSPENDED: "wait",
+        ClusterState.RUNNING: "good",
+        ClusterState.FAILED: "bad",
+    }
+    return tones.get(card.report.state, "soft")
+
+
+def _is_web_link(link: str) -> bool:
+    """Return whether a link is a page, and not for example a script."""
+    try:
+        return urlsplit(link).scheme in ("", "http", "https")
+    except ValueError:
+        return False
