@@ -21,11 +21,16 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
     """
     started = time.monotonic()
     output = LogFollower(lambda: [cluster.record.path / "logs" / "run.log"])
+    shown: set[str] = set()
 
     def clock() -> str:
         return clock_text(time.monotonic() - started)
 
     def show(report: ClusterReport) -> None:
+        for note in report.folder.findings:
+            if note not in shown:
+                shown.add(note)
+                progress.write(f"note: {note}")
         for line in output.new_lines(last=report.finished and not report.active):
             progress.write(line)
         if not report.finished:

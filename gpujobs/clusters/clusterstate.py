@@ -45,7 +45,7 @@ def cluster_state(
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if not any(job.active for job in jobs):
-        return _all_ended(jobs)
+        return _all_ended(jobs, removed=folder.removed)
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:
         return ClusterState.SUSPENDED, "all its jobs are suspended"
@@ -65,8 +65,10 @@ def _state_of(ended: Ended) -> ClusterState:
     return _STATE_OF_KIND[ended.kind]
 
 
-def _all_ended(jobs: tuple[JobReport, ...]) -> tuple[ClusterState, str]:
+def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterState, str]:
     states = sorted({job.state.value for job in jobs})
+    if removed and states == ["COMPLETED"]:
+        return ClusterState.DONE, "its folder was removed"
     failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
     detail = "".join(f" ({reason})" for reason in list(failed)[:1])
     state = ClusterState.CANCELLED if states == ["CANCELLED"] else ClusterState.FAILED

@@ -50,6 +50,17 @@ def write_atomically(path: Path, content: str, *, durable: bool = False) -> None
             temporary.unlink(missing_ok=True)
 
 
+def is_removed(folder: Path) -> bool:
+    """Return whether ``folder`` was removed; not if its parent is gone, as of an unmounted disk."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return folder.parent.is_dir()
+    except OSError:
+        return False
+    return False
+
+
 def private_folder(path: Path) -> None:
     """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
 

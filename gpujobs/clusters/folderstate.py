@@ -22,6 +22,7 @@ from ..injob.folder import (
 from ..injob.transport import FILE, Choice
 from ..schedulers import JobId
 from ..text import clean
+from .files import is_removed
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class FolderState:
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     waits_for: str = ""
     """The cluster after whose end this one starts; "" when that has ended."""
+    removed: bool = False
+    """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
 
@@ -94,7 +97,14 @@ class FolderState:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user: setup, memory of workers, transport."""
+        """Remarks for the user: findings, and missing encryption."""
+        if self.encrypted is False:
+            return [*self.findings, f"not encrypted: dask uses {self.scheme}"]
+        return self.findings
+
+    @property
+    def findings(self) -> list[str]:
+        """What only the jobs could find out: setup, memory of workers, transport."""
         found = [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
         found += filter(None, (self.transport.reason, self.transport.remark))
@@ -102,8 +112,6 @@ class FolderState:
             names = " and ".join(self._between(name) for name in unused)
             message = f"{names} seen and left unused: dask uses {self.scheme}, not ucxx"
             found.append(f"{message}; `protocol: ucxx` uses it, not encrypted")
-        if self.encrypted is False:
-            found.append(f"not encrypted: dask uses {self.scheme}")
         return found
 
 
@@ -133,6 +141,7 @@ class FolderReader:
         services = scheduler.get("services", {})
         return FolderState(
             ended=_ended(self._json("ended")),
+            removed=is_removed(self.folder),
             workers=registry.get("workers", {}),
             over_memory=registry.get("over_memory", {}),
             waits_for=self._waits_for(),

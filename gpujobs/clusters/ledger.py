@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpujobsError, NoSuchClusterError
-from .files import disk_errors, private_folder, write_atomically, write_new
+from .files import disk_errors, is_removed, private_folder, write_atomically, write_new
 from .records import ClusterRecord, GroupRecord, Intent, Submission, parse
 
 __all__ = ["ClusterRecord", "GroupRecord", "Intent", "Ledger", "Submission"]
@@ -64,11 +64,18 @@ class Ledger:
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}", hint=hint) from None
 
     def all(self) -> list[ClusterRecord]:
-        """Return all records, oldest first. A record that cannot be read is logged and skipped."""
+        """Return all records, oldest first. A record that cannot be read is logged and skipped.
+
+        The record of a cluster that has ended is deleted if its user has removed its folder.
+        """
         records = []
         for path in self._paths():
             try:
-                records.append(_load(path))
+                record = _load(path)
+                if record.finished and is_removed(record.path):
+                    self.remove(record.id)
+                else:
+                    records.append(record)
             except FileNotFoundError:
                 continue  # its submission failed meanwhile
             except GpujobsError as error:  # a full disk, or another version; the others are valid

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,6 +44,27 @@ def test_quickstart(local: Cli) -> None:
     assert "no NVIDIA GPU on this machine, so CPU workers" in done.stderr
     assert "they agree with the eigenvalues" in done.stderr
     until(lambda: not processes_with(done.stdout.strip()), 10)
+
+
+def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
+    setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
+    profile = {"gpus": 0, "environment": {"setup": setup, "python": sys.executable}, "run": "echo"}
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "setup" in line]
+    assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
+
+
+def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
+    profile = {"gpus": 0, "run": "echo here"}
+    first, second = local.submit(profile, "--wait"), local.submit(profile, "--wait")
+    until(lambda: not processes_with(first) and not processes_with(second), 10)
+    shutil.rmtree(local.status(second)["folder"])
+    found = local.status(second)
+    assert (found["state"], found["reason"]) == ("DONE", "its folder was removed")
+    listed = json.loads(local("status", "--all", "--json").stdout)["clusters"]
+    assert [cluster["id"] for cluster in listed] == [first]
+    assert local("status", second).returncode == 4
 
 
 def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
