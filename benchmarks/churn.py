@@ -1,7 +1,7 @@
 """Churn of many CPU workers on a private Slurm: jobs are cancelled and requeued, nodes fail, the
 controller is killed and started again, while tasks run.
 
-``python benchmarks/churn.py [--workers 200] [--minutes 10] [--pause 5] [--seed 0]``
+``python benchmarks/churn.py [--workers 200] [--per-job 1] [--minutes 10] [--pause 5] [--seed 0]``
 It fails if a task has a wrong result, the target is not met at the end, or a job is left.
 """
 
@@ -21,6 +21,7 @@ from tests.support.slurm_churn import churn, counted_commands, environment, slur
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=200)
+    parser.add_argument("--per-job", type=int, default=1, help="workers of a job")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--pause", type=float, default=5, help="mean seconds between two faults")
     parser.add_argument("--seed", type=int, default=0)
@@ -32,9 +33,17 @@ def main() -> None:
         environment(counted_commands(Path(name), slurm)),
     ):
         seconds = 60 * options.minutes
-        found = churn(Path(name), slurm, options.workers, seconds, options.pause, options.seed)
+        found = churn(
+            Path(name),
+            slurm,
+            options.workers,
+            seconds,
+            options.pause,
+            options.seed,
+            options.per_job,
+        )
     minutes = found.seconds / 60
-    print(f"{found.workers} workers for {minutes:.1f} minutes")
+    print(f"{found.workers} workers, {found.per_job} in each job, for {minutes:.1f} minutes")
     print("faults:", ", ".join(f"{kind} {number}" for kind, number in sorted(found.faults.items())))
     print(f"jobs submitted: {found.submitted}")
     print(f"tasks, each with its right result: {found.tasks}")

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .backend import FAKE_GPUS
 from .cli import text_of
 from .processes import patience, until
 from .slurm import PrivateSlurm
 from .slurm_faults import fail_node, restart_controller, restore_node
 
-NODES, CPUS = 8, 64
+NODES, CPUS, GPUS = 8, 64, 32
+"""The nodes, and what each of them has. The GPUs are emulated: a job has a worker for each of its own."""
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
 ROUND = {"cancel": 5, "requeue": 2, "node": 2, "controller": 1}
 """How often each fault happens in a round; the order within a round is random."""
@@ -27,9 +29,12 @@ DOWNTIME = 10.0
 """Seconds after which a node that has failed is booted."""
 ENVIRONMENT = {
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+    "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1m",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "10s",
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
 }
-"""So many workers on a host of few cores would be busy with the samples of themselves."""
+"""So many workers on a host of few cores would be busy with watching themselves."""
 
 
 @dataclass
@@ -37,7 +42,9 @@ class Result:
     """What happened in one run."""
 
     workers: int
-    """Each in a job of its own."""
+    """All workers that there should be."""
+    per_job: int = 1
+    """Workers of a job."""
     faults: collections.Counter[str] = field(default_factory=collections.Counter)
     calls: collections.Counter[str] = field(default_factory=collections.Counter)
     """Commands of the batch scheduler that the owner ran, until the target was met again."""
@@ -62,29 +69,35 @@ def counted_commands(folder: Path, slurm: PrivateSlurm) -> dict[str, str]:
 
 
 def slurm_for_churn(folder: Path) -> PrivateSlurm:
-    """Return a Slurm of CPU nodes, which starts a requeued job again after 10 s, not two minutes.
+    """Return a Slurm of some nodes, which starts a requeued job again after 10 s, not two minutes.
 
     Its partition `churn` starts each job on the node with the least load.
     """
     authentication = f"AuthInfo=socket={folder}/run/munge.sock,cred_expire=10"
     partition = "PartitionName=churn Nodes=ALL LLN=YES MaxTime=INFINITE State=UP"
     extra = f"{authentication}\n{partition}"
-    return PrivateSlurm(folder, nodes=NODES, gpus=0, cpus=CPUS, extra=extra)
+    return PrivateSlurm(folder, nodes=NODES, gpus=GPUS, cpus=CPUS, extra=extra)
 
 
 @contextlib.contextmanager
-def owned_cluster(folder: Path, workers: int) -> Iterator[Any]:
-    """Return a cluster that this process owns, with its target; the environment is that of Slurm."""
+def owned_cluster(folder: Path, workers: int, per_job: int = 1) -> Iterator[Any]:
+    """Return a cluster that this process owns, with its target; the environment is that of Slurm.
+
+    The workers are dask's, without CUDA; several in a job are on emulated GPUs.
+    """
     import gpujobs
 
     site = folder / "site.yaml"
-    queue = {"cpus_per_node": CPUS, "memory_per_node": "60GiB"}
+    queue: dict[str, Any] = {"cpus_per_node": CPUS, "memory_per_node": "60GiB"}
+    if per_job > 1:
+        queue["gpus_per_node"] = GPUS
     site.write_text(
         text_of(
             {
                 "description": "churn",
                 "scheduler": "slurm",
                 "poll": "1s",
+                "setup": f"{FAKE_GPUS} FAKE_NVML_GPUS={GPUS}",
                 "queues": {"churn": queue},
                 "defaults": {"walltime": "1h"},
             }
@@ -92,17 +105,25 @@ def owned_cluster(folder: Path, workers: int) -> Iterator[Any]:
     )
     with gpujobs.GPUSLURMCluster(
         str(site),
-        gpus_per_job=0,
+        gpus_per_job=0 if per_job == 1 else per_job,
         worker_class="nanny",
         worker_threads=1,
         worker_memory="256MiB",
         interface="lo",
         env=ENVIRONMENT,
         quiet=True,
-        scheduler_options={"dashboard_address": ":0", "host": "127.0.0.1"},
+        scheduler_options={
+            "dashboard_address": ":0",
+            "host": "127.0.0.1",
+            "allowed_failures": LOSSES,
+        },
     ) as cluster:
         cluster.scale(workers)
         yield cluster
+
+
+LOSSES = 50
+"""Workers that a task may lose until dask gives it up; by default 3. All tasks of a worker count."""
 
 
 class Faults(threading.Thread):
@@ -187,14 +208,20 @@ class Faults(threading.Thread):
 
 
 def churn(
-    folder: Path, slurm: PrivateSlurm, workers: int, seconds: float, pause: float, seed: int = 0
+    folder: Path,
+    slurm: PrivateSlurm,
+    workers: int,
+    seconds: float,
+    pause: float,
+    seed: int = 0,
+    per_job: int = 1,
 ) -> Result:
     """Run a cluster under faults; fails if a task has a wrong result, or a worker is missing at the end.
 
     The environment must be that of `counted_commands`. Afterwards no job may be in the queue.
     """
-    result = Result(workers)
-    with owned_cluster(folder, workers) as cluster, cluster.get_client() as client:
+    result = Result(workers, per_job)
+    with owned_cluster(folder, workers, per_job) as cluster, cluster.get_client() as client:
         cluster.wait_for_workers(result.workers, timeout=patience(300))
         started = time.monotonic()
         faults = Faults(slurm, lambda: _steady(cluster), seed, seconds, pause)
