@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
@@ -23,8 +24,9 @@ def make_cluster_plan(
         from .machine import this_machine
 
         machine = this_machine(devices)
+    folder = Path(spec.document.position(("run",)).source).parent
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    return replace(plan, notes=(*plan.notes, *run_notes(plan), *image_notes(plan)))
+    return replace(plan, notes=(*plan.notes, *run_notes(plan, folder), *image_notes(plan)))
 
 
 def scripts_of(

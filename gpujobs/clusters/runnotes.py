@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +15,24 @@ _VARIABLE = re.compile(r"\$(\w|\{)")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
 
 
-def run_notes(plan: Plan) -> Iterator[str]:
-    """Yield notes about the command of ``plan``; reads the names in its working directory."""
+def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
+    """Yield notes about the command of ``plan``; reads the names in its working directory.
+
+    ``folder``: that of the profile, where the script may be instead.
+    """
     run = plan.profile.run
     if not run:
         return
     if Path(run[0]).name not in _SHELLS:
         yield from _shell_notes(run)
+    workdir = Path(plan.workdir)
     script = _script(run)
-    if script and not (Path(plan.workdir) / script).exists():
-        yield _missing(script, Path(plan.workdir))
+    if script and not (workdir / script).exists():
+        yield _missing(script, workdir, folder)
+    elif run[0].endswith(".py") and not os.access(workdir / run[0], os.X_OK):
+        yield f"warning: run: {run[0]} is not executable; write run: [python, {run[0]}]"
+    elif run[0].endswith(".py") and "/" not in run[0] and plan.profile.run_on == "head":
+        yield f"warning: run: PATH has no {run[0]}; write run: [./{run[0]}]"
 
 
 def image_notes(plan: Plan) -> Iterator[str]:
@@ -57,8 +66,10 @@ def _script(run: tuple[str, ...]) -> str:
     return first if first.endswith(".py") and not {"-m", "-c"} & {*run[1:3]} else ""
 
 
-def _missing(script: str, workdir: Path) -> str:
-    note = f"run: there is no file {script} in {workdir}"
+def _missing(script: str, workdir: Path, beside: Path) -> str:
+    note = f"warning: run: there is no file {script} in {workdir}"
+    if (beside / script).exists():
+        return f"{note}, but beside the profile: submit there, or set `workdir: {beside.resolve()}`"
     folder = (workdir / script).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
     if near := difflib.get_close_matches(Path(script).name, names, n=1):

@@ -116,10 +116,14 @@ def make_spec(
         profile=profile,
         document=whole,
         name=profile.name or name,
-        # An unknown ~name stays as it is, as in a shell.
-        workdir=Path(os.path.expanduser(profile.workdir or working_folder())),  # noqa: PTH111
+        workdir=_workdir(profile.workdir or ""),
         from_site=frozenset(defaults.value) - set(document.value),
     )
+
+
+def _workdir(text: str) -> Path:
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - an unknown ~name stays, as in a shell
+    return path if path.is_absolute() or text.startswith("~") else working_folder() / path
 
 
 def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:

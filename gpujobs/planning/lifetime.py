@@ -34,15 +34,18 @@ def plan_lifetime(
     """Return the lifetime of a cluster of these jobs; if a process owns it, that decides."""
     if owned:
         return Lifetime()
-    jobs = sum(group.shape.jobs for group in groups if group)
-    return Lifetime(_end_after(diagnostics), _attempts(diagnostics, scheduler, jobs))
+    planned = [group for group in groups if group]
+    jobs = sum(group.shape.jobs for group in planned)
+    walltime = max((group.walltime or 0 for group in planned), default=0)
+    return Lifetime(_end_after(diagnostics, walltime), _attempts(diagnostics, scheduler, jobs))
 
 
-def _end_after(diagnostics: Diagnostics) -> dict[str, int]:
+def _end_after(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
     """Return when a cluster without work ends: seconds by rule (see `injob.idle`).
 
     `idle_timeout` and `client_timeout` act each by itself. Without both of them, a cluster without
-    `run` ends after `DEFAULT` seconds without tasks and clients, or the site's limit.
+    `run` ends after `DEFAULT` seconds without tasks and clients, or the site's limit, unless its
+    ``walltime`` (seconds; 0: none) ends it before.
     """
     profile = diagnostics.spec.profile
     most = None if profile.run else diagnostics.spec.site.site.max_idle_timeout
@@ -52,6 +55,8 @@ def _end_after(diagnostics: Diagnostics) -> dict[str, int]:
     rules = {name: seconds for name, seconds in given.items() if seconds}
     if not profile.run and set(given.values()) == {None}:
         rules = {"unused": min(DEFAULT, most or DEFAULT)}
+        if 0 < walltime <= rules["unused"]:
+            return {}
     for name, seconds in rules.items():
         diagnostics.note(_note(name, seconds, can_turn_off=not most))
     return rules

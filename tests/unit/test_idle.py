@@ -66,6 +66,7 @@ def test_rules_as_an_option() -> None:
         ("client_timeout: 90s", "client=90", "ends after 1m30s without clients"),
         ("idle_timeout: 0\nclient_timeout: 1m", "client=60", "ends after 1 minute without clients"),
         ("idle_timeout: 0", "", ""),
+        ("walltime: 20m", "", ""),  # which ends it earlier
         ("client_timeout: 0", "", ""),
         ("run: sleep 9", "", ""),
         ("run: sleep 9\nidle_timeout: 10m", "idle=600", "ends after 10 minutes without tasks"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 
 from .support import SLURM, error_of, made_plan, make_spec
@@ -34,7 +36,9 @@ def test_a_script_that_is_not_in_the_working_directory(home: Path, run: list[str
         assert found == []
         return
     (note,) = found
-    assert note.startswith("run: there is no file ") and note.endswith("did you mean first.py?")
+    assert note.startswith("warning: run: there is no file ") and note.endswith(
+        "did you mean first.py?"
+    )
 
 
 def test_the_working_directory_of_the_profile(home: Path) -> None:
@@ -42,7 +46,41 @@ def test_the_working_directory_of_the_profile(home: Path) -> None:
     (home / "there" / "first.py").write_text("")
     assert notes(home, {"run": ["python", "first.py"], "workdir": str(home / "there")}) == []
     (note,) = notes(home, {"run": ["python", "first.py"]})
-    assert note == f"run: there is no file first.py in {home}"
+    assert note == f"warning: run: there is no file first.py in {home}"
+
+
+def test_the_working_directory_may_be_relative(home: Path, monkeypatch: Any) -> None:
+    (home / "there").mkdir()
+    (home / "there" / "first.py").write_text("")
+    monkeypatch.chdir(home)
+    spec = make_spec(home, {"gpus": 1, "workdir": "there"}, str(home / "s.yaml"))
+    assert spec.workdir == home / "there"
+    assert notes(home, {"run": ["python", "first.py"], "workdir": "there"}) == []
+
+
+def test_a_script_beside_the_profile(home: Path, monkeypatch: Any) -> None:
+    (home / "first.py").write_text("")
+    (home / "there").mkdir()
+    monkeypatch.chdir(home / "there")
+    (home / "p.yaml").write_text("gpus: 1\nrun: python first.py\n")
+    spec = load_spec(Path("../p.yaml"), site=str(home / "s.yaml"))
+    (note,) = make_cluster_plan(spec).notes
+    assert note.endswith(f"there, but beside the profile: submit there, or set `workdir: {home}`")
+
+
+@pytest.mark.parametrize(
+    ("run", "note"),
+    [
+        (["./first.py"], "./first.py is not executable; write run: [python, ./first.py]"),
+        (["first.py"], "first.py is not executable; write run: [python, first.py]"),
+        (["tool.py"], "PATH has no tool.py; write run: [./tool.py]"),
+    ],
+)
+def test_scripts_that_cannot_start(home: Path, run: list[str], note: str) -> None:
+    (home / "first.py").write_text("")
+    (home / "tool.py").touch(mode=0o755)
+    assert notes(home, {"run": run}) == [f"warning: run: {note}"]
+    assert notes(home, {"run": ["./tool.py"]}) == []
 
 
 @pytest.mark.parametrize(
