@@ -12,7 +12,7 @@ import pytest
 
 from ..conftest import need_library
 from ..support.cli import Cli
-from ..support.processes import run
+from ..support.processes import patience, run
 from .test_examples import local  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,8 @@ def test_a_flow_of_prefect(local: Cli) -> None:
 def test_a_flow_of_the_real_prefect(local: Cli) -> None:
     """Without the stand-in: Prefect starts a temporary server for the flow."""
     need_library("prefect")
-    env = {**local.env, "DO_NOT_TRACK": "1"}
+    startup = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(patience(60)))}
+    env = {**local.env, "DO_NOT_TRACK": "1", **startup}
     command = [sys.executable, "examples/workflows/flow.py", json.dumps(CPU)]
     done = run(command, env=env, cwd=local.work, timeout=180)
     assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stderr
