@@ -44,6 +44,14 @@ def measured_size_text(n_bytes: int) -> str:
     return size_text(n_bytes // 2**20 * 2**20)
 
 
+def short_size_text(n_bytes: int) -> str:
+    """Return a size as `size_text` does, but with one decimal instead of five digits or more."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if n_bytes >= unit), (1, "B"))
+    exact = size_text(n_bytes)
+    short = f"{number_text(round(n_bytes / unit, 1))}{name}"
+    return min(exact, short, key=len) if len(exact) > len("9999MiB") else exact
+
+
 def number_text(number: float) -> str:
     """Return 4.0 as ``4`` and 1e-06 as ``0.000001``: all digits, and no exponent."""
     if number == int(number):
@@ -52,10 +60,11 @@ def number_text(number: float) -> str:
 
 
 def walltime_text(seconds: int) -> str:
-    """Return 5400 as ``1h30m``."""
-    hours, rest = divmod(seconds, 3600)
+    """Return 5400 as ``1h30m``; from two days up with days: ``2d12h``."""
+    days = seconds // 86400 if seconds >= 2 * 86400 else 0
+    hours, rest = divmod(seconds - days * 86400, 3600)
     minutes, left = divmod(rest, 60)
-    parts = ((hours, "h"), (minutes, "m"), (left, "s"))
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (left, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 

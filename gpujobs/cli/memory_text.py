@@ -53,7 +53,7 @@ def _amount(value: str, total: int | None) -> str:
     """Return a fraction or a number of bytes, as dask-cuda takes it, as text."""
     if "." not in value:
         return size_text(int(value))
-    part = f"{float(value):.0%} of the GPU"
+    part = f"{float(value):.0%} of the GPU's memory"
     if not total:
         return part
     return f"{measured_size_text(int(total * float(value)))} ({part})"

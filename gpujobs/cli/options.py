@@ -35,6 +35,17 @@ def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: st
     return [record.id for record in open_ledger().all() if record.id.startswith(incomplete)]
 
 
+def _check_settings(
+    ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Report ``--set gpus 2`` before click reports the 2."""
+    if invalid := tuple(setting for setting in settings if "=" not in setting):
+        from ..config import spec
+
+        spec.settings_document(invalid)
+    return settings
+
+
 profile_argument = click.argument("profile", type=click.Path(path_type=Path))
 site_option = click.option(
     "--site",
@@ -46,6 +57,7 @@ settings_option = click.option(
     "--set",
     "settings",
     multiple=True,
+    callback=_check_settings,
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )

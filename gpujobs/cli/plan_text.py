@@ -12,7 +12,7 @@ from ..injob.names import HEAD
 from ..injob.size import WorkerSize
 from ..planning.containers import Container
 from ..planning.plan import JobGroup, Plan
-from ..text import number_text, plural, size_text, walltime_text
+from ..text import number_text, plural, short_size_text, walltime_text
 from . import memory_text
 
 SHOWN_NAMES = 8
@@ -28,6 +28,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
         *(_jobs_row(jobs) for jobs in plan.all_jobs),
         *_arguments_row(plan),
+        *_account_row(plan),
         ("GPUs", _gpus_text(plan)),
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
@@ -116,6 +117,11 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
     }
 
 
+def _account_row(plan: Plan) -> Iterator[tuple[str, str]]:
+    if accounts := ", ".join(dict.fromkeys(filter(None, (jobs.account for jobs in plan.all_jobs)))):
+        yield "account", accounts
+
+
 def _container_row(plan: Plan) -> Iterator[tuple[str, str]]:
     containers = [group.container for group in plan.groups if group.container]
     texts = [f"{container.image} ({container.runtime.name})" for container in containers]
@@ -134,8 +140,8 @@ def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
     parts = [
         plural(shape.nodes, "node"),
         plural(shape.gpus, "GPU") if shape.gpus else "no GPU",
-        f"{shape.cpus} CPUs" if shape.cpus else "",
-        size_text(shape.memory) if shape.memory else "",
+        plural(shape.cpus, "CPU") if shape.cpus else "",
+        short_size_text(shape.memory) if shape.memory else "",
         walltime_text(jobs.walltime) if jobs.walltime else "no walltime",
     ]
     name = "head" if jobs.group == HEAD else f"{_label(jobs)}jobs"
@@ -202,7 +208,7 @@ def _worker_text(group: JobGroup) -> str:
         elif workers.workers_per_gpu > 1:
             kind += f", 1/{workers.workers_per_gpu} of a GPU"
     if shape.worker_memory:
-        limit = f"memory limit {size_text(shape.worker_memory)}"
+        limit = f"memory limit {short_size_text(shape.worker_memory)}"
     return f"{kind}, {plural(shape.worker_threads, 'thread')}, {limit}"
 
 
@@ -227,9 +233,9 @@ def _run_text(plan: Plan) -> str:
     if not plan.profile.run:
         return "no command: the cluster runs until its walltime or `gpujobs cancel`"
     command = shlex.join(plan.profile.run)
-    wanted = f"{plural(plan.start_workers, 'worker')} or more"
+    wanted = "the first worker" if plan.start_workers == 1 else f"{plan.start_workers} workers"
     wanted += "".join(f", {number} of group {name}" for name, number in plan.start_groups.items())
-    return f"{command} (in {plan.workdir}, with {wanted})"
+    return f"{command} (in {plan.workdir}, starts with {wanted})"
 
 
 def _limits_text(plan: Plan) -> str:

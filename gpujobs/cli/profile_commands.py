@@ -17,6 +17,7 @@ from . import messages, options
 
 if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord
+    from ..clusters.records import Submission
     from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
 
@@ -52,8 +53,8 @@ def submit(
 
         wait.wait_for_cluster(cluster)
         return
-    commands = (f"gpujobs {words} {cluster.id}" for words in ("status", "logs -f", "cancel"))
-    messages.progress.write("   |   ".join(commands))
+    for command in ("status", "logs -f", "cancel"):
+        messages.progress.write(f"  gpujobs {command} {cluster.id}")
 
 
 @click.command()
@@ -180,11 +181,15 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
         click.echo(record.id)
     sys.stdout.flush()  # a script that reads the id need not wait for `--wait`
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
-    shown = [plan.scheduler.show_id(JobId(submission.id)) for submission in record.submissions]
-    ids = f"job {shown[0]}" if len(shown) == 1 else f"jobs {', '.join(shown)}"
+    ids = ", ".join(_id_text(plan, submission) for submission in record.submissions)
     messages.progress.write(
         f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
     )
+
+
+def _id_text(plan: Plan, submission: Submission) -> str:
+    kind = "job" if submission.count == 1 else f"array of {submission.count} jobs"
+    return f"{kind} {plan.scheduler.show_id(JobId(submission.id))}"
 
 
 def _write_notes(plan: Plan) -> None:

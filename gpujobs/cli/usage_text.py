@@ -9,8 +9,9 @@ from ..text import clock_text, plural, table
 
 
 def hours_text(hours: float) -> str:
-    """Return ``15.2 GPU h``; short times with two digits."""
-    return f"{_number(hours)} GPU h"
+    """Return ``15.2 GPU h``; short times as ``12 GPU min`` or ``7 GPU s``."""
+    number, unit = _time(hours)
+    return f"{number} GPU {unit}"
 
 
 def percent_text(fraction: float | None) -> str:
@@ -23,9 +24,8 @@ def usage_line(usage: UsageReport) -> str:
     gpus, hours = usage.most_gpus, usage.hours
     if not gpus:
         return ""
-    line = (
-        f"{plural(gpus, 'GPU')} x {_number(hours.granted / gpus)} h = {hours_text(hours.granted)}"
-    )
+    number, unit = _time(hours.granted / gpus)
+    line = f"{plural(gpus, 'GPU')} x {number} {unit} = {hours_text(hours.granted)}"
     busy = hours.busy_fraction
     return line if busy is None else f"{line}, {percent_text(busy)} busy"
 
@@ -35,8 +35,12 @@ def usage_text(usage: UsageReport) -> str:
     return "\n".join([*_facts(usage), "", _job_table(usage)])
 
 
-def _number(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+def _time(hours: float) -> tuple[str, str]:
+    """Return a time as number and unit: s below two minutes, min below two hours, else h."""
+    seconds = hours * 3600
+    if seconds < 120:
+        return f"{seconds:.0f}", "s"
+    return (f"{seconds / 60:.0f}", "min") if hours < 2 else (f"{hours:.1f}", "h")
 
 
 def _facts(usage: UsageReport) -> Iterator[str]:

@@ -156,7 +156,7 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     )
     for script in scripts:
         record = send(record, script, client, ledger)
-    logger.info("%s more%s", plural(jobs, "job"), f" of group {name}" if name else "")
+    logger.info("added %s%s", plural(jobs, "job"), f" of group {name}" if name else "")
     return record
 
 
@@ -188,5 +188,5 @@ def _remove(
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
         client_of(record).cancel(waiting, [record.id], others)
-    logger.info("%s fewer", plural(len(chosen), "job"))
+    logger.info("%s", f"removed {plural(len(chosen), 'job')}" if chosen else "no job removed")
     return record

@@ -177,10 +177,12 @@ def _named_path(name: str) -> Path:
     paths = site_paths()
     if name in paths:
         return _trusted(paths[name])
-    message = f"there is no site `{name}`; known: {', '.join(paths)}"
+    message = f"there is no site `{name}`"
     hint = "`gpujobs sites list` shows their files"
-    if near := difflib.get_close_matches(name, paths, n=1):
-        hint = f"did you mean {near[0]}?"
+    if near := difflib.get_close_matches(name, paths, n=1, cutoff=0.7):
+        hint = f"did you mean {near[0]}? `gpujobs sites list` shows all"
+    else:
+        message += f"; known: {', '.join(paths)}"
     if same := [path for path in ignored_files() if path.stem == name]:
         hint = f"rename {same[0]} to {name}.yaml"
     raise NoSuchSiteError(Problem(message, hint=hint))

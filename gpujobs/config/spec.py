@@ -210,7 +210,8 @@ def _setting_document(setting: str) -> Document:
     key, equals, text = setting.partition("=")
     place = Position(f"--set {setting}")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-        raise InputError(Problem("must be KEY=VALUE, as in workers.memory=40GiB", place))
+        hint = f"--set {key}=VALUE" if key and not equals else "--set workers.memory=40GiB"
+        raise InputError(Problem("must be KEY=VALUE", place, hint=hint))
     *sections, last = key.split(".")
     value: dict[str, object] = {last: parse_value(text, place.source)}
     for section in reversed(sections):

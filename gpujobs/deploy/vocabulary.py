@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..config.document import Loc
@@ -48,7 +49,10 @@ class Vocabulary:
     def suggestion(self, name: str) -> str:
         """Return a hint for an unknown keyword."""
         known = self.known()
-        return suggest(name, known, [*known, *(f"workers.{key}" for key in key_names(Workers))])
+        everywhere = [*known, *(f"workers.{key}" for key in key_names(Workers))]
+        if hint := suggest(name, known, everywhere):
+            return hint
+        return next((self.refused[near] for near in get_close_matches(name, self.refused, n=1)), "")
 
     def settings(self, name: str, value: Any) -> Iterable[Setting]:
         """Return the settings of one keyword. Raises ValueError."""
@@ -115,7 +119,7 @@ JOBQUEUE = Vocabulary(
         "job_cls": "use site",
         "lsf_units": "use `request` of the site file, which contains the unit",
         "use_stdin": "leave it out: scripts are always passed on standard input",
-        "gpus": "use n_workers",
+        "gpus": "use n_workers: each worker has one GPU; GPUs of one job: gpus_per_job",
         "run": "use `gpujobs submit`, which runs a command in the cluster",
         "idle_timeout": "use scheduler_options={'idle_timeout': …}",
         "client_timeout": "leave it out: the cluster ends with the Python process that owns it",

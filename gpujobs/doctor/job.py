@@ -26,6 +26,7 @@ from ..config.spec import ClusterSpec, make_spec, settings_document, with_settin
 from ..errors import InputError, Position, RefusedError
 from ..planning.directory import expand_directory
 from ..planning.plan import Plan
+from ..text import plural
 from . import jobcheck
 from .checks import Check, failed
 from .facts import check_facts
@@ -110,10 +111,11 @@ def _submit(
             failures.append(error)
             continue
         logger.info(
-            "%s: a job with %s workers in queue %s; gpujobs cancel ends it",
+            "%s: a job with %s in queue %s; to end it: gpujobs cancel %s",
             record.id,
-            plan.n_workers,
+            plural(plan.n_workers, "worker"),
             plan.groups[0].queue,
+            record.id,
         )
         return record
     raise failures[0]

@@ -87,6 +87,11 @@ class DirectiveWriter:
         arguments = self._arguments(self._values(self._find_account()))
         return tuple(word for argument in arguments for word in argument.text.split())
 
+    def account(self) -> str:
+        """Return the account of the jobs, "" if they have none."""
+        account = self._find_account()
+        return account[1] if account else ""
+
     def _argument_texts(self) -> tuple[Place, tuple[str, ...]]:
         if self.queue.submit_arguments:
             return ("queues", self.queue_key, "submit_arguments"), self.queue.submit_arguments

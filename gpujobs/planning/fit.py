@@ -148,7 +148,7 @@ class QueueFit:
     def _check_cpu_node(self, cpus: int) -> None:
         queue = self.queue
         if queue.exclusive and queue.gpus_per_node:
-            message = "its whole nodes have GPUs, which would idle under CPU workers"
+            message = "its whole nodes have GPUs, which CPU workers would not use"
             raise QueueMismatch("gpus", message, limit="exclusive")
         if queue.cpus_per_node and cpus > queue.cpus_per_node:
             message = f"its nodes have {queue.cpus_per_node} CPUs"

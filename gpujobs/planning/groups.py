@@ -74,6 +74,8 @@ class GroupPlanner:
         walltime = walltime or profile.walltime
         if not walltime and not scheduler.on_this_machine:
             message = "`walltime` is needed: the site has no default"
+            if "walltime" in diagnostics.spec.document.value:
+                message = "`walltime` is empty"
             diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
         writer = DirectiveWriter(diagnostics, scheduler, key, shape, walltime)
         for note in queue.notes:
@@ -94,6 +96,7 @@ class GroupPlanner:
             software=software,
             launcher=workers_launcher(diagnostics, self.layout, shape, software, key),
             submit_arguments=writer.submit_arguments(),
+            account=writer.account(),
         )
 
     def _software(self, diagnostics: Diagnostics) -> Software:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..config import placeholders
 from ..config.queue import Queue
 from ..errors import InputError, Problem
+from ..text import plural
 from .diagnostics import Diagnostics
 from .directives import request_texts
 from .fit import QueueFit
@@ -105,8 +106,8 @@ class QueueChooser:
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
         if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
-            message = "it has GPUs, which would idle"
-            hint = "name it with `queue:` to run CPU workers there nevertheless"
+            message = "it has GPUs, which CPU workers would not use"
+            hint = f"`queue: {key}` runs CPU workers there anyway"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
         return self._fit(key, queue, gpus=False).cpu_shape(count)
 
@@ -120,7 +121,8 @@ class QueueChooser:
         gpus, most = shape.jobs * shape.gpus, queue.nodes * queue.gpus_per_node
         if gpus > most:
             self.diagnostics.note(
-                f"{gpus} GPUs wanted; the queue has {most}, so some jobs wait until others end"
+                f"{gpus} GPUs wanted; the queue has {most}: "
+                f"{plural(gpus - most, 'GPU')} will not come while this cluster runs"
             )
 
     def _note_single_gpus(self, queue: Queue, shape: JobShape) -> None:

@@ -89,6 +89,8 @@ class JobGroup:
     """Words of the command that starts the job's processes, if the batch script itself does not."""
     submit_arguments: tuple[str, ...] = ()
     """Words after the command that submits the jobs."""
+    account: str = ""
+    """"" if the profile names none, or the site has none."""
 
     @property
     def python(self) -> str:

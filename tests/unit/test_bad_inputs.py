@@ -141,6 +141,7 @@ def test_23_unbalanced_quote_in_a_directive(home: Path) -> None:
     ("profile", "limit", "message"),
     [
         ("gpus: 1\nwalltime: 25h\n", "max_walltime", "walltime 25h is more than its 24h"),
+        ("gpus: 1\nwalltime:\n", "", "`walltime` is empty"),
         ("gpus: 8\ngpus_per_job: 8\n", "gpus_per_node", "its nodes have 4 GPUs"),
         ("gpus: 4\nworkers: {memory: 121GiB}\n", "memory_per_node", "at most 120GiB"),
         ("gpus: 4\nworkers: {threads: 17}\n", "", "the job has 64 CPUs"),

@@ -353,7 +353,7 @@ def test_paths_that_are_no_files(folder: Path) -> None:
 
 
 def test_a_name_that_is_almost_a_site(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"hint: did you mean mine\?"):
+    with pytest.raises(InputError, match=r"no site `min`\n  hint: did you mean mine\?"):
         load_site("min")
     (folder / "other.yml").write_text(SLURM)
     with pytest.raises(InputError, match=r"hint: rename .*other\.yml to other\.yaml"):

@@ -201,7 +201,7 @@ def test_plan_prints_everything(run, tmp_path: Path) -> None:  # type: ignore[no
         r"jobs +2 x \(1 node, 4 GPUs, .*2h\) in queue gpu", r"GPUs +8 requested, 8 with a worker of their own",
         r"workers +8: svd-0000-0-0, .*, svd-0000-1-3", r"each worker +CUDAWorker, 3 threads, memory limit 20GiB",
         r"dask scheduler +in the job that starts first", r"network +tcp, encrypted \(TLS\); interface: \w+",
-        r"run +python x.py", r"limits +.*walltime 2h <= 48h",
+        r"account +p12345", r"run +python x.py \(in .*, starts with the first worker\)", r"limits +.*walltime 2h <= 2d",
     ):  # fmt: skip
         assert re.search(rf"^{line}", done.stdout, re.M), line
     value = json.loads(run("plan", str(profile), "--site", "example-slurm", "--json").stdout)
@@ -213,6 +213,9 @@ def test_plan_prints_everything(run, tmp_path: Path) -> None:  # type: ignore[no
     )
     refused = run("plan", str(profile), "--site", "example-slurm", "--set", "walltime=1000h")
     assert (refused.returncode, refused.stdout) == (2, "")
+    spaced = run("plan", str(profile), "--site", "example-slurm", "--set", "gpus", "2")
+    assert (spaced.returncode, spaced.stdout) == (2, "")
+    assert "--set gpus: must be KEY=VALUE\n  hint: --set gpus=VALUE" in spaced.stderr
 
 
 # -- exit codes ----------------------------------------------------------------------------------------------------

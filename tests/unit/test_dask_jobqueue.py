@@ -302,6 +302,8 @@ def test_a_section_of_ones_own(home: Path) -> None:
     ("key", "error"),
     [
         ("waltime", "did you mean `walltime`"),
+        ("gpu", "use n_workers"),
+        ("gpus", "use n_workers"),
         ("quiet", "unknown keyword"),
         ("cores", "not a whole number"),
     ],

@@ -20,16 +20,16 @@ def text_of(home: Path, profile: str) -> str:
 @pytest.mark.parametrize(
     ("workers", "text"),
     [
-        ("{}", "spills to host above 80% of the GPU"),
-        ("{device_memory_limit: 0.5}", "spills to host above 50% of the GPU"),
+        ("{}", "spills to host above 80% of the GPU's memory"),
+        ("{device_memory_limit: 0.5}", "spills to host above 50% of the GPU's memory"),
         ("{device_memory_limit: 12GiB}", "spills to host above 12GiB"),
         ("{device_memory_limit: 0}", "no spilling to host"),
         ("{device_memory_limit: 0.0}", "no spilling to host"),
-        ("{device_memory_limit: 1}", "spills to host above 100% of the GPU"),
+        ("{device_memory_limit: 1}", "spills to host above 100% of the GPU's memory"),
         ("{device_memory_limit: 0, rmm_pool_size: 0}", "no spilling to host"),
-        ("{rmm_pool_size: 1}", "spills to host above 80% of the GPU, RMM pool of 100% of the GPU"),
+        ("{rmm_pool_size: 1}", "spills to host above 80% of the GPU's memory, RMM pool of 100% of the GPU's memory"),
         ("{enable_cudf_spill: true}", "cuDF spills by itself"),
-        ("{rmm_async: true, rmm_pool_size: 0}", "spills to host above 80% of the GPU, RMM's asynchronous allocator"),
+        ("{rmm_async: true, rmm_pool_size: 0}", "spills to host above 80% of the GPU's memory, RMM's asynchronous allocator"),
     ],
 )  # fmt: skip
 def test_plan_describes_dask_cuda(home: Path, workers: str, text: str) -> None:
@@ -41,7 +41,7 @@ def test_sizes_of_a_known_gpu(home: Path) -> None:
         SLURM.replace("gpus_per_node: 4", "gpus_per_node: 4, gpu_memory: 80GiB")
     )
     found = text_of(home, "gpus: 1\nworkers: {rmm_pool_size: 0.5}\n")
-    assert found == "GPU 80GiB, spills to host above 64GiB (80% of the GPU), RMM pool of 40GiB (50% of the GPU)"  # fmt: skip
+    assert found == "GPU 80GiB, spills to host above 64GiB (80% of the GPU's memory), RMM pool of 40GiB (50% of the GPU's memory)"  # fmt: skip
 
 
 @pytest.mark.parametrize(

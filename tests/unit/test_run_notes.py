@@ -126,7 +126,7 @@ def test_the_python_of_the_jobs(home: Path) -> None:
 def test_more_gpus_than_the_queue_has(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "nodes: 3"))
     (note,) = made_plan(home, "gpus: 16\nrun: ls\n").notes
-    assert note == "16 GPUs wanted; the queue has 12, so some jobs wait until others end"
+    assert note == "16 GPUs wanted; the queue has 12: 4 GPUs will not come while this cluster runs"
     assert made_plan(home, "gpus: 12\nrun: ls\n").notes == ()
     message = error_of(home, "gpus: 16\nlayout: mpi\n")
     assert "jobs of 4 nodes; it has 3" in message and "s.yaml:5" in message

@@ -115,7 +115,7 @@ def test_a_finding_of_one_shape_names_it(home: Path) -> None:
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ("{walltime: 2d}", "walltime 48h is more than its 24h"),
+        ("{walltime: 2d}", "walltime 2d is more than its 24h"),
         ("{walltime: 1h, gpus: 3, gpus_per_job: 2}", "3 GPUs are not whole jobs of 2"),
         ("{walltime: 1h, account: ABC}", "ABC"),
         ("{walltime: 1h, waltime: 1h}", "unknown key `waltime`"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.report_page import page
-from gpujobs.cli.usage_text import usage_line, usage_text
+from gpujobs.cli.usage_text import hours_text, usage_line, usage_text
 from gpujobs.clusters.gpuhours import make_usage
 from gpujobs.clusters.history import (
     Connection,
@@ -86,6 +86,11 @@ def test_the_line_of_submit() -> None:
     assert usage_line(usage(History())) == ""
     cpus = replace(RECORD, groups=(replace(RECORD.groups[0], gpus_per_job=0),))
     assert usage_line(usage(record=cpus)) == ""
+
+
+def test_short_times() -> None:
+    hours = {0.002: "7 GPU s", 0.5: "30 GPU min", 1.99: "119 GPU min", 2.04: "2.0 GPU h"}
+    assert {number: hours_text(number) for number in hours} == hours
 
 
 def test_a_job_without_an_exit_record_ends_with_its_last_sign() -> None:

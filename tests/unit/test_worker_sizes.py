@@ -182,7 +182,7 @@ def test_memory_of_a_shared_gpu_is_divided(home: Path) -> None:
     words = workeroptions.words(made.profile.workers, True)
     assert {"--device-memory-limit=0.4", "--rmm-pool-size=0.4"} < set(words)
     assert f"--rmm-maximum-pool-size={6 * 2**30}" in words  # a size is that of each worker
-    assert "40% of the GPU" in plan_text(made, "svd")
+    assert "40% of the GPU's memory" in plan_text(made, "svd")
     keywords = workeroptions.keywords(made.profile, cuda=True)
     assert keywords["rmm_pool_size"] == keywords["device_memory_limit"] == "0.4"
     third = made_plan(
