@@ -8,14 +8,12 @@ from pathlib import Path
 from ..batch.system import HOST, System
 from ..injob.folder import EndKind
 from . import folder as folders
-from .folderstate import FolderReader, read_state
+from .folderstate import OWNER_TIMEOUT, FolderReader, read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import client_of, recover_submission
 
 logger = logging.getLogger("gpujobs")
 
-OWNER_TIMEOUT = 60.0
-"""Seconds without a new lease after which the owner of a cluster is gone."""
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
 EXIT_TIMEOUT = 5.0

@@ -35,16 +35,21 @@ def cluster_state(
     folder: FolderState,
     jobs: tuple[JobReport, ...],
     connected: frozenset[str],
+    *,
+    owned: bool,
 ) -> tuple[ClusterState, str]:
     """Return the state of a cluster and its reason.
 
-    ``jobs``: of the current attempt. ``connected``: names of its workers.
+    ``jobs``: of the current attempt. ``connected``: names of its workers. ``owned``: a process that
+    lives owns the cluster, and may submit jobs.
     """
     if folder.ended is not None:
         return _state_of(folder.ended), _end_reason(folder.ended, jobs)
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if not any(job.active for job in jobs):
+        if owned:
+            return ClusterState.RUNNING if folder.address else ClusterState.STARTING, "no jobs"
         return _all_ended(jobs, removed=folder.removed)
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:

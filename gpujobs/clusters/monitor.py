@@ -141,7 +141,7 @@ class ClusterMonitor:
         report = judge(record, state, self._answers, now=self.system.time(), connected=connected)
         settled = (job.job for job in report.jobs if not job.active and not job.stuck)
         self._settled.update(settled)
-        if record.finished or not report.jobs or report.active:
+        if record.finished or not report.jobs or not report.finished or report.active:
             return report
         if not any(job.stuck for job in report.jobs):
             self._remember_outcomes(report)

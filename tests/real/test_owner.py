@@ -422,6 +422,21 @@ def test_leaving_jobs_do_not_count(
     client.close()
 
 
+def test_a_cluster_without_jobs_has_not_ended(
+    make: Callable[..., Any], site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
+    cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
+    cluster = make(scale=0)
+    for _ in range(2):
+        found = cli.status(cluster.id)
+        assert (found["state"], found["reason"], found["jobs"][1:]) == ("RUNNING", "no jobs", [])
+        assert cluster.id in cli("status").stdout
+        cluster.scale(1)
+        cluster.wait_for_workers(1, timeout=patience(60))
+        cluster.scale(0)
+        backend.wait_empty(30)
+
+
 def test_cancelled_by_hand_and_scaled_down_from_the_shell(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
