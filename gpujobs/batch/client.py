@@ -13,6 +13,7 @@ from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, 
 from ..schedulers.jobs import cancel_targets
 from .command import LONGEST_DELAY, check_started, delays, run_command
 from .system import HOST, System
+from .users import with_canceller
 
 logger = logging.getLogger("gpujobs")
 
@@ -159,7 +160,8 @@ class SchedulerClient:
         for argv in self.scheduler.accounting_commands(ids):
             result = self._run(argv)
             if result.exit_code is not None:
-                found.update(self.scheduler.parse_accounting(result, ids))
+                parsed = self.scheduler.parse_accounting(result, ids)
+                found.update((job, with_canceller(status)) for job, status in parsed.items())
         return found
 
     # -- cancel ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from . import messages, options
 
 if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord, Ledger
+    from ..clusters.report import ClusterReport
 
 
 @click.command()
@@ -94,15 +95,25 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
     ledger = options.open_ledger()
     record = ledger.get(cluster_id)
     paths = logs.choose(record, worker, everything)
-    if not any(path.exists() for path in paths()):
-        messages.progress.write(f"there is no output yet; see gpujobs status {cluster_id}")
     monitor = ClusterMonitor([record], ledger)
+    if follow and not any(path.exists() for path in paths()) and not monitor.report().finished:
+        messages.progress.write(_no_output(monitor.report()))
 
     def complete() -> bool:
         return not follow or monitor.report().finished
 
+    printed = False
     for line in logs.lines(paths, everything, complete):
         click.echo(line)
+        printed = True
+    if not printed:
+        messages.progress.write(_no_output(monitor.report()))
+
+
+def _no_output(report: ClusterReport) -> str:
+    if not report.finished:
+        return f"there is no output yet; see gpujobs status {report.record.id}"
+    return ": ".join(filter(None, ("there was no output", report.reason)))
 
 
 @click.command()

@@ -39,7 +39,10 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
     try:
         report = cluster.wait(watch=show)
     except KeyboardInterrupt:
-        progress.write(f"the cluster continues; to end it: gpujobs cancel {cluster.id}")
+        progress.write(
+            f"the cluster continues; to follow it: gpujobs logs -f {cluster.id}, "
+            f"to end it: gpujobs cancel {cluster.id}"
+        )
         raise
     except JobFailedError:
         _show_usage(cluster)

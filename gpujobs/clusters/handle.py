@@ -123,7 +123,8 @@ class ClusterHandle:
         report = self._monitor.wait_until_inactive(EXIT_TIMEOUT)
         watch(report)
         if report.state is not ClusterState.DONE:
-            message, hint = f"{self.id}: {report.reason}", f"gpujobs status {self.id}"
+            command = "logs" if report.run_failed else "status"
+            message, hint = f"{self.id}: {report.reason}", f"gpujobs {command} {self.id}"
             raise JobFailedError(message, hint=hint, code=report.exit_code)
         return report
 

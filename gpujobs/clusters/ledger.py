@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ class Ledger:
             hint = "`gpujobs status --all` lists your clusters"
             if similar:
                 hint = f"did you mean {similar[0]}?"
+            elif owner := self._cluster_of_job(cluster_id):
+                hint = f"job {cluster_id} belongs to {owner}"
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}", hint=hint) from None
 
     def all(self) -> list[ClusterRecord]:
@@ -81,6 +84,17 @@ class Ledger:
             except GpujobsError as error:  # a full disk, or another version; the others are valid
                 logger.warning("%s", error)
         return sorted(records, key=lambda record: record.created)
+
+    def _cluster_of_job(self, text: str) -> str:
+        """Return the newest cluster with a job of the batch scheduler's id ``text``, or ""."""
+        number = _leading_number(text)
+        owners = [
+            record.id
+            for record in self.all()
+            for submission in record.submissions
+            if number and _leading_number(submission.id) == number
+        ]
+        return owners[-1] if owners else ""
 
     def update(self, cluster_id: str, **changes: Any) -> ClusterRecord:
         """Replace fields of a record; return the new record."""
@@ -168,3 +182,8 @@ def _load(path: Path) -> ClusterRecord:
         hint = f"{jobs}; then remove the file"
         message = f"{path} is not a valid record of a cluster: {error}"
         raise GpujobsError(message, hint=hint) from None
+
+
+def _leading_number(job: str) -> str:
+    """Return ``105`` of the ids ``105_3`` and ``105[].server``."""
+    return re.split(r"\D", job, maxsplit=1)[0]

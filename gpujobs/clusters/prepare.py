@@ -9,7 +9,7 @@ from ..config.spec import ClusterSpec
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
-from .runnotes import image_notes, run_notes
+from .runnotes import image_notes, run_notes, site_notes
 
 
 def make_cluster_plan(
@@ -26,7 +26,8 @@ def make_cluster_plan(
         machine = this_machine(devices)
     folder = Path(spec.document.position(("run",)).source).parent
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    return replace(plan, notes=(*plan.notes, *run_notes(plan, folder), *image_notes(plan)))
+    own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan))
+    return replace(plan, notes=(*plan.notes, *own))
 
 
 def scripts_of(

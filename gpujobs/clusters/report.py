@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from ..injob.folder import EndKind
+from ..injob.names import RUN
 from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
 from .folderstate import FolderState
@@ -159,6 +160,11 @@ class ClusterReport:
     def finished(self) -> bool:
         """Whether the state is final."""
         return self.state in (ClusterState.DONE, ClusterState.FAILED, ClusterState.CANCELLED)
+
+    @property
+    def run_failed(self) -> bool:
+        """Whether `run` has ended with an error, which its output explains."""
+        return self.kind is EndKind.FAILED and self.reason.startswith(RUN)
 
     @property
     def ends_at(self) -> float | None:

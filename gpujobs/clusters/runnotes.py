@@ -1,4 +1,4 @@
-"""Notes about `run` and the image: mistakes that would be found only after the job has waited."""
+"""Notes about site, `run` and image: mistakes that would be found only after the job has waited."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..config.clustername import cluster_name
+from ..config.site import Site
 from ..planning.plan import Plan
 
 _SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
@@ -43,6 +45,13 @@ def image_notes(plan: Plan) -> Iterator[str]:
         if not image.expanduser().exists():
             there = image.expanduser()
             yield f"container: there is no image {there} on this host; the nodes need it"
+
+
+def site_notes(site: Site) -> Iterator[str]:
+    """Yield a note if the batch scheduler of this host belongs to another cluster than ``site``."""
+    name = "" if site.cluster or not site.cluster_names else cluster_name(site.scheduler)
+    if name and not any(re.fullmatch(one, name) for one in site.cluster_names):
+        yield f"this host's cluster is {name}, not {' or '.join(site.cluster_names)}"
 
 
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:

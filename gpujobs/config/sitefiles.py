@@ -132,8 +132,8 @@ def site_of_this_host() -> str:
         return found
     raise NoSiteHereError(
         f"no site given, and no site file matches this host ({host})",
-        hint="use --site NAME (`gpujobs sites list`), --site local to run on this machine, "
-        "or set GPUJOBS_SITE",
+        hint="use --site NAME (`gpujobs sites list`), or --site local to run on this machine; "
+        "`gpujobs sites init` writes a site file for the batch scheduler of this host",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters.files import private_folder
+from ..clusters.runnotes import site_notes
 from ..clusters.siteclient import site_client
 from ..config.sitefiles import SiteFile
 from ..errors import GpujobsError
@@ -23,6 +24,8 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
     """Check commands, batch scheduler, shared folder, network interface and versions."""
     site = site_file.site
     yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
+    for note in site_notes(site):
+        yield warning("cluster", note, "`gpujobs sites init` writes a site file for this one")
     yield from _check_commands(site_client(site_file))
     yield _check_directory(site.directory)
     yield _check_interface(site.network.interface)

@@ -14,7 +14,7 @@ from .idle import END_AFTER
 from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
-from .names import PRELOAD, PROTOCOL
+from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem
 from .options import SuperviseOptions
 from .process import ManagedProcess, run_command, with_archive
@@ -178,7 +178,7 @@ class Head(Job):
         if enough_workers(self.options, registered):
             log(f"run: starts with {len(registered)} workers")
             path = self.folder.logs / "run.log"
-            self.command = ManagedProcess("run:", self.options.run, path, self.environ)
+            self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
 
     # -- ends --------------------------------------------------------------------------------------
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
@@ -256,9 +256,11 @@ class Head(Job):
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _stop_message(self) -> str:
-        if self.walltime.explains_signal():
-            return "the walltime is nearly over"
-        return f"the batch scheduler sent {self.stop_reason}"
+        ended = Ended.parse(self.folder.read("ended"))
+        if ended.kind is EndKind.CANCELLED:
+            return ended.reason
+        near = self.walltime.explains_signal()
+        return "the walltime is nearly over" if near else f"it received {self.stop_reason}"
 
     # -- signs of life -----------------------------------------------------------------------------
     def _heartbeat(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .folder import Folder
 from .gpus import job_devices
-from .names import group_prefix, job_name, job_worker_names
+from .names import RUN, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import ManagedProcess, with_archive
@@ -79,7 +79,7 @@ def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> Ma
     folder = Folder(options.folder)
     write_rank_script(folder, environ, options.rank_env)
     if options.run_on == "ranks":
-        return ManagedProcess("run:", options.workers, folder.logs / "run.log", environ)
+        return ManagedProcess(RUN, options.workers, folder.logs / "run.log", environ)
     return ManagedProcess("the MPI launcher", options.workers, job_log(options), environ)
 
 

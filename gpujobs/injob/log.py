@@ -22,6 +22,8 @@ _NOISE = re.compile(
 """Lines that are no reason: of loggers, of Python's warnings, of bash about a killed process."""
 _BOX = re.compile(r"^-{20,}$", re.MULTILINE)
 """Open MPI puts its messages between lines of dashes."""
+_NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
+"""NVML found no driver, or no device."""
 
 
 def log(text: str) -> None:
@@ -42,7 +44,13 @@ def reason_in(path: Path, exit_code: int | None = None, *, offset: int = 0) -> s
         if any(map(str.isalnum, line)) and not _NOISE.search(line):
             is_better = _ERROR.search(line) or not _ERROR.search(found)
             found = line if is_better else found
-    return found.strip()[:_LONGEST_LINE]
+    return _in_plain_words(found.strip())[:_LONGEST_LINE]
+
+
+def _in_plain_words(line: str) -> str:
+    if not _NO_GPU.search(line):
+        return line
+    return f"the node has no NVIDIA driver, or the job has no GPU ({line})"
 
 
 def launcher_reason(path: Path, offset: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+RUN = "run:"
+"""Name of the command of the cluster; reasons of its end begin with it."""
 HEAD = "head"
 """Group of a job that has only the dask scheduler and `run`."""
 ARCHIVE = "injob.pyz"

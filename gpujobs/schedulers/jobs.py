@@ -74,6 +74,8 @@ class JobStatus:
     """The job failed and stays in the queue until it is cancelled."""
     requeued: bool = False
     """The job waits again: it had started before this was asked."""
+    cancelled_by: int | None = None
+    """User id of who cancelled the job, if accounting has it."""
 
     @property
     def waits(self) -> bool:

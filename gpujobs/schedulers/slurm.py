@@ -201,9 +201,13 @@ class Slurm(Scheduler):
             id_ = re.fullmatch(r"(\d+)(?:_(.+))?", fields[0])
             if len(fields) < 4 or not id_:
                 continue
-            native, _, reason = fields[1].partition(" ")  # "CANCELLED by 1000"
+            native, _, rest = fields[1].partition(" ")  # "CANCELLED by 1000"
+            user = int(rest[3:]) if re.fullmatch(r"by \d+", rest) else None
+            reason = rest if user is None else ""
             node = fields[3].replace("None assigned", "")
-            status = JobStatus(_state(native), native, reason, _exit_code(fields[2]), node)
+            status = JobStatus(
+                _state(native), native, reason, _exit_code(fields[2]), node, cancelled_by=user
+            )
             found.update(dict.fromkeys(_jobs(id_[1], id_[2] or ""), status))
         return {job: found[job] for job in ids if job in found}
 

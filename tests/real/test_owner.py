@@ -166,7 +166,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
         with Client(cluster.scheduler_address, security=cluster.security) as client:
             client.shutdown()
     reason = {
-        "cancelled": "sent SIGTERM",
+        "cancelled": "received SIGTERM",
         "killed": "ended|killed",
         "node": "",
         "shutdown": "a client shut the dask scheduler down",

@@ -138,7 +138,7 @@ def test_ctrl_c_while_waiting(local: Cli) -> None:
         window.until(r"here\r\n")
         os.write(window.master, b"\x03")
         assert window.end(20) == 130
-        assert f"the cluster continues; to end it: gpujobs cancel {cluster}" in window.screen
+        assert f"to end it: gpujobs cancel {cluster}" in window.screen
         assert "Traceback" not in window.screen
     assert local.status(cluster)["state"] == "RUNNING"
 

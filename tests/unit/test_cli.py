@@ -20,6 +20,7 @@ from gpujobs.cli.plan_text import submitted_json
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
+from gpujobs.injob.folder import Ended, EndKind
 
 from ..support.cli import ROOT, text_of
 
@@ -232,6 +233,17 @@ def test_4_no_such_cluster(run, tmp_path: Path, arguments: list[str]) -> None:  
         and "there is no cluster 'svd-00'" in done.stderr
         and "svd-0001" in done.stderr
     )
+
+
+def test_logs_of_a_cluster_that_ended_without_output(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    record = submitted(tmp_path, "svd-0001").get("svd-0001")
+    assert "there is no output yet" in run("logs", record.id).stderr
+    ended = Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs")
+    (record.path / "ended").write_text(ended.json())
+    for options in ((), ("-f",)):
+        shown = run("logs", record.id, *options).stderr
+        assert shown.count("there was no output: cancelled by gpujobs") == 1
+        assert "yet" not in shown
 
 
 def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

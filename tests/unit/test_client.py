@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
+from gpujobs.batch.users import with_canceller
 from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.checks import Check, CheckState
 from gpujobs.doctor.host import check_host
 from gpujobs.errors import RefusedError, UnavailableError
-from gpujobs.schedulers import JobId, get_scheduler
+from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 
 from ..support.cli import text_of
 
@@ -101,6 +105,16 @@ def test_doctor_looks_for_every_command_that_is_needed(
     assert next(check.result for check in checks if check.name == "commands") == (
         f"not found: {missing}"
     )
+
+
+def test_another_user_who_cancelled_a_job_is_named() -> None:
+    status = JobStatus(JobState.CANCELLED)
+    assert with_canceller(status) == status
+    assert with_canceller(replace(status, cancelled_by=os.getuid())).reason == ""
+    # The name of the user differs if root runs the tests.
+    name = pwd.getpwuid(1 - bool(os.getuid())).pw_name
+    other = replace(status, cancelled_by=1 - bool(os.getuid()))
+    assert with_canceller(other).reason == f"cancelled by {name}"
 
 
 def test_no_jobs_are_an_answer(client: Make, tmp_path: Path) -> None:

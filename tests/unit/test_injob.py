@@ -192,8 +192,8 @@ def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("walltime", "kind", "reason"),
     [
-        (0, "cancelled", "the batch scheduler sent SIGTERM"),
-        (600, "cancelled", "the batch scheduler sent SIGTERM"),
+        (0, "cancelled", "it received SIGTERM"),
+        (600, "cancelled", "it received SIGTERM"),
         (100, "walltime", "the walltime is nearly over"),  # Slurm's signal may be a minute early
     ],
 )

@@ -78,6 +78,8 @@ def test_reason_in_a_log(tmp_path: Path) -> None:
     assert reason_in(log) == "last one \ufffd"
     log.write_text("y" * 1000)
     assert reason_in(log) == "y" * 300
+    log.write_text("pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found\n")
+    assert reason_in(log).startswith("the node has no NVIDIA driver, or the job has no GPU (pynvml")
 
 
 NOISE = """\

@@ -112,7 +112,7 @@ def test_a_requeued_job_waits_again() -> None:
 
 
 def test_a_requeued_head_is_named() -> None:
-    ended = Ended(EndKind.CANCELLED, 143, "the batch scheduler sent SIGINT", job=0)
+    ended = Ended(EndKind.CANCELLED, 143, "it received SIGINT", job=0)
     folder = FolderState(ended=ended, exits={0: ExitRecord(143, "node1")}, head=0)
     assert "requeued the head's job" in report(PENDING, folder).reason
     assert report(JobStatus(JobState.CANCELLED), folder).reason == ended.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_no_such_cluster(tmp_path: Path, name: str) -> None:
     with pytest.raises(NoSuchClusterError) as caught:
         Ledger(tmp_path).get(name)
     assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("job", ["105", "105_3", "105.server", "105[3].server"])
+def test_the_hint_names_the_cluster_of_a_job(tmp_path: Path, job: str) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    ledger.end_submission("svd-0001", Submission("105.server", 1, 1))
+    with pytest.raises(NoSuchClusterError, match=f"hint: job {re.escape(job)} belongs to svd-0001"):
+        ledger.get(job)
+    with pytest.raises(NoSuchClusterError, match="status --all"):
+        ledger.get("1052")
 
 
 def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -123,6 +123,16 @@ def test_the_python_of_the_jobs(home: Path) -> None:
     assert "\npython          /opt/python\n" in plan_text(made, "x-0000") and made.notes == ()
 
 
+def test_a_site_of_another_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "s.yaml").write_text(SLURM + "cluster_names: [delta]\n")
+    (home / "slurm.conf").write_text("ClusterName=frontera\n")
+    assert notes(home, {"run": "ls"}) == []
+    monkeypatch.setenv("SLURM_CONF", str(home / "slurm.conf"))
+    assert notes(home, {"run": "ls"}) == ["this host's cluster is frontera, not delta"]
+    (home / "slurm.conf").write_text("ClusterName=delta\n")
+    assert notes(home, {"run": "ls"}) == []
+
+
 def test_more_gpus_than_the_queue_has(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "nodes: 3"))
     (note,) = made_plan(home, "gpus: 16\nrun: ls\n").notes

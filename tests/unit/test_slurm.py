@@ -101,6 +101,7 @@ def test_accounting() -> None:
     found = SLURM.parse_accounting(CommandResult(("sacct",), 0, ACCOUNTED), ids)
     assert found[JobId("20", 0)].state is JobState.COMPLETED
     assert found[JobId("20", 1)].state is JobState.CANCELLED
+    assert (found[JobId("20", 1)].cancelled_by, found[JobId("20", 1)].reason) == (1000, "")
     assert found[JobId("20", 3)].state is JobState.CANCELLED
     assert found[JobId("21")].state is JobState.TIMEOUT
     assert (found[JobId("22")].state, found[JobId("22")].exit_code) == (JobState.FAILED, 3)
