@@ -188,7 +188,7 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
 
 
 def _id_text(plan: Plan, submission: Submission) -> str:
-    kind = "job" if submission.count == 1 else f"array of {submission.count} jobs"
+    kind = "job" if submission.count == 1 else "job array"
     return f"{kind} {plan.scheduler.show_id(JobId(submission.id))}"
 
 

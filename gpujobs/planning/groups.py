@@ -112,7 +112,7 @@ class GroupPlanner:
         if environment.setup and not environment.python:
             self.diagnostics.note(
                 "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
-                f"{self.this_python}; `environment.python` names another one"
+                f"{self.this_python}; set `environment.python` to choose another"
             )
             return "python"
         return environment.python or self.this_python
