@@ -121,7 +121,7 @@ class ClusterWidget:
 
     def _row(self, group: str, children: Sequence[Box]) -> Box:
         label = self._kit.Label(group, layout={"width": "8rem"})
-        shown = [label, *children][not group :]
+        shown = [label, *children] if group else list(children)
         return self._kit.HBox(shown, layout={"flex_flow": "row wrap"})
 
     def _number(self, name: str, value: int) -> Box:
