@@ -202,7 +202,9 @@ class Comparison:
     ) -> Iterator[Problem]:
         cpus = max(node.cpus for node in nodes)
         if queue.cpus_per_node and queue.cpus_per_node > cpus:
-            yield self._problem(f"its nodes have {cpus} CPUs", "queues", key, "cpus_per_node")
+            yield self._problem(
+                f"its nodes have {plural(cpus, 'CPU')}", "queues", key, "cpus_per_node"
+            )
         memory = max(node.memory or 0 for node in nodes)
         if queue.memory_per_node and memory and queue.memory_per_node > memory:
             message = f"its nodes have {size_text(memory)} of memory"

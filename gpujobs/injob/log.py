@@ -44,10 +44,11 @@ def reason_in(path: Path, exit_code: int | None = None, *, offset: int = 0) -> s
         if any(map(str.isalnum, line)) and not _NOISE.search(line):
             is_better = _ERROR.search(line) or not _ERROR.search(found)
             found = line if is_better else found
-    return _in_plain_words(found.strip())[:_LONGEST_LINE]
+    return in_plain_words(found.strip())[:_LONGEST_LINE]
 
 
-def _in_plain_words(line: str) -> str:
+def in_plain_words(line: str) -> str:
+    """Return the reason in ``line``, explained if it is an error of NVML."""
     if not _NO_GPU.search(line):
         return line
     return f"the node has no NVIDIA driver, or the job has no GPU ({line})"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .folder import EXIT_FAILED, Folder
 from .gpus import job_devices
 from .initialize import initialize, write_plan
-from .log import append_output_to
+from .log import append_output_to, in_plain_words
 from .loopback import confine_if_wanted
 from .names import EXTRA_RANKS, NANNY_PRELOAD, PACKAGE, PRELOAD
 from .network import node_name
@@ -175,7 +175,8 @@ def _root_cause(error: BaseException) -> BaseException:
 
 def _abort(folder: Folder, world: MPI.Comm, reason: str, exit_code: int) -> None:
     """Write the reason, and end all ranks."""
-    reason = f"rank {world.Get_rank()} on {node_name()}: {reason[:_LONGEST_REASON]}"
+    reason = in_plain_words(reason)[:_LONGEST_REASON]
+    reason = f"rank {world.Get_rank()} on {node_name()}: {reason}"
     # Only the first error counts: the others may follow from it.
     folder.create("rank-error", json.dumps({"exit_code": exit_code, "reason": reason}))
     sys.stdout.flush()

@@ -110,7 +110,8 @@ class QueueFit:
         # The GPUs of each CPU must be a whole number.
         whole = max(n for n in range(1, cpus + 1) if gpus % n == 0)
         if own and whole != own:
-            message = f"the site requests GPUs per CPU: {gpus} GPUs need {whole} CPUs, not {own}"
+            request = f"{plural(gpus, 'GPU')} on {plural(whole, 'CPU')}"
+            message = f"the site requests GPUs per CPU: {request}, not {own}"
             raise QueueMismatch("cpus_per_job", message, hint=f"cpus_per_job: {whole * nodes}")
         return whole
 
@@ -151,7 +152,7 @@ class QueueFit:
             message = "its whole nodes have GPUs, which CPU workers would not use"
             raise QueueMismatch("gpus", message, limit="exclusive")
         if queue.cpus_per_node and cpus > queue.cpus_per_node:
-            message = f"its nodes have {queue.cpus_per_node} CPUs"
+            message = f"its nodes have {plural(queue.cpus_per_node, 'CPU')}"
             raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
 
     def _check_walltime(self) -> None:
@@ -208,7 +209,8 @@ class QueueFit:
         workers = self.profile.workers
         if cpus and workers.threads * number > cpus and "threads" in workers.given:
             message = (
-                f"{number} workers of {workers.threads} threads; the job has {cpus} CPUs on a node"
+                f"{plural(number, 'worker')} of {plural(workers.threads, 'thread')}; "
+                f"the job has {plural(cpus, 'CPU')} on a node"
             )
             hint = f"workers.threads: {max(1, cpus // number)}"
             raise QueueMismatch("workers.threads", message, hint=hint)

@@ -17,10 +17,12 @@ def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
     if wanted is None:
         return None
     if wanted % nodes:
-        message = f"{wanted} CPUs cannot be divided equally among {nodes} nodes"
+        message = f"{plural(wanted, 'CPU')} cannot be divided equally among {nodes} nodes"
         raise QueueMismatch("cpus_per_job", message)
     if limit and wanted > limit * nodes:
-        message = f"jobs of {wanted} CPUs on {plural(nodes, 'node')}; its nodes have {limit}"
+        message = (
+            f"jobs of {plural(wanted, 'CPU')} on {plural(nodes, 'node')}; its nodes have {limit}"
+        )
         raise QueueMismatch("cpus_per_job", message, limit="cpus_per_node")
     return wanted // nodes
 
