@@ -31,10 +31,8 @@ def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
     script = _script(run)
     if script and not (workdir / script).exists():
         yield _missing(script, workdir, folder)
-    elif run[0].endswith(".py") and not os.access(workdir / run[0], os.X_OK):
-        yield f"warning: run: {run[0]} is not executable; write run: [python, {run[0]}]"
-    elif run[0].endswith(".py") and "/" not in run[0] and plan.profile.run_on == "head":
-        yield f"warning: run: PATH has no {run[0]}; write run: [./{run[0]}]"
+    elif script == run[0] and plan.profile.run_on == "head":
+        yield from _start_notes(script, workdir)
 
 
 def image_notes(plan: Plan) -> Iterator[str]:
@@ -52,6 +50,14 @@ def site_notes(site: Site) -> Iterator[str]:
     name = "" if site.cluster or not site.cluster_names else cluster_name(site.scheduler)
     if name and not any(re.fullmatch(one, name) for one in site.cluster_names):
         yield f"this host's cluster is {name}, not {' or '.join(site.cluster_names)}"
+
+
+def _start_notes(script: str, workdir: Path) -> Iterator[str]:
+    """Yield a note if ``script``, which is there, cannot be started without naming `python`."""
+    if not os.access(workdir / script, os.X_OK):
+        yield f"warning: run: {script} is not executable; write run: [python, {script}]"
+    elif "/" not in script:
+        yield f"warning: run: PATH has no {script}; write run: [./{script}]"
 
 
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:

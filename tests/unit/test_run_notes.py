@@ -81,6 +81,8 @@ def test_scripts_that_cannot_start(home: Path, run: list[str], note: str) -> Non
     (home / "tool.py").touch(mode=0o755)
     assert notes(home, {"run": run}) == [f"warning: run: {note}"]
     assert notes(home, {"run": ["./tool.py"]}) == []
+    in_ranks = {"layout": "mpi", "run_on": "ranks", "run": run}  # which Python starts
+    assert not any("warning: run" in text for text in notes(home, in_ranks))
 
 
 @pytest.mark.parametrize(
