@@ -25,6 +25,8 @@ STARTED = time.time()
 WARM_UPS = 2
 REPETITIONS, SECONDS = (3, 61), 4.0
 """Least and most repetitions; none begins after these seconds. Short ones are repeated more."""
+SMALL_SECONDS = 0.5
+"""Instead of SECONDS for small arrays."""
 FULL = {
     "transfer": 125_000_000,
     "square": 40_000,
@@ -198,7 +200,8 @@ def measure(bench: Bench, name: str) -> dict[str, Any]:
         for n in range(WARM_UPS + REPETITIONS[1]):
             if n == WARM_UPS:
                 started = time.monotonic()
-            if n >= WARM_UPS + REPETITIONS[0] and time.monotonic() - started > SECONDS:
+            seconds = SECONDS if bench.sizes is FULL else SMALL_SECONDS
+            if n >= WARM_UPS + REPETITIONS[0] and time.monotonic() - started > seconds:
                 break
             runs.append(getattr(bench, name)())
         del runs[:WARM_UPS]

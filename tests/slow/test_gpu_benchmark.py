@@ -1,4 +1,4 @@
-"""The benchmark for real GPUs, on a machine that has none: every step runs and finds something."""
+"""The benchmark for real GPUs, on a machine that has none: each kind of step finds something."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
     if why := slurm.missing():
         unavailable("slurm", why)
     argv = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--fake", "--output", tmp_path]
+    argv += ["--only", "auto", "reference", "tcp", "tls", "one-gpu-jobs", "mpi", "start-auto"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=patience(500), check=False)
     assert done.returncode == 0, done.stderr
     steps = {
