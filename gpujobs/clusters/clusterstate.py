@@ -48,8 +48,10 @@ def cluster_state(
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if not any(job.active for job in jobs):
+        if owned and folder.address:
+            return ClusterState.RUNNING, "no jobs"
         if owned:
-            return ClusterState.RUNNING if folder.address else ClusterState.STARTING, "no jobs"
+            return ClusterState.STARTING, "no jobs"
         return _all_ended(jobs, removed=folder.removed)
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:

@@ -120,8 +120,9 @@ class ClusterWidget:
         return self._row(group, [minimum, maximum, button])
 
     def _row(self, group: str, children: Sequence[Box]) -> Box:
-        label = self._kit.Label(group, layout={"width": "8rem"})
-        shown = [label, *children] if group else list(children)
+        shown = list(children)
+        if group:
+            shown.insert(0, self._kit.Label(group, layout={"width": "8rem"}))
         return self._kit.HBox(shown, layout={"flex_flow": "row wrap"})
 
     def _number(self, name: str, value: int) -> Box:
