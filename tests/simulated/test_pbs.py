@@ -366,7 +366,8 @@ def environment(backend: FakeBackend, *options: str) -> dict[str, str]:
     done = backend.command(
         "qsub",
         *options,
-        stdin=f"#!/bin/bash\nenv > {path}.new; mv {path}.new {path}; cp $PBS_GPUFILE {path}.gpus\n",
+        # The jobs of an array run at the same time.
+        stdin=f"#!/bin/bash\nenv > {path}.$$; cp $PBS_GPUFILE {path}.gpus; mv {path}.$$ {path}\n",
     )
     assert done.returncode == 0, done.stderr
     until(path.exists, 10)
