@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
 from ..schedulers.jobs import cancel_targets
-from .command import LONGEST_DELAY, check_started, delays, run_command
+from .command import LONGEST_DELAY, check_usable, delays, run_command
 from .system import HOST, System
 from .users import with_canceller
 
@@ -116,7 +116,7 @@ class SchedulerClient:
             return None
         result = self._run(argv, stdin=script, cwd=cwd)
         if self.scheduler.unreachable(result):
-            check_started(result)
+            check_usable(result)
             raise UnavailableError(f"{self.scheduler.name} is not available: {result.first_line}")
         return self.scheduler.refuses(result)
 
@@ -209,7 +209,7 @@ class SchedulerClient:
         """Return the submission's id in the reply of a submit command, None if it has none."""
         if result.exit_code == 0:
             return self.scheduler.parse_submit(result.stdout)
-        check_started(result)
+        check_usable(result)
         if result.exit_code is not None and not self.scheduler.unreachable(result):
             raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
         return None
@@ -255,7 +255,7 @@ class SchedulerClient:
             result = self._run(argv)
             if not self.scheduler.unreachable(result):
                 return result
-            check_started(result)
+            check_usable(result)
             if accept(result):
                 return result
             delay = next(pauses)

@@ -38,7 +38,7 @@ def run_command(
     )
 
 
-def check_started(result: CommandResult) -> None:
+def check_usable(result: CommandResult) -> None:
     """Raise UnusableError if the command of ``result`` cannot be used on this host."""
     if result.usable:
         return

@@ -154,9 +154,7 @@ def _remark(job: JobReport) -> str:
         parts.append("head")
     if job.phase is JobPhase.LEAVING:
         parts.append("leaving")
-    parts += [part for part in (job.reason, job.exit_remark) if part]
-    if job.starts:
-        parts.append(f"starts {job.starts}")
+    parts += filter(None, (job.reason, job.exit_remark, job.start_remark))
     if job.state is JobState.UNKNOWN and job.native:
         parts.append(f"({job.native})")
     return ", ".join(parts)

@@ -39,10 +39,10 @@ def _check_settings(
     ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Report ``--set gpus 2`` before click reports the 2."""
-    if invalid := tuple(setting for setting in settings if "=" not in setting):
+    if settings:
         from ..config import spec
 
-        spec.settings_document(invalid)
+        spec.settings_document(settings)
     return settings
 
 

@@ -144,10 +144,14 @@ def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
         busy=_line(gpu.samples, axis, lambda sample: sample.busy, 100),
         memory=_line(gpu.samples, axis, lambda sample: sample.used, gpu.memory or 1),
         mean=percent_text(None if mean is None else mean / 100),
-        most=f"{measured_size_text(max(used))} of {measured_size_text(gpu.memory)}"
-        if used
-        else "unknown",
+        most=_most_memory(used, gpu.memory),
     )
+
+
+def _most_memory(used: Sequence[int], memory: int) -> str:
+    if not used:
+        return "unknown"
+    return f"{measured_size_text(max(used))} of {measured_size_text(memory)}"
 
 
 def _line(

@@ -30,6 +30,8 @@ def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> l
     """
     if cluster_ids:
         return [ledger.get(cluster_id) for cluster_id in cluster_ids]
+    if everything:
+        ledger.forget_removed()
     return [record for record in ledger.all() if everything or not record.finished]
 
 

@@ -67,18 +67,11 @@ class Ledger:
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}", hint=hint) from None
 
     def all(self) -> list[ClusterRecord]:
-        """Return all records, oldest first. A record that cannot be read is logged and skipped.
-
-        The record of a cluster that has ended is deleted if its user has removed its folder.
-        """
+        """Return all records, oldest first. A record that cannot be read is logged and skipped."""
         records = []
         for path in self._paths():
             try:
-                record = _load(path)
-                if record.finished and is_removed(record.path):
-                    self.remove(record.id)
-                else:
-                    records.append(record)
+                records.append(_load(path))
             except FileNotFoundError:
                 continue  # its submission failed meanwhile
             except GpujobsError as error:  # a full disk, or another version; the others are valid
@@ -131,6 +124,12 @@ class Ledger:
         """Delete the record of a cluster."""
         for suffix in (".json", ".lock", ".busy"):
             self._path(cluster_id).with_suffix(suffix).unlink(missing_ok=True)
+
+    def forget_removed(self) -> None:
+        """Delete the records of clusters that have ended and whose users removed their folders."""
+        for record in self.all():
+            if record.finished and is_removed(record.path):
+                self.remove(record.id)
 
     def exclusive(self, cluster_id: str) -> contextlib.AbstractContextManager[None]:
         """Lock the size of a cluster: while it is held, no other process scales it."""

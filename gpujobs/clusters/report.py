@@ -125,6 +125,11 @@ class JobReport:
         remark = f"exit code {self.exit_code}"
         return remark if self.exit_code and remark not in self.reason else ""
 
+    @property
+    def start_remark(self) -> str:
+        """The expected start, as ``starts 2026-11-22T10:58:32``; "" if it is not known."""
+        return f"starts {self.starts}" if self.starts else ""
+
 
 @dataclass(frozen=True)
 class GroupReport:

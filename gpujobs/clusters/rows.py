@@ -97,10 +97,7 @@ def _reasons(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def _pending_reason(job: JobReport) -> str:
-    reasons = [job.reason] if job.reason else []
-    if job.starts:
-        reasons.append(f"starts {job.starts}")
-    return ", ".join(reasons)
+    return ", ".join(filter(None, (job.reason, job.start_remark)))
 
 
 def _failure(job: JobReport) -> str:
@@ -139,9 +136,7 @@ def _memory(report: ClusterReport, jobs: Iterable[JobReport]) -> str:
 
 def job_cells(job: JobReport) -> tuple[str, ...]:
     """Return the row of one job; see `JOB_HEADER`."""
-    remarks = [job.group, "head" if job.head else "", job.reason]
-    if job.starts:
-        remarks.append(f"starts {job.starts}")
+    remarks = [job.group, "head" if job.head else "", job.reason, job.start_remark]
     return (
         str(job.number),
         job.id,

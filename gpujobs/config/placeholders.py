@@ -112,9 +112,10 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
 def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
     name, unit = token["name"], token["unit"]
     if name not in known:
-        near = difflib.get_close_matches(name or "", known, n=1)
-        hint = f"did you mean {_list(near)}? " * len(near)
-        raise _error(token, f" is not a placeholder; {hint}known: {_list(known)}")
+        message = f" is not a placeholder; known: {_list(known)}"
+        if near := difflib.get_close_matches(name or "", known, n=1):
+            message = f" is not a placeholder; did you mean {_list(near)}? known: {_list(known)}"
+        raise _error(token, message)
     if not unit and _is_size(name):
         raise _error(token, f" needs a unit, as in {{{name}:GB}}")
     if unit and not _is_size(name):

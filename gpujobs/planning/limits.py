@@ -50,9 +50,14 @@ class JobLimit:
         return max(0, self.limit - self.others) // (self.gpus or 1)
 
     @property
+    def of_queue(self) -> bool:
+        """Whether it is a limit of one queue, not of the whole site."""
+        return len(self.key) > 1
+
+    @property
     def rule(self) -> str:
         """Return the limit in words, without a number of jobs."""
-        place = "site" if len(self.key) == 1 else "queue"
+        place = "queue" if self.of_queue else "site"
         most = plural(self.limit, "GPU") if self.gpus else str(self.limit)
         return f"the {place} allows {most} of one user (`{self.key[-1]}`)"
 
