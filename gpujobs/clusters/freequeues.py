@@ -75,7 +75,8 @@ def with_preference(spec: ClusterSpec, prefer: str | None) -> ClusterSpec:
     if prefer not in PREFERENCES:
         known = ", ".join(map(repr, PREFERENCES))
         raise InputError(
-            f"prefer: {prefer!r} is not one of {known}", hint="None: as the site lists"
+            f"prefer: {prefer!r} is not one of {known}",
+            hint="leave it out for the order of the site",
         )
     return soonest_first(spec, free_queues(spec.site))
 
