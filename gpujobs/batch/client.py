@@ -121,20 +121,25 @@ class SchedulerClient:
         return self.scheduler.refuses(result)
 
     # -- query -------------------------------------------------------------------------------------
-    def status(self, ids: Sequence[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
+    def status(
+        self, ids: Sequence[JobId], names: Sequence[str], ended: Collection[JobId] = ()
+    ) -> dict[JobId, JobStatus]:
         """Return the status of all ``ids``, jobs of the clusters ``names``.
 
         One command for all, one for details, and accounting for those that are not listed.
+        Jobs that had ``ended`` are among them if the queue lists them: they were requeued.
         """
         if not ids:
             return {}
         found, result = self._listed(ids, names)
+        listed = self.scheduler.parse_status(result, list(ended)).items()
+        returned = {job: status for job, status in listed if status.state.active}
         found.update(self._details(found))
         found.update(self._accounting([job for job in ids if job not in found]))
         missing = NOT_LISTED
         if not self.scheduler.answered(result):
             missing = JobStatus(JobState.UNKNOWN, reason=result.first_line)
-        return {job: found.get(job, missing) for job in ids}
+        return returned | {job: found.get(job, missing) for job in ids}
 
     def _listed(
         self, ids: Sequence[JobId], names: Sequence[str]

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..batch.system import HOST, System
 from ..injob.folder import EndKind
 from . import folder as folders
-from .folderstate import OWNER_TIMEOUT, FolderReader, read_state
+from .folderstate import FolderReader, read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import client_of, recover_submission
 
@@ -70,6 +70,5 @@ def _wait_for_exits(folder: Path, system: System) -> None:
 
 def orphaned(record: ClusterRecord) -> bool:
     """Return whether the Python process that owned a cluster is gone."""
-    if record.owner != "client" or record.finished:
-        return False
-    return folders.silence(record.path) > OWNER_TIMEOUT
+    owned = record.owner == "client" and not record.finished
+    return owned and not folders.has_owner(record.path)

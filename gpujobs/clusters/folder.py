@@ -24,6 +24,8 @@ from .files import private_folder, write_atomically, write_new, write_once
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
+OWNER_TIMEOUT = 60.0
+"""Seconds without a new lease after which the owner of a cluster is gone."""
 
 
 # -- make ------------------------------------------------------------------------------------------
@@ -105,10 +107,16 @@ def spec_path(folder: Path) -> Path:
 
 
 # -- read ------------------------------------------------------------------------------------------
-def silence(folder: Path) -> float:
-    """Return how many seconds ago the owner of the cluster last wrote its lease.
+def has_owner(folder: Path) -> bool:
+    """Return whether the process that owns the cluster lives."""
+    return silence(folder) < OWNER_TIMEOUT
 
-    Both times are those of the file server, since this host may be another login node.
+
+def silence(folder: Path) -> float:
+    """Return how many seconds ago the process that owns the cluster last wrote its lease.
+
+    Both times are those of the file server, since this host may be another login node. Infinity if
+    there is no lease.
     """
     now = folder / f"now-{secrets.token_hex(4)}"
     try:

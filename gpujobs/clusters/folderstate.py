@@ -24,9 +24,6 @@ from ..schedulers import JobId
 from ..text import clean
 from .files import is_removed
 
-OWNER_TIMEOUT = 60.0
-"""Seconds without a new lease after which the owner of a cluster is gone."""
-
 
 @dataclass(frozen=True)
 class ExitRecord:
@@ -67,8 +64,6 @@ class FolderState:
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     waits_for: str = ""
     """The cluster after whose end this one starts; "" when that has ended."""
-    lease: float = 0.0
-    """When the process that owns the cluster last wrote its sign of life (epoch seconds)."""
     removed: bool = False
     """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
@@ -146,7 +141,6 @@ class FolderReader:
         services = scheduler.get("services", {})
         return FolderState(
             ended=_ended(self._json("ended")),
-            lease=_seconds(_text(self.folder / "lease")),
             removed=is_removed(self.folder),
             workers=registry.get("workers", {}),
             over_memory=registry.get("over_memory", {}),
@@ -209,13 +203,6 @@ def read_state(folder: Path) -> FolderState:
 def read_transport(folder: Path) -> Choice:
     """Return the protocol of a cluster, from its folder."""
     return Choice.parse(_parse(_text(folder / FILE)))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def _text(path: Path) -> str:

@@ -15,7 +15,7 @@ from ..injob.folder import EndKind, all_gpus
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .clusterstate import cluster_state, current_attempt
-from .folderstate import OWNER_TIMEOUT, ExitRecord, FolderState
+from .folderstate import ExitRecord, FolderState
 from .ledger import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
 
@@ -35,11 +35,12 @@ def judge(
     *,
     now: float,
     connected: Iterable[str] | None = None,
+    owned: bool = False,
 ) -> ClusterReport:
     """Return the report of a cluster.
 
     ``now``: seconds since the epoch. ``connected``: names of the connected workers, if the caller
-    knows better than the folder.
+    knows better than the folder. ``owned``: a process that lives owns it, and may submit jobs.
     """
     names = frozenset(folder.workers if connected is None else connected)
     if record.finished:
@@ -52,7 +53,6 @@ def judge(
     if record.attempts > 1:
         names = names.intersection(name for job in current for name in job.workers)
         jobs = tuple(_excused(job) if job.attempt < attempt else job for job in jobs)
-    owned = record.owner == "client" and now - folder.lease < OWNER_TIMEOUT
     state, reason = cluster_state(record, folder, current, names, owned=owned)
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)

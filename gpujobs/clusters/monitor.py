@@ -73,7 +73,10 @@ class ClusterMonitor:
         self._began: dict[JobId, float | None] = {}
         """When jobs had last started before the batch scheduler answered that they wait."""
         self._settled: set[JobId] = set()
-        """Jobs that have ended, and are not queried any more."""
+        """Jobs that have ended, and are not queried any more.
+
+        One that is listed all the same, as it was requeued later, is active again.
+        """
         self._last_query = -math.inf
         self._next_query = 0.0
         self._interval = 0.0
@@ -101,8 +104,7 @@ class ClusterMonitor:
     def latest(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return a report on the only cluster without a query; see `judge` for ``connected``."""
         record = self.records[0] = self._current(self.records[0])
-        state = self._read(record)
-        return judge(record, state, self._answers, now=self.system.time(), connected=connected)
+        return self._judge(record, self._read(record), connected)
 
     def query_soon(self, seconds: float = 0.0) -> None:
         """Something has changed: query in ``seconds``, and often for a while."""
@@ -135,11 +137,21 @@ class ClusterMonitor:
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
 
+    def _judge(
+        self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
+    ) -> ClusterReport:
+        owned = record.owner == "client" and state.ended is None
+        if owned and connected is None:  # else its dask scheduler answers
+            owned = folders.has_owner(record.path)
+        now = self.system.time()
+        return judge(record, state, self._answers, now=now, connected=connected, owned=owned)
+
     def _report(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
-        report = judge(record, state, self._answers, now=self.system.time(), connected=connected)
-        settled = (job.job for job in report.jobs if not job.active and not job.stuck)
+        report = self._judge(record, state, connected)
+        settled = {job.job for job in report.jobs if not job.active and not job.stuck}
+        self._settled.difference_update(job.job for job in report.jobs)
         self._settled.update(settled)
         if record.finished or not report.jobs or not report.finished or report.active:
             return report
@@ -174,14 +186,16 @@ class ClusterMonitor:
 
     def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
         current = (record.current_jobs(states[record.id].claims) for record in group)
-        jobs = {job for numbered in current for job in numbered.values()} - self._settled
+        known = {job for numbered in current for job in numbered.values()}
+        jobs, ended = known - self._settled, known & self._settled
         if not jobs:
             return
         try:
             client = client_of(
                 group[0], timeout=QUERY_TIMEOUT, stopping=self._stopping, system=self.system
             )
-            answers = client.status(sorted(jobs, key=str), [record.id for record in group])
+            names = [record.id for record in group]
+            answers = client.status(sorted(jobs, key=str), names, ended)
         except (UnavailableError, InputError) as error:  # or the batch scheduler's package is gone
             logger.warning("%s", error)
             for job in jobs:

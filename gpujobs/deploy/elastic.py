@@ -110,6 +110,8 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         # SpecCluster's removes a whole job when one of its workers is lost.
         Cluster._update_worker_status(self, op, msg)
         self._pool.query_soon()
+        if op == "add":
+            self._scaler.watch_soon()  # its job had perhaps ended, and the last one, too
 
     # -- adapt -------------------------------------------------------------------------------------
     def adapt(

@@ -34,6 +34,8 @@ class WorkerGroup:
         self.ceiling = Ceiling(system)
         self.error: Exception | None = None
         """Why no more jobs of it are submitted."""
+        self.refused: Exception | None = None
+        """Why the last `scale` brought no more jobs; those that there were are kept."""
 
     @property
     def size(self) -> int:
@@ -73,15 +75,15 @@ class WorkerGroup:
         return replace(record, workers=self.workers(present))
 
     def with_error(self, record: GroupRecord) -> GroupRecord:
-        """Return the record of the group with its present error."""
-        lines = str(self.error or "").splitlines()
+        """Return the record of the group with the reason why it has no more jobs."""
+        lines = str(self.error or self.refused or "").splitlines()
         return replace(record, error="".join(lines[:1]))
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
         self.attempts.succeeded()
         self.ceiling.forget()
-        self.error = None
+        self.error = self.refused = None
 
     def stop_submitting(self, past: Iterable[JobReport]) -> None:
         """Too many jobs in a row have failed: note why, in `error`; ``past`` are ended jobs."""

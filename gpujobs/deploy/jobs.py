@@ -36,20 +36,19 @@ class PoolJobs:
         self._walltimes = walltimes
         self._waits = {group: deque[float](maxlen=RECENT) for group in walltimes}
         """Seconds that the last started jobs of each group have waited."""
-        self._known: set[int] = set()
-        """Numbers of all jobs that were ever added."""
+        self._all: dict[int, PoolJob] = {}
+        """All jobs that were ever added."""
 
     def __len__(self) -> int:
         return len(self.active)
 
     def add(self, job: PoolJob) -> None:
         """Add a job that was submitted."""
-        self.active[job.report.number] = job
-        self._known.add(job.report.number)
+        self.active[job.report.number] = self._all[job.report.number] = job
 
     def knows(self, number: int) -> bool:
         """Return whether a job of this number was ever added."""
-        return number in self._known
+        return number in self._all
 
     def finish(self, job: PoolJob, phase: JobPhase, reason: str) -> JobReport:
         """Move a job to the past ones; return its last report."""
@@ -70,12 +69,26 @@ class PoolJobs:
         for job in report.jobs:
             if not job.active:
                 self.released.pop(job.number, None)
+            elif not report.folder.ended:
+                self._take_back(job)
             if known := self.active.get(job.number):
                 head = job.head or known.report.head
                 changed = known.update(replace(job, head=head), now) or changed
                 self._note_wait(known, now)
         self._note_leaving(now)
         return changed
+
+    def _take_back(self, job: JobReport) -> None:
+        """Add an active job again if it had ended: the batch scheduler has requeued it since.
+
+        As after the failure of a node, or of the batch scheduler itself.
+        """
+        number = job.number
+        if number in self.active or number in self.released or number not in self._all:
+            return
+        self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
+        returned = self.released if job.phase is JobPhase.LEAVING else self.active
+        returned[number] = self._all[number]
 
     def _note_wait(self, job: PoolJob, now: float) -> None:
         if job.running_since is None:

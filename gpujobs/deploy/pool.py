@@ -198,7 +198,7 @@ class JobPool:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
         self._closing.set()
         for job in list(self.jobs.active.values()):
-            self.jobs.finish(job, JobPhase.ENDED, "the cluster was closed")
+            self.jobs.release(job, JobPhase.ENDED, "the cluster was closed")
         self.end(EndKind.CLOSED, "closed by its owner")
         cancel_cluster(self.ledger.get(self.id), self.ledger, self.system)
 

@@ -75,7 +75,7 @@ class Scaler:
                     await self._reach_target(group)
                 except Exception as error:
                     group.target = len(self.pool.jobs.counting(group.name))
-                    group.error = error
+                    group.refused = error
                     errors.append(error)
         if errors:
             self.pool.write_errors()
@@ -143,7 +143,7 @@ class Scaler:
 
     # -- watch -------------------------------------------------------------------------------------
     def watch_soon(self) -> None:
-        """Start the task that watches the jobs, unless it runs."""
+        """Start the task that watches the jobs, unless it runs; it ends when there are none."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch(), name="gpujobs-watch")
 
@@ -165,9 +165,12 @@ class Scaler:
         await asyncio.wait([refresh], timeout=UPDATE_TIMEOUT)
 
     async def _watch(self) -> None:
-        while self.dask.open and (self._has_jobs() or self._wants_jobs()):
+        watching = True
+        while watching:
             await asyncio.sleep(self.interval)
-            await self._try_refresh()
+            if self.dask.open:
+                await self._try_refresh()
+            watching = self.dask.open and (self._has_jobs() or self._wants_jobs())
 
     def _has_jobs(self) -> bool:
         pool = self.pool

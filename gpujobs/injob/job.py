@@ -17,7 +17,7 @@ from .log import launcher_reason, log, nodes_seen
 from .names import UCX_WARNINGS, job_name
 from .network import node_name
 from .options import SuperviseOptions
-from .process import ManagedProcess, is_process
+from .process import ManagedProcess, is_process, visible_process
 from .walltime import Walltime
 
 FOLDER_TIMEOUT = 120
@@ -73,8 +73,7 @@ class Job:
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
         self._parent = os.getppid()
-        # A container's runtime may stay between both, and hide the processes of the node.
-        self._batch_script = options.batch_script if is_process(options.batch_script) else 0
+        self._batch_script = visible_process(options.batch_script)
 
     # -- life --------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -82,6 +81,7 @@ class Job:
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
         try:
+            self._check_batch_script()  # it may have been killed before this process was ready
             self.check_end()
             log(f"job {self.options.job} on {node_name()}: {self.role()}")
             self.work()

@@ -66,7 +66,7 @@ class SuperviseOptions:
     walltime_exit: int = _option("run asks for the next attempt", type=int, default=0)
     end_after: str = _option("when a cluster without work ends, see idle.py", default="")
     lease: int = _option("limit for the owner to renew its lease", type=int, default=0)
-    batch_script: int = _option("its process, if not the parent", type=int, default=0)
+    batch_script: str = _option("its process, as PID@NAMESPACE", default="")
     python_folder: str = _option("folder that is first on PATH", default="")
     client_owns: bool = _option("a client handles jobs that fail", action="store_true")
     scheduler: tuple[str, ...] = ()

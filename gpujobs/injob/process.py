@@ -117,6 +117,19 @@ def is_process(pid: int) -> bool:
     return pid > 0
 
 
+def visible_process(text: str) -> int:
+    """Return the process of ``PID@NAMESPACE``, 0 if it is invisible here.
+
+    A container may have a namespace of process ids of its own.
+    """
+    pid, _, namespace = text.partition("@")
+    try:
+        own = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return 0
+    return int(pid) if namespace == own else 0
+
+
 def with_archive(environ: Mapping[str, str], archive: Path) -> dict[str, str]:
     """Return ``environ`` for a process of dask, which imports its preload from the archive.
 

@@ -58,7 +58,7 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines.append(" ".join(_start_options(plan, jobs, roles)))
     if plan.lifetime.attempts > 1:
         lines.append(" ".join(_attempt_options(plan, attempt)))
-    if options := _container_options(jobs):
+    if options := _process_options(jobs):
         lines.append(" ".join(options))
     if roles.scheduler:
         lines += _head_options(plan, jobs)
@@ -87,12 +87,10 @@ def _attempt_options(plan: Plan, attempt: int) -> list[str]:
     return options
 
 
-def _container_options(jobs: JobGroup) -> list[str]:
-    if not jobs.container:
-        return []
+def _process_options(jobs: JobGroup) -> list[str]:
     # With a launcher, the batch script is a process of another node.
-    options = [] if jobs.launcher else ['--batch-script="$$"']
-    if (python := Path(jobs.python)).is_absolute():
+    options = [] if jobs.launcher else ['--batch-script="$$@$(readlink /proc/self/ns/pid)"']
+    if jobs.container and (python := Path(jobs.python)).is_absolute():
         options.append(f"--python-folder={shlex.quote(str(python.parent))}")
     return options
 

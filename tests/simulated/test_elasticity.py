@@ -12,7 +12,7 @@ import pytest
 
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.deploy.adaptive import check_bounds
-from gpujobs.errors import GpujobsError, InputError
+from gpujobs.errors import GpujobsError, InputError, RefusedError
 
 from ..support.churn import CPU_QUEUE, GROUPS
 from ..support.elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
@@ -105,6 +105,107 @@ def test_jobs_that_wait_for_a_pause_are_not_submitted_without_demand(tmp_path: P
         demand[0] = 4
         await asyncio.sleep(1200)
         assert len(slurm.alive) == 2
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "CANCELLED", "COMPLETED"])
+def test_a_replaced_job_that_is_requeued_counts_again(tmp_path: Path, state: str) -> None:
+    """Slurm may requeue a job that it has reported as ended; the surplus is removed."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        lost = slurm.running[1]
+        slurm.end(lost, state, None if state == "NODE_FAIL" else 0)
+        await asyncio.sleep(120)
+        assert len(slurm.running) == 3 and lost.state == state
+        slurm.restore(lost)
+        await asyncio.sleep(20)
+        assert not cluster.orphans
+        await asyncio.sleep(120)
+        assert len(slurm.alive) == len(cluster.counting()) == 3 and len(slurm.connected) == 6
+
+    run(tmp_path, story)
+
+
+def test_a_requeued_job_is_taken_back_when_its_replacement_is_lost(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        lost = slurm.running[0]
+        slurm.refuse_until = slurm.seconds + 12
+        slurm.end(lost, "NODE_FAIL", None)
+        await asyncio.sleep(6)
+        slurm.restore(lost)
+        await asyncio.sleep(300)
+        assert numbers(cluster) == [0, 1] and len(slurm.jobs) == 2 and len(slurm.connected) == 4
+        reports = cluster._job_reports()
+        assert [job.number for job in reports] == [0, 1]
+
+    run(tmp_path, story)
+
+
+def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        (removed,) = (job for job in slurm.jobs if not job.alive)
+        slurm.restore(removed)
+        await asyncio.sleep(120)
+        assert len(slurm.alive) == 2 and numbers(cluster) == [0, 1]
+
+    run(tmp_path, story)
+
+
+def test_after_a_refused_scale_the_present_jobs_are_kept(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        slurm.refuse_until = slurm.seconds + 10
+        with pytest.raises(RefusedError):
+            await cluster.scale_to(4)
+        await asyncio.sleep(60)
+        slurm.end(slurm.running[0], "PREEMPTED", 143)
+        await asyncio.sleep(120)
+        assert len(cluster.counting()) == len(slurm.running) == 2
+
+    run(tmp_path, story)
+
+
+def test_workers_of_a_job_that_slurm_has_cancelled_too_early_are_retired(tmp_path: Path) -> None:
+    """A job that is cancelled while it is launched may run all the same, unknown to Slurm."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(3)
+        await asyncio.sleep(6)
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        (removed,) = (job for job in slurm.jobs if not job.alive)
+        (cluster.folder / "jobs" / f"{removed.number}.json").unlink()
+        slurm.connected.update(dict.fromkeys(removed.workers, removed))
+        slurm.on_connect()
+        await asyncio.sleep(10)
+        assert slurm.retired.issuperset(removed.workers)
+
+    run(tmp_path, story)
+
+
+def test_a_requeued_job_of_a_cluster_without_jobs_is_released(tmp_path: Path) -> None:
+    demand = [2]
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda group: demand[0]
+        cluster.adapt(minimum=0, maximum=8, hold="1m")
+        await asyncio.sleep(300)
+        demand[0] = 0
+        await asyncio.sleep(300)
+        assert not slurm.alive and len(slurm.jobs) == 1
+        slurm.restore(slurm.jobs[0])
+        await asyncio.sleep(300)
+        assert not slurm.alive and len(slurm.jobs) == 1
 
     run(tmp_path, story)
 

@@ -107,7 +107,7 @@ class Churn:
 
         It is raised later, because it would be an error inside of the code under test.
         """
-        jobs = [job for job in self.slurm.alive if job.occupies]
+        jobs = [job for job in self.slurm.alive if job.occupies and not job.restored]
         if self.limited:
             self.check_number(jobs, MOST_JOBS)
         for group in self.groups.values():
@@ -147,7 +147,18 @@ class Churn:
         slurm, random = self.slurm, self.random
         running = [job for job in slurm.running if job.occupies]
         kind = random.choice(
-            ("load", "load", "preempt", "node", "vanish", "requeue", "hang", "away", "refuse")
+            [
+                "load",
+                "load",
+                "preempt",
+                "node",
+                "vanish",
+                "requeue",
+                "hang",
+                "away",
+                "refuse",
+                "restore",
+            ]
         )
         if kind == "load":
             for group in self.groups.values():
@@ -157,6 +168,9 @@ class Churn:
             slurm.away_until = slurm.seconds + random.expovariate(1 / 120)
         elif kind == "refuse":
             slurm.refuse_until = slurm.seconds + random.expovariate(1 / 60)
+        elif kind == "restore":
+            if ended := [job for job in slurm.jobs if job.listed and not job.alive]:
+                slurm.restore(random.choice(ended[-MOST_JOBS:]))
         elif running:
             job = random.choice(running)
             if kind == "preempt":

@@ -62,6 +62,10 @@ class SimulatedCluster(ElasticCluster):
         folders.make(slurm.folder, encrypted=False)
         self.ledger.add(self._pool.record)
         self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        slurm.on_connect = lambda: loop.call_soon(
+            self._update_worker_status, "add", {"workers": {}}
+        )
 
     @property
     def scheduler_info(self) -> dict[str, Any]:  # type: ignore[override]
@@ -116,7 +120,12 @@ class SimulatedCluster(ElasticCluster):
         Without those whose script has ended, while Slurm cleans up.
         """
         known = {str(self._pool.plan.scheduler.show_id(id)) for id in self._pool.jobs.present_ids()}
-        return {job.id for job in self.slurm.alive if job.listed and job.occupies} - known
+        alive = [job for job in self.slurm.alive if job.listed and job.occupies]
+        if not self._pool.jobs.active:  # nobody looks, until the workers of a job connect
+            alive = [
+                job for job in alive if not job.restored or job.workers[0] in self.slurm.connected
+            ]
+        return {job.id for job in alive} - known
 
     @property
     def released(self) -> set[str]:

@@ -57,6 +57,8 @@ class SimulatedJob:
     """A cancel got no reply before it was busy: that of the next attempt may come too late."""
     listed: bool = True
     """Whether squeue and sacct know it."""
+    restored: bool = False
+    """It was requeued after its end."""
     cancelled_waiting: float | None = None
     """When it was cancelled before it had started."""
 
@@ -107,6 +109,8 @@ class SimulatedSlurm(System):
     """What must not happen, and did."""
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called after each accepted submission and each step."""
+    on_connect: Callable[[], object] = lambda: None
+    """Called when the workers of a job have connected."""
     connected: dict[str, SimulatedJob] = field(default_factory=dict)
     retired: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
@@ -177,6 +181,12 @@ class SimulatedSlurm(System):
         (self.folder / "jobs" / f"{job.number}.json").write_text('{"exit_code": 143, "host": "n1"}')
         job.state, job.eligible, job.hung = "PENDING", self.seconds + 30 + self.wait(), True
 
+    def restore(self, job: SimulatedJob) -> None:
+        """Put a job that has ended back into the queue, as slurmctld does after its own failure."""
+        job.state, job.eligible, job.exits = "PENDING", self.seconds + 30, None
+        job.restored = job.hung = True
+        self.retired.difference_update(job.workers)
+
     def _events(self) -> None:
         alive = self.alive
         used = sum(job.state != "PENDING" for job in alive)
@@ -222,6 +232,7 @@ class SimulatedSlurm(System):
             self.connected.update(dict.fromkeys(job.workers, job))
             self._seen.update(job.workers)
             job.connected = job.started
+            self.on_connect()
             (self.folder / "workers.json").write_text(json.dumps({"seen": sorted(self._seen)}))
 
     def _disconnect(self, job: SimulatedJob) -> None:

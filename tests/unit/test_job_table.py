@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
 from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
 from gpujobs.deploy.job import STEADY, PoolJob
@@ -123,7 +124,7 @@ def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:
     running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, workers=("svd-0",))
     waiting = replace(running, phase=JobPhase.PENDING, state=JobState.PENDING)
     for now, report in ((1.0, running), (5000.0, waiting), (5030.0, running)):
-        found.update(SimpleNamespace(jobs=[report]), now)  # type: ignore[arg-type]
+        found.update(SimpleNamespace(jobs=[report], folder=FolderState()), now)  # type: ignore[arg-type]
     assert found.longest_wait == 30.0  # its first run is no waiting time
     assert found.lead("", 5030.0) == START_UP + 1.0  # nor is that after a requeue usual
 
@@ -134,7 +135,7 @@ def test_idle_jobs_are_kept_as_long_as_a_job_has_waited() -> None:
     adaptive = JobAdaptive(cluster, interval=0)
     assert adaptive.hold == SHORTEST_HOLD
     report = replace(JOB, phase=JobPhase.STARTING, state=JobState.RUNNING)
-    found.update(SimpleNamespace(jobs=[report]), 600.0)  # type: ignore[arg-type]
+    found.update(SimpleNamespace(jobs=[report], folder=FolderState()), 600.0)  # type: ignore[arg-type]
     cluster.longest_wait = found.longest_wait
     assert adaptive.hold == 600.0
     cluster.longest_wait = 1e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.cancel import cancel
+from gpujobs.clusters import folder as folders
+from gpujobs.clusters.cancel import cancel, orphaned
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 
@@ -236,6 +238,36 @@ def test_cancel_ends_the_folder_even_if_the_batch_scheduler_is_away(
     with pytest.raises(Exception, match="scancel"):
         cancel(record, ledger, timeout=0.1)
     assert json.loads((record.path / "ended").read_text())["kind"] == "cancelled"
+
+
+def test_a_job_that_is_requeued_after_its_end_is_active_again(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    slurm.lists("1||NODE_FAIL", "9||RUNNING")
+    monitor = ClusterMonitor(
+        [add(ledger, "1", submissions=(Submission("1", 0, 1), Submission("9", 1, 1)))], ledger
+    )
+    assert [job.active for job in monitor.report().jobs] == [False, True]
+    slurm.lists("1||PENDING", "9||RUNNING")
+    monitor.query_soon()
+    assert [job.state.value for job in monitor.report().jobs] == ["PENDING", "RUNNING"]
+    slurm.lists("1||RUNNING", "9||RUNNING")
+    monitor.query_soon()
+    assert [job.state.value for job in monitor.report().jobs] == ["RUNNING", "RUNNING"]
+
+
+def test_an_owner_lives_by_the_clock_of_the_file_server(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float]
+) -> None:
+    record = add(ledger, "1", owner="client", submissions=())
+    folders.renew_lease(record.path)
+    clock[0] += 3600  # of this host
+    assert ClusterMonitor([record], ledger).report().reason == "no jobs"
+    assert not orphaned(record)
+    minute_ago = (record.path / "lease").stat().st_mtime - 61
+    os.utime(record.path / "lease", (minute_ago, minute_ago))
+    assert ClusterMonitor([record], ledger).report().reason != "no jobs"
+    assert orphaned(record)
 
 
 # -- what is left behind -----------------------------------------------------------------------------

@@ -58,10 +58,13 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=2 --visible-devices=scheduler \
     --walltime=5400 --warning=60 \
     --start-timeout=300 --start-workers=1 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
@@ -71,6 +74,6 @@ python=/opt/env/bin/python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

@@ -91,6 +91,8 @@ container=(env --unset=TMPDIR ch-run --unset-env=LD_LIBRARY_PATH --unset-env=LD_
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 # Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
@@ -101,7 +103,7 @@ rm -f "$GPUJOBS_FOLDER"/launch-*
     --gpus=8 --visible-devices=exclusive --ranks=2 --nodes=2 --ranks-per-node=3 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
-    --batch-script="$$" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=bond0 \
     --run-on=ranks \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
@@ -109,6 +111,7 @@ rm -f "$GPUJOBS_FOLDER"/launch-*
         --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch &
 supervisor=$!
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 
 gpujobs_launch() {   # start MPI outside of the container as soon as the supervisor asks for it
     local asked=$GPUJOBS_FOLDER/launch process signal=TERM
@@ -135,7 +138,6 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
 }
 gpujobs_launch &
 launch=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$launch"
 wait "$supervisor"

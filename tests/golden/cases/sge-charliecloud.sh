@@ -110,12 +110,14 @@ container=(env --unset=TMPDIR ch-run --unset-env=LD_LIBRARY_PATH --unset-env=LD_
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/conda/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=variable:SGE_HGR_gpu \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
-    --batch-script="$$" --python-folder=/opt/conda/bin \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" --python-folder=/opt/conda/bin \
     --schemes=tls --interface=ib0 \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
@@ -126,6 +128,6 @@ python=/opt/conda/bin/python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

@@ -83,10 +83,13 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=variable:SGE_HGR_gpu \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --group=gpu --start-workers=1 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=ib0 \
     --cancel='bash -c gpujobs_qdel_waiting' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
@@ -98,7 +101,7 @@ python=/opt/env/bin/python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
 #!/bin/bash -l
@@ -186,9 +189,12 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --group=prep --start-workers=1 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=ib0 \
     --cancel='bash -c gpujobs_qdel_waiting' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
@@ -200,6 +206,6 @@ python=/opt/env/bin/python
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

@@ -86,18 +86,20 @@ container=(apptainer exec --nv --bind=/scratch:/scratch --bind="$PROJECT":/proje
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
-    --batch-script="$$" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --client-owns \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
         --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

@@ -93,12 +93,14 @@ container=(apptainer exec --nv --bind=/scratch:/scratch --bind="$PROJECT":/proje
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
-    --batch-script="$$" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
@@ -108,6 +110,6 @@ python=python3
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

@@ -64,6 +64,8 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 # Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
@@ -72,6 +74,7 @@ fi
     --gpus=16 --visible-devices=scheduler --ranks=4 --nodes=4 --ranks-per-node=1 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=ucxx,tls \
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
@@ -86,6 +89,6 @@ fi
         '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
     --run python svd.py --size 10000 &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"

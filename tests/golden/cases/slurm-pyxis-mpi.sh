@@ -88,6 +88,8 @@ container=(--container-image="$image" --container-mounts="$(IFS=,; echo "${mount
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 # Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
@@ -100,13 +102,14 @@ srun "${container[@]}" \
     --gpus=8 --visible-devices=scheduler --ranks=2 --nodes=2 --ranks-per-node=1 --rank-env=OMP_NUM_THREADS \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
-    --batch-script="$$" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch \
     --run python svd.py --size 10000 &
 supervisor=$!
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 
 gpujobs_launch() {   # start MPI outside of the container as soon as the supervisor asks for it
     local asked=$GPUJOBS_FOLDER/launch process signal=TERM
@@ -134,7 +137,6 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
 }
 gpujobs_launch &
 launch=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$launch"
 wait "$supervisor"

@@ -73,10 +73,13 @@ export PYTHONUNBUFFERED=1
 
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=2 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
     --start-timeout=300 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tcp --interface=ib0 \
     --end-after=unused=1800 \
     --cancel='scancel --state=PENDING' \
@@ -88,6 +91,6 @@ python=/opt/env/bin/python
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
 supervisor=$!
-trap 'kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
