@@ -250,7 +250,10 @@ class JobPool:
         report = self.report = await asyncio.to_thread(self.monitor.report, connected)
         now = self.system.monotonic()
         async with lock:
-            self._adopt(report.record)
+            record = report.record
+            if self.unanswered:  # this submission may have begun after the report
+                record = await asyncio.to_thread(self.ledger.get, self.id)
+            self._adopt(record)
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
             reports = [self._finish(job) for job in ended]

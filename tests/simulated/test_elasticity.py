@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpujobs.clusters.ledger import Intent
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.deploy.adaptive import check_bounds
 from gpujobs.errors import GpujobsError, InputError, RefusedError
@@ -156,6 +157,23 @@ def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> No
         slurm.restore(removed)
         await asyncio.sleep(120)
         assert len(slurm.alive) == 2 and numbers(cluster) == [0, 1]
+
+    run(tmp_path, story)
+
+
+def test_a_report_from_before_a_submission_does_not_end_the_wait_for_its_reply(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        pool, lock = cluster.pool, asyncio.Lock()
+        async with lock:
+            refresh = asyncio.ensure_future(pool.refresh(None, lock))
+            await asyncio.sleep(1)  # its report is made
+            cluster.ledger.begin_submission(cluster.id, Intent(1, 1, time=slurm.time()))
+            pool.unanswered = True
+        await refresh
+        assert pool.unanswered
 
     run(tmp_path, story)
 
