@@ -86,6 +86,8 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
         "environment": {"setup": "module load apptainer", "container": {"image": "rapids", "args": ["--bind=$WORK/my data"]}}}),
     "slurm-apptainer-owned-by-python": ("containers", {
         "workdir": "/home/ada", "gpus": 2, "gpus_per_job": 1, "environment": {"container": {"image": "docker://rapidsai/base:26.10"}}}),
+    "slurm-apptainer-requeue": ("containers", {
+        **SVD, "gpus": 2, "gpus_per_job": 1, "network": {"protocol": "tcp"}, "requeue": 1, "environment": {"container": {"image": "rapids"}}}),
     "slurm-pyxis-mpi": ("containers", {
         **SVD, "layout": "mpi", "gpus": 8, "env": {"OMP_NUM_THREADS": "4"}, "network": {"protocol": "tcp"},
         "environment": {"container": {"runtime": "pyxis", "image": "nvcr.io#nvidia/rapidsai/base:26.10"}}}),

@@ -328,3 +328,22 @@ def test_waiting_jobs_are_cancelled_at_the_end(
     states = [job["state"] for job in cli.status(cluster)["jobs"]]
     assert sorted(states) == ["CANCELLED", "CANCELLED", "COMPLETED"]
     backend.wait_empty(20, cluster)
+
+
+def test_waiting_jobs_are_cancelled_at_the_end_of_an_attempt(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    """The next attempt waits for all of them."""
+    write_site(cli, backend, containers=image.site())
+    one_node = {"cpus_per_job": 16, "directives": ["--nodelist=node1"]}
+    first = "import os, time; time.sleep(600 * (os.environ['GPUJOBS_ATTEMPT'] == '1'))"
+    profile = {**PROFILE, **one_node, "start_workers": 2, "requeue": 1}
+    cluster = cli.submit({**profile, "run": ["python3", "-c", first]})
+    until(lambda: cli.status(cluster)["state"] == "RUNNING", patience(60), "run")
+    head, *others = cli.status(cluster)["jobs"]
+    assert [job["state"] for job in others] == ["PENDING"] * 3
+    backend.slurm.command("scancel", "--batch", "--signal=TERM", head["id"])
+    until(lambda: cli.status(cluster)["state"] == "DONE", patience(90), "the next attempt")
+    states = [job["state"] for job in cli.status(cluster)["jobs"] if job["attempt"] == 1]
+    assert states == ["COMPLETED", "CANCELLED"]
+    backend.wait_empty(20, cluster)
