@@ -131,9 +131,9 @@ class SchedulerClient:
         """
         if not ids:
             return {}
-        found, result = self._listed(ids, names)
-        listed = self.scheduler.parse_status(result, list(ended)).items()
-        returned = {job: status for job, status in listed if status.state.active}
+        found, result = self._listed(ids, names, ended)
+        listed = {job: found.pop(job) for job in ended if job in found}
+        returned = {job: status for job, status in listed.items() if status.state.active}
         found.update(self._details(found))
         found.update(self._accounting([job for job in ids if job not in found]))
         missing = NOT_LISTED
@@ -142,11 +142,14 @@ class SchedulerClient:
         return returned | {job: found.get(job, missing) for job in ids}
 
     def _listed(
-        self, ids: Sequence[JobId], names: Sequence[str]
+        self, ids: Sequence[JobId], names: Sequence[str], ended: Collection[JobId] = ()
     ) -> tuple[dict[JobId, JobStatus], CommandResult]:
-        """Return the jobs that the queue lists, and the result of the first query."""
+        """Return the jobs that the queue lists, and the result of the first query.
+
+        Jobs that have ``ended`` are not asked for; some batch schedulers list them all the same.
+        """
         result = self.query(self.scheduler.status_command(ids, names, getpass.getuser()))
-        found = self.scheduler.parse_status(result, ids)
+        found = self.scheduler.parse_status(result, [*ids, *ended])
         missing = [job for job in ids if job not in found]
         for argv in self.scheduler.more_status_commands(missing, result):
             found.update(self.scheduler.parse_status(self.query(argv), missing))

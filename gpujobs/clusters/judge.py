@@ -125,6 +125,13 @@ class _Judge:
                 job = self._job(number, current[number], submission.group, workers)
                 yield replace(job, attempt=submission.attempt)
 
+    @cached_property
+    def _replaced(self) -> set[int]:
+        """Numbers of jobs that the batch scheduler lost in a crash: their ids were given again."""
+        jobs = self.record.current_jobs(self.folder.claims)
+        last = {job: number for number, job in jobs.items()}
+        return {number for number, job in jobs.items() if last[job] != number}
+
     def _worker_names(self, number: int, group: str) -> tuple[str, ...]:
         if group == HEAD:
             return ()
@@ -168,6 +175,8 @@ class _Judge:
         self, number: int, answer: JobStatus | None, connected: tuple[str, ...]
     ) -> JobStatus:
         """Return how a job is doing by all sources; its own exit record wins over old answers."""
+        if number in self._replaced:
+            return lost_job_status(started=self.folder.has_started(number))
         if answer is None:
             answer = JobStatus(JobState.UNKNOWN)
         status = self._expire_unlisted(number, answer)

@@ -150,9 +150,8 @@ class ClusterMonitor:
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
         report = self._judge(record, state, connected)
-        settled = {job.job for job in report.jobs if not job.active and not job.stuck}
-        self._settled.difference_update(job.job for job in report.jobs)
-        self._settled.update(settled)
+        self._settled.update(job.job for job in report.jobs)
+        self._settled.difference_update(job.job for job in report.jobs if job.active or job.stuck)
         if record.finished or not report.jobs or not report.finished or report.active:
             return report
         if not any(job.stuck for job in report.jobs):

@@ -67,9 +67,9 @@ class PoolJobs:
         """Take over a new report on the cluster; return whether the phase of a job has changed."""
         changed = False
         for job in report.jobs:
-            if not job.active:
+            if not job.active and not job.stuck:
                 self.released.pop(job.number, None)
-            elif not report.folder.ended:
+            if job.active and not report.folder.ended:
                 self._take_back(job)
             if known := self.active.get(job.number):
                 head = job.head or known.report.head

@@ -270,22 +270,20 @@ class JobPool:
         return not job.report.active
 
     def _finish(self, job: PoolJob) -> JobReport:
-        """Move a job that has ended to the past ones."""
+        """Move a job that has ended to the past ones; cancel it if it is still in the queue."""
         report = job.report
-        if report.phase is JobPhase.LOST:
-            self._canceller.cancel_soon([job])
-            return self.jobs.release(job, JobPhase.ENDED, "it runs, but its workers disconnected")
-        if report.phase is JobPhase.FAILED:
+        phase, reason = report.phase, report.reason or report.state.value
+        if phase is JobPhase.LOST:
+            phase, reason = JobPhase.ENDED, "it runs, but its workers disconnected"
+        elif phase is JobPhase.FAILED:
             job.report = with_log(self.record, report)
-        reason = report.reason or report.state.value
-        if report.head:
-            self._end_with_head(report, reason)
-        return self.jobs.finish(job, report.phase, reason)
-
-    def _end_with_head(self, head: JobReport, reason: str) -> None:
-        """The head's job has ended: write why, unless it has done so itself."""
-        kind = _KIND_OF_HEAD.get(head.state, EndKind.FAILED)
-        self.end(kind, f"the dask scheduler's job {head.id} ended: {reason}")
+        if report.head:  # which may have written why
+            kind = _KIND_OF_HEAD.get(report.state, EndKind.FAILED)
+            self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")
+        if not (report.active or report.stuck):
+            return self.jobs.finish(job, phase, reason)
+        self._canceller.cancel_soon([job])
+        return self.jobs.release(job, phase, reason)
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""

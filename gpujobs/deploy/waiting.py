@@ -57,9 +57,9 @@ def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     missing, reasons = _missing(scaler, n_workers)
     if missing <= 0:
         return
-    refused = (group.refused for group in pool.groups.values())
-    for error in (*pool.errors, *filter(None, refused)):
-        raise error
+    refusals = (group.refused for group in pool.groups.values())
+    if errors := [*pool.errors, *filter(None, refusals)]:
+        raise errors[0]
     if reasons:
         raise InputError(f"waiting for {n_workers} workers, but {'; '.join(reasons)}")
     planned = n_workers - missing

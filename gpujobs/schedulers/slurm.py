@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
 from .slurm_inventory import SlurmInventory
-from .slurm_output import STATES, UNREACHABLE
+from .slurm_output import LAUNCH_FAILED, STATES, UNREACHABLE
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -184,6 +185,8 @@ class Slurm(Scheduler):
             if reason == "None":
                 reason = ""
             status = JobStatus(_state(native), native, reason, node=node, starts=starts)
+            if LAUNCH_FAILED.search(reason):
+                status = replace(status, state=JobState.FAILED, stuck=True)
             found.update(dict.fromkeys(_jobs(number, indexes), status))
         return {job: found[job] for job in ids if job in found}
 

@@ -22,6 +22,9 @@ STATES = {
 }  # fmt: skip
 """The state of a job by Slurm's word for it."""
 
+LAUNCH_FAILED = re.compile("launch.failed.requeued.held", re.I)
+"""The reason of a pending job whose launch has failed: it is held until an administrator looks."""
+
 UNREACHABLE = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
     r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"

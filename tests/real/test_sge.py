@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import gpujobs
+
 from ..conftest import nothing_left
 from ..support.cli import Cli
 from ..support.processes import processes_with, until
@@ -71,6 +73,31 @@ def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     assert state(cli, cluster) == "CANCELLED"
+
+
+def test_a_python_cluster_replaces_a_job_in_error(
+    cli: Cli, backend: SgeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**backend.env(), "HOME": str(cli.home)}.items():
+        monkeypatch.setenv(name, value)
+    site = str(cli.write("sge.yaml", backend.site()))
+    options = {"dashboard_address": ":0", **backend.scheduler_options}
+    with gpujobs.GPUSGECluster(
+        site, directives=["-h"], quiet=True, scheduler_options=options
+    ) as cluster:
+        cluster.scale(1)
+        job = cluster.jobs[0]["id"]
+        (cluster.folder / "logs").rmdir()
+        backend.sge.command("qrls", job)
+
+        def replaced() -> bool:
+            jobs = [line.split()[0] for line in backend.queue() if cluster.id in line]
+            return len(jobs) == 1 and jobs[0] != job
+
+        until(replaced, 60)
+        (past,) = [found for found in cluster.jobs if found["id"] == job]
+        assert past["phase"] == "FAILED" and "can't open output file" in past["reason"]
+    backend.wait_empty(30)
 
 
 def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend) -> None:

@@ -161,6 +161,38 @@ def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_a_job_that_slurm_holds_after_a_failed_launch_is_replaced(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        slurm.fail_launch(slurm.running[1])
+        await asyncio.sleep(120)
+        assert len(slurm.running) == len(cluster.counting()) == 3
+        assert not [job for job in slurm.alive if job.state == "PENDING"]
+        (past,) = (job for job in cluster._job_reports() if not job.active)
+        assert past.failed and past.reason == "launch failed requeued held"
+
+    run(tmp_path, story)
+
+
+def test_an_id_that_slurm_gives_twice(tmp_path: Path) -> None:
+    """A controller that loses its last job in a crash starts again with the id of that job."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(5)
+        slurm.forget(slurm.jobs[0])
+        await asyncio.sleep(300)
+        first, second = slurm.jobs
+        assert first.id == second.id and second.state == "RUNNING"
+        assert numbers(cluster) == [1] and len(slurm.connected) == 2
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        assert len(slurm.running) == 2 and second.state == "RUNNING"
+
+    run(tmp_path, story)
+
+
 def test_a_report_from_before_a_submission_does_not_end_the_wait_for_its_reply(
     tmp_path: Path,
 ) -> None:

@@ -154,6 +154,7 @@ class Churn:
                 "node",
                 "vanish",
                 "requeue",
+                "fail_launch",
                 "hang",
                 "away",
                 "refuse",
@@ -206,7 +207,8 @@ class Churn:
         slurm.away_until = slurm.refuse_until = 0.0
         slurm.capacity, slurm.wait = 100, lambda: 0.0
         for job in slurm.alive:
-            job.eligible = min(job.eligible, slurm.seconds)
+            if job.eligible < float("inf"):
+                job.eligible = min(job.eligible, slurm.seconds)
         for group in self.groups.values():
             group.demand = group.maximum * group.size
         await self.scale_again()

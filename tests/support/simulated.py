@@ -57,6 +57,8 @@ class SimulatedJob:
     """A cancel got no reply before it was busy: that of the next attempt may come too late."""
     listed: bool = True
     """Whether squeue and sacct know it."""
+    reason: str = "None"
+    """Why it waits, in the words of squeue."""
     restored: bool = False
     """It was requeued after its end."""
     cancelled_waiting: float | None = None
@@ -170,6 +172,17 @@ class SimulatedSlurm(System):
         self._disconnect(job)
         job.state, job.listed = "VANISHED", False
 
+    def forget(self, job: SimulatedJob) -> None:
+        """Lose the last job, as a controller that restarts from an old state; its id is free again."""
+        self.vanish(job)
+        self._submissions -= 1
+
+    def fail_launch(self, job: SimulatedJob) -> None:
+        """Let a job fail when it is launched: Slurm holds it for ever."""
+        self._disconnect(job)
+        job.state, job.reason, job.hung = "PENDING", "launch failed requeued held", True
+        job.eligible = float("inf")
+
     def hang(self, job: SimulatedJob) -> None:
         """Disconnect the workers of a job, which keeps running."""
         self._disconnect(job)
@@ -184,6 +197,7 @@ class SimulatedSlurm(System):
     def restore(self, job: SimulatedJob) -> None:
         """Put a job that has ended back into the queue, as slurmctld does after its own failure."""
         job.state, job.eligible, job.exits = "PENDING", self.seconds + 30, None
+        job.reason = "None"
         job.restored = job.hung = True
         self.retired.difference_update(job.workers)
 
@@ -302,7 +316,7 @@ class SimulatedSlurm(System):
         for job in self.alive:
             if job.listed:
                 index = "N/A" if job.index is None else job.index
-                row = f"{job.submission}|{index}|{job.state}|n1|N/A|None|{self.folder.name}"
+                row = f"{job.submission}|{index}|{job.state}|n1|N/A|{job.reason}|{self.folder.name}"
                 yield f"{job.submission}|{self.folder.name}" if columns == "%F|%j" else row
 
     def _sacct(self, words: Sequence[str]) -> Iterator[str]:
