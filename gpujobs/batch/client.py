@@ -133,7 +133,7 @@ class SchedulerClient:
             return {}
         found, result = self._listed(ids, names, ended)
         listed = {job: found.pop(job) for job in ended if job in found}
-        returned = {job: status for job, status in listed.items() if status.state.active}
+        returned = {job: status for job, status in listed.items() if status.in_queue}
         found.update(self._details(found))
         found.update(self._accounting([job for job in ids if job not in found]))
         missing = NOT_LISTED

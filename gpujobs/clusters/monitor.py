@@ -151,7 +151,7 @@ class ClusterMonitor:
     ) -> ClusterReport:
         report = self._judge(record, state, connected)
         self._settled.update(job.job for job in report.jobs)
-        self._settled.difference_update(job.job for job in report.jobs if job.active or job.stuck)
+        self._settled.difference_update(job.job for job in report.jobs if job.in_queue)
         if record.finished or not report.jobs or not report.finished or report.active:
             return report
         if not any(job.stuck for job in report.jobs):

@@ -113,6 +113,11 @@ class JobReport:
         return self.state.active
 
     @property
+    def in_queue(self) -> bool:
+        """Whether it is active, or has failed and is stuck in the queue."""
+        return self.active or self.stuck
+
+    @property
     def failed(self) -> bool:
         """Whether it ended by an error, or has lost workers."""
         bad = (JobPhase.FAILED, JobPhase.LOST)
@@ -277,11 +282,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "kind": report.kind.value if report.kind else None,
         "reason": report.reason,
         "exit_code": report.exit_code,
-        "workers": {
-            "wanted": record.workers,
-            "connected": connected,
-            **groups,
-        },
+        "workers": {"wanted": record.workers, "connected": connected, **groups},
         "address": folder.address,
         "encrypted": record.encrypted if encrypted is None else encrypted,
         "transport": transport_json(folder.transport),

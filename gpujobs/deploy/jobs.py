@@ -67,9 +67,9 @@ class PoolJobs:
         """Take over a new report on the cluster; return whether the phase of a job has changed."""
         changed = False
         for job in report.jobs:
-            if not job.active and not job.stuck:
+            if not job.in_queue:
                 self.released.pop(job.number, None)
-            if job.active and not report.folder.ended:
+            elif not report.folder.ended:
                 self._take_back(job)
             if known := self.active.get(job.number):
                 head = job.head or known.report.head
@@ -79,7 +79,7 @@ class PoolJobs:
         return changed
 
     def _take_back(self, job: JobReport) -> None:
-        """Add an active job again if it had ended: the batch scheduler has requeued it since.
+        """Add a job in the queue again if it had ended: the batch scheduler has requeued it since.
 
         As after the failure of a node, or of the batch scheduler itself.
         """

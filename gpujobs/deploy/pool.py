@@ -280,7 +280,7 @@ class JobPool:
         if report.head:  # which may have written why
             kind = _KIND_OF_HEAD.get(report.state, EndKind.FAILED)
             self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")
-        if not (report.active or report.stuck):
+        if not report.in_queue:
             return self.jobs.finish(job, phase, reason)
         self._canceller.cancel_soon([job])
         return self.jobs.release(job, phase, reason)

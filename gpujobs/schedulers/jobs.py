@@ -82,6 +82,11 @@ class JobStatus:
         """Whether the job is in the queue and does not run."""
         return self.stuck or self.state is JobState.PENDING
 
+    @property
+    def in_queue(self) -> bool:
+        """Whether the job is in the queue or runs, or may be."""
+        return self.stuck or self.state.active
+
 
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""
