@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpujobs.schedulers import CommandResult, JobId, JobState
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
 from gpujobs.schedulers.formats import members, ranges
 from gpujobs.schedulers.slurm import Slurm
 
@@ -83,6 +83,16 @@ def test_states(native: str, state: str) -> None:
         ].state.value
         == state
     )
+
+
+@pytest.mark.parametrize("reason", ["launch failed requeued held", "launch_failed_requeued_held"])
+def test_a_job_that_is_held_after_a_failed_launch_has_failed(reason: str) -> None:
+    """As squeue of Slurm 22.05 prints it; its scontrol writes underscores."""
+    listed = f"64|N/A|PENDING||N/A|{reason}|dask-5376\n65|N/A|PENDING||N/A|JobHeldUser|dask-5376\n"
+    ids = [JobId("64"), JobId("65")]
+    found = SLURM.parse_status(CommandResult(("squeue",), 0, listed), ids)
+    assert found[ids[0]] == JobStatus(JobState.FAILED, "PENDING", reason, stuck=True)
+    assert found[ids[1]].state is JobState.PENDING and not found[ids[1]].stuck
 
 
 ACCOUNTED = """\
