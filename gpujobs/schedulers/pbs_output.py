@@ -29,6 +29,9 @@ _DELETED, _FINISHED = 91, 92
 _ARRAY_BEGAN = "Job Array Began at"
 """A comment of arrays that does not say why the others of its jobs are pending."""
 
+_LAUNCH_FAILED = re.compile("job held, too many failed attempts to run")
+"""The comment of a job that is held because it could not be started, 20 times."""
+
 _ID = re.compile(r"(\d+)(?:\[(\d*)\])?(\..*)?")
 _JOB_LINE = re.compile(r'\s*"(\d+(?:\[\d*\])?\.[^"]+)":\s*\{')
 _ATTRIBUTE_LINE = re.compile(
@@ -153,6 +156,8 @@ def _status(job: PBSJob) -> JobStatus:
         return JobStatus(state, job.state, node=job.nodes)
     if state is not JobState.PENDING:
         return JobStatus(state, job.state, job.comment, job.exit_code, job.nodes)
+    if job.state == "H" and _LAUNCH_FAILED.match(job.comment):
+        return JobStatus(JobState.FAILED, job.state, job.comment, job.exit_code, stuck=True)
     reason = job.comment or _PENDING_REASONS[job.state]
     return JobStatus(state, job.state, reason, job.exit_code, job.nodes, job.starts)
 

@@ -185,7 +185,7 @@ class Slurm(Scheduler):
             if reason == "None":
                 reason = ""
             status = JobStatus(_state(native), native, reason, node=node, starts=starts)
-            if LAUNCH_FAILED.search(reason):
+            if reason.replace("_", " ") == LAUNCH_FAILED:
                 status = replace(status, state=JobState.FAILED, stuck=True)
             found.update(dict.fromkeys(_jobs(number, indexes), status))
         return {job: found[job] for job in ids if job in found}

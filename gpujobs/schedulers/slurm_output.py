@@ -22,8 +22,11 @@ STATES = {
 }  # fmt: skip
 """The state of a job by Slurm's word for it."""
 
-LAUNCH_FAILED = re.compile("launch.failed.requeued.held", re.I)
-"""The reason of a pending job whose launch has failed: it is held until an administrator looks."""
+LAUNCH_FAILED = "launch failed requeued held"
+"""The reason of a pending job that could not be launched, and is held until it is released.
+
+Some releases write underscores.
+"""
 
 UNREACHABLE = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"

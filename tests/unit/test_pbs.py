@@ -197,6 +197,13 @@ def test_mapping(state: str, substate: int | None, code: int | None, expected: s
     assert status(state, substate, code) == expected
 
 
+def test_a_job_that_could_not_be_started_has_failed() -> None:
+    """The comment is in the user guides of ALCF: PBS holds such a job, and it never starts."""
+    comment = "job held, too many failed attempts to run"
+    assert status("H", 20, None, comment=comment) == "FAILED"
+    assert status("H", 20, None, comment="held by ada") == "PENDING"
+
+
 def test_walltime_of_older_sites() -> None:
     comment = "Job run at Fri Nov 20 at 10:29 on (node1:ncpus=1) and exceeded resource walltime"
     assert status("F", 93, 271, comment=comment) == "TIMEOUT"
