@@ -35,6 +35,7 @@ class Scaler:
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self._stopped = False
         self._groups = {
             name: GroupScaler(pool, dask, group, self._lock) for name, group in pool.groups.items()
         }
@@ -144,11 +145,12 @@ class Scaler:
     # -- watch -------------------------------------------------------------------------------------
     def watch_soon(self) -> None:
         """Start the task that watches the jobs, unless it runs; it ends when there are none."""
-        if self._watching is None or self._watching.done():
+        if not self._stopped and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch(), name="gpujobs-watch")
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching for good."""
+        self._stopped = True
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
 
