@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,16 +20,6 @@ from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.supervise import supervise
 
 from .support import error_of, made_plan, make_spec
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Restore the handlers that a supervisor replaces."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

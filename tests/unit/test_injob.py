@@ -178,17 +178,6 @@ class Stopped(Head):
             self._check_stop()
 
 
-@pytest.fixture
-def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from gpujobs.injob.job import _SIGNALS
-
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("keep_handlers")
 @pytest.mark.parametrize(
     ("walltime", "kind", "reason"),
     [
@@ -207,7 +196,6 @@ def test_a_signal_near_the_walltime_is_its_warning(
     assert (tmp_path / "jobs" / "0.reason").read_text() == f"{ended['reason']}\n"
 
 
-@pytest.mark.usefixtures("keep_handlers")
 @pytest.mark.parametrize(
     ("code", "kind", "exit_code"),
     [("0", "done", 0), ("7", "cancelled", 143), ("", "cancelled", 143)],
@@ -240,7 +228,6 @@ class Cancelled(Head):
             self.check_end()
 
 
-@pytest.mark.usefixtures("keep_handlers")
 def test_run_may_finish_after_a_cancel(tmp_path: Path) -> None:
     """It has the time that it has after the batch scheduler's signal, which may come later or not at all."""
     head = Cancelled(options(tmp_path))
@@ -255,7 +242,6 @@ def test_run_may_finish_after_a_cancel(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-@pytest.mark.usefixtures("keep_handlers")
 def test_run_has_all_of_the_time_that_is_left(tmp_path: Path) -> None:
     """Slurm sends its signal up to a minute before the warning that was asked for."""
     head = Stopped(options(tmp_path, walltime=110, warning=60))
@@ -307,17 +293,12 @@ def test_a_head_that_is_restarted_fails(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     Folder(str(tmp_path)).write("head/owner", {"job": 0})
     (tmp_path / "job-ids").write_text("")
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert supervise(options(tmp_path, scheduler=("x",), workers=("y",))) == 70
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert supervise(options(tmp_path, scheduler=("x",), workers=("y",))) == 70
     ended = json.loads((tmp_path / "ended").read_text())
     assert ended["kind"] == "failed"
     assert "the batch scheduler started the head's job again" in ended["reason"]
 
 
-@pytest.mark.usefixtures("keep_handlers")
 @pytest.mark.parametrize("claim", ["123[0]", None])
 def test_a_job_writes_that_it_has_started(tmp_path: Path, claim: str | None) -> None:
     made = options(tmp_path, workers=("x",))
@@ -335,7 +316,6 @@ def test_a_job_writes_that_it_has_started(tmp_path: Path, claim: str | None) -> 
     assert json.loads((tmp_path / "ended").read_text())["kind"] == "cancelled"  # as it was
 
 
-@pytest.mark.usefixtures("keep_handlers")
 @pytest.mark.parametrize("client_owns", [False, True])
 def test_a_job_that_fails_ends_the_cluster_unless_a_client_owns_it(
     tmp_path: Path, client_owns: bool

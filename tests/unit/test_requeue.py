@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,16 +27,6 @@ from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 from .support import SLURM, error_of, made_plan
 
 RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Restore the handlers that a supervisor replaces."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 # -- plan ------------------------------------------------------------------------------------------
