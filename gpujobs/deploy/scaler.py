@@ -149,7 +149,7 @@ class Scaler:
             self._watching = asyncio.create_task(self._watch(), name="gpujobs-watch")
 
     def stop(self) -> None:
-        """Stop watching for good."""
+        """Stop watching; `watch_soon` does nothing from then on."""
         self._stopped = True
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
