@@ -6,6 +6,7 @@ The workers need PyTorch and no gpujobs; this process needs no PyTorch.
 from __future__ import annotations
 
 import pickle
+import random
 import re
 import sys
 import time
@@ -25,6 +26,8 @@ __all__ = ["run_ddp"]
 T = TypeVar("T")
 _INTERVAL = 1.0
 """Seconds between two checks that no worker is lost."""
+_PORTS = range(20000, 32768)
+"""Ports of rank 0. Linux gives higher ones to connections, at any time."""
 _CHECKS = 3
 """Checks after a rank has failed: a lost worker also makes the other ranks fail, at once."""
 
@@ -59,7 +62,8 @@ def run_ddp(
     places = _choose(_places(client), n_workers)
     found = _probe(client, places)
     backend = backend or _backend(places, found)
-    group = _Group(len(places), places[0].host, found[0].port, backend, timeout)
+    port = random.choice(_PORTS)  # noqa: S311
+    group = _Group(len(places), places[0].host, port, backend, timeout)
     calls = [(fn, args, group, rank) for rank in range(len(places))]
     futures = _start(client, "ddp", _run_rank, places, calls)
     try:
@@ -96,8 +100,6 @@ class _Found:
     """Version of PyTorch, or the reason why it cannot be imported."""
     imported: bool
     cuda: bool
-    port: int
-    """A free port of the worker's host."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ def _choose(places: Sequence[_Place], n_workers: int | None) -> list[_Place]:
 
 def _probe(client: Client, places: Sequence[_Place]) -> list[_Found]:
     """Return the environment of each worker. Raises GpujobsError without PyTorch."""
-    calls = [(place.host,) for place in places]
-    answers: list[tuple[str, bool, bool, int]]
+    calls: list[tuple[object, ...]] = [()] * len(places)
+    answers: list[tuple[str, bool, bool]]
     answers = _collect(client, _start(client, "ddp-probe", _look, places, calls), places)
     found = [_Found(*answer) for answer in answers]
     for place, its in zip(places, found, strict=True):
@@ -230,19 +232,13 @@ def _stop(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -
 # -- in the workers: by value, Python 3.9 --
 
 
-def _look(host: str) -> tuple[str, bool, bool, int]:
+def _look() -> tuple[str, bool, bool]:
     """Return the fields of `_Found` for this process."""
-    import socket
-
     try:
         import torch
     except Exception as error:
-        return str(error), False, False, 0
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(kind) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    return str(torch.__version__), True, torch.cuda.is_available(), port
+        return str(error), False, False
+    return str(torch.__version__), True, torch.cuda.is_available()
 
 
 def _interface(host: str) -> str:
