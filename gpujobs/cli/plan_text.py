@@ -11,7 +11,7 @@ from ..config.queue import Queue
 from ..injob.names import HEAD
 from ..injob.size import WorkerSize
 from ..planning.containers import Container
-from ..planning.limits import QueuedJobs, job_limits
+from ..planning.limits import job_limits
 from ..planning.plan import JobGroup, Plan
 from ..text import number_text, plural, short_size_text, walltime_text
 from . import memory_text
@@ -265,11 +265,7 @@ def _limits_of(jobs: JobGroup, queue: Queue) -> Iterator[str]:
 
 def _limits_of_user(plan: Plan, jobs: JobGroup) -> Iterator[str]:
     """Yield the limits of all jobs of the plan in the queue of ``jobs``."""
-    others = [
-        QueuedJobs(group.queue_key, group.shape.jobs, group.shape.gpus)
-        for group in plan.all_jobs
-        if group is not jobs
-    ]
+    others = [group.queued for group in plan.all_jobs if group is not jobs]
     for limit in job_limits(plan.site, jobs.queue_key, jobs.shape.gpus, others):
         if limit.of_queue:
             counted = "GPUs of one user" if limit.gpus else "jobs"

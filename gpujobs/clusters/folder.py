@@ -6,7 +6,6 @@ The files in it are documented in `gpujobs.injob`.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
-from ..injob.folder import AFTER, Ended, EndKind
+from ..injob.folder import AFTER, Ended, EndKind, modified_at
 from ..injob.names import ARCHIVE
 from ..injob.transport import FILE, Choice
 from ..text import clean
@@ -121,17 +120,11 @@ def silence(folder: Path) -> float:
     now = folder / f"now-{secrets.token_hex(4)}"
     try:
         now.touch(mode=0o600)
-        return _written(now) - _written(folder / "lease")
+        return modified_at(now) - modified_at(folder / "lease")
     except OSError:
         return float("inf")
     finally:
         now.unlink(missing_ok=True)
-
-
-def _written(path: Path) -> float:
-    # Opened, because NFS caches the attributes of a file for up to a minute.
-    with path.open("rb") as file:
-        return os.fstat(file.fileno()).st_mtime
 
 
 def tail(path: Path, lines: int = 10) -> list[str]:

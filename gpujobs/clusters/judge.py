@@ -117,20 +117,23 @@ class _Judge:
     now: float
     live: bool
 
+    @cached_property
+    def _current(self) -> dict[int, JobId]:
+        """The job that does the work of each number."""
+        return self.record.current_jobs(self.folder.claims)
+
     def jobs(self) -> Iterable[JobReport]:
-        current = self.record.current_jobs(self.folder.claims)
         for submission in self.record.submissions:
             for number in submission.jobs:
                 workers = self._worker_names(number, submission.group)
-                job = self._job(number, current[number], submission.group, workers)
+                job = self._job(number, self._current[number], submission.group, workers)
                 yield replace(job, attempt=submission.attempt)
 
     @cached_property
     def _replaced(self) -> set[int]:
         """Numbers of jobs that the batch scheduler lost in a crash: their ids were given again."""
-        jobs = self.record.current_jobs(self.folder.claims)
-        last = {job: number for number, job in jobs.items()}
-        return {number for number, job in jobs.items() if last[job] != number}
+        last = {job: number for number, job in self._current.items()}
+        return {number for number, job in self._current.items() if last[job] != number}
 
     def _worker_names(self, number: int, group: str) -> tuple[str, ...]:
         if group == HEAD:
@@ -207,9 +210,7 @@ class _Judge:
         """
         if not self.live:
             return False
-        return (
-            state is JobState.UNKNOWN if self.folder.head == number else not _really_active(state)
-        )
+        return state is JobState.UNKNOWN or (self.folder.head != number and not state.active)
 
     def _expire_unlisted(self, number: int, status: JobStatus) -> JobStatus:
         since = self.record.unlisted.get(str(number))
@@ -283,10 +284,6 @@ class _Judge:
         asked = self.folder.ended is not None or number in self.record.removed
         excused = asked and status.state is not JobState.FAILED
         return JobPhase.ENDED if served or excused else JobPhase.FAILED
-
-
-def _really_active(state: JobState) -> bool:
-    return state in (JobState.RUNNING, JobState.SUSPENDED, JobState.PENDING)
 
 
 def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:

@@ -152,9 +152,8 @@ class ClusterMonitor:
         report = self._judge(record, state, connected)
         self._settled.update(job.job for job in report.jobs)
         self._settled.difference_update(job.job for job in report.jobs if job.in_queue)
-        if record.finished or not report.jobs or not report.finished or report.active:
-            return report
-        if not any(job.stuck for job in report.jobs):
+        gone = report.jobs and not any(job.in_queue for job in report.jobs)
+        if gone and report.finished and not record.finished:
             self._remember_outcomes(report)
         return report
 

@@ -167,12 +167,13 @@ class Scaler:
         await asyncio.wait([refresh], timeout=UPDATE_TIMEOUT)
 
     async def _watch(self) -> None:
-        watching = True
-        while watching:
+        while True:
             await asyncio.sleep(self.interval)
-            if self.dask.open:
-                await self._try_refresh()
-            watching = self.dask.open and (self._has_jobs() or self._wants_jobs())
+            if not self.dask.open:
+                return
+            await self._try_refresh()
+            if not (self._has_jobs() or self._wants_jobs()):
+                return
 
     def _has_jobs(self) -> bool:
         pool = self.pool

@@ -214,7 +214,7 @@ class _Planner:
                 continue
             planner = self._planner(name, spec, root)
             group = planner.plan(name, machine, others, elastic=self.elastic)
-            others.append(QueuedJobs(group.queue_key, group.shape.jobs, group.shape.gpus))
+            others.append(group.queued)
             machine = machine and machine.without(group.gpus)
             groups.append(group)
         return tuple(groups)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config.profile import Profile
 from .containers import Container
+from .limits import QueuedJobs
 from .staging import Staging
 
 FRACTION = 10**6
@@ -111,6 +112,11 @@ class JobGroup:
     def gpus(self) -> int:
         """Number of GPUs of all jobs."""
         return self.shape.jobs * self.shape.gpus
+
+    @property
+    def queued(self) -> QueuedJobs:
+        """The jobs, as they count towards limits."""
+        return QueuedJobs(self.queue_key, self.shape.jobs, self.shape.gpus)
 
 
 class QueueMismatch(Exception):

@@ -29,7 +29,7 @@ _DELETED, _FINISHED = 91, 92
 _ARRAY_BEGAN = "Job Array Began at"
 """A comment of arrays that does not say why the others of its jobs are pending."""
 
-_LAUNCH_FAILED = re.compile("job held, too many failed attempts to run")
+_LAUNCH_FAILED = "job held, too many failed attempts to run"
 """The comment of a job that is held because it could not be started, 20 times."""
 
 _ID = re.compile(r"(\d+)(?:\[(\d*)\])?(\..*)?")
@@ -156,7 +156,7 @@ def _status(job: PBSJob) -> JobStatus:
         return JobStatus(state, job.state, node=job.nodes)
     if state is not JobState.PENDING:
         return JobStatus(state, job.state, job.comment, job.exit_code, job.nodes)
-    if job.state == "H" and _LAUNCH_FAILED.match(job.comment):
+    if job.state == "H" and job.comment.startswith(_LAUNCH_FAILED):
         return JobStatus(JobState.FAILED, job.state, job.comment, job.exit_code, stuck=True)
     reason = job.comment or _PENDING_REASONS[job.state]
     return JobStatus(state, job.state, reason, job.exit_code, job.nodes, job.starts)

@@ -33,7 +33,7 @@ GPUJOBS_STARTED=$(date +%s)
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
 gpujobs_leave() {   # write the exit record of this job, however it ended
-    local code=$? last
+    local code=$? last ids=''
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
@@ -44,7 +44,8 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     # The head cannot cancel the waiting jobs from inside of its container.
-    [ ! -e ended ] || [ ! -s job-ids ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs bash -c gpujobs_qdel_waiting < job-ids
+    [ ! -e ended ] || ids=job-ids
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs bash -c gpujobs_qdel_waiting < "$ids"
 }
 gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
     tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
