@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler, Worker
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
@@ -110,11 +111,13 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._plan_write()
 
     async def before_close(self) -> None:
-        """Note whether the dask scheduler closes because it was idle."""
+        """Write the last state of the workers, and whether the cluster ends because it was idle."""
         if message := idle_message(self._scheduler):
             await _in_thread(self._folder.write, IDLE, {"reason": message})
+        if self._writing is not None:
+            await self._writing
         with contextlib.suppress(OSError):
-            await self._write_events()
+            await self._write_files()
 
     async def _watch_idle(self, watch: IdleWatch) -> None:
         """Ask the head to end the cluster when it has been without work for too long.
@@ -171,6 +174,14 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     async def _write(self) -> None:
         self._write_planned = False
+        if self._scheduler.status in (Status.closing, Status.closed):
+            return  # the file keeps the workers that the cluster had at its end
+        try:
+            await self._write_files()
+        except OSError as error:
+            log(f"cannot write workers.json: {error}")
+
+    async def _write_files(self) -> None:
         workers = {str(state.name): _row(state) for state in self._scheduler.workers.values()}
         value = {
             "version": 1,
@@ -180,13 +191,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "over_memory": self._over_memory,
             "ends_at": self._ends_at,
         }
-        try:
-            await _in_thread(self._folder.write, "workers.json", value)
-            await self._write_events()
-        except OSError as error:
-            log(f"cannot write workers.json: {error}")
-
-    async def _write_events(self) -> None:
+        await _in_thread(self._folder.write, "workers.json", value)
         events, self._events = self._events, []
         try:
             await _in_thread(self._folder.append, EVENTS, events)

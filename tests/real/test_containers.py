@@ -49,21 +49,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(params=["slurm"])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    if why := images.missing():
-        unavailable("charliecloud", why)
-    found: Backend = request.getfixturevalue(f"{request.param}_backend")
-    yield found
-    nothing_left(found)
-
-
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home that is not in /tmp, which ch-run mounts by itself."""
     folder = Path(tempfile.mkdtemp(prefix="gpujobs-home-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["slurm"])
+def backend(request: pytest.FixtureRequest, home: Path) -> Iterator[Backend]:
+    """A batch scheduler; the jobs end before the home, with the cluster's folder, is removed."""
+    if why := images.missing():
+        unavailable("charliecloud", why)
+    found: Backend = request.getfixturevalue(f"{request.param}_backend")
+    yield found
+    nothing_left(found)
 
 
 @pytest.fixture(params=["ordinary"])

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed import Scheduler, Worker
+from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folderstate import read_state
@@ -351,7 +353,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
         return SimpleNamespace(name=name, address=address, nthreads=2, extra={}, memory_limit=limit)
 
     async def main() -> None:
-        scheduler = SimpleNamespace(workers={}, handlers={})
+        scheduler = SimpleNamespace(workers={}, handlers={}, status=Status.running)
         registry = WorkerRegistry(scheduler, str(tmp_path))
         for name in ("b-1", "b-0"):
             scheduler.workers[f"tls://{name}"] = state(name)
@@ -373,3 +375,24 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     assert read_state(tmp_path).notes == [
         "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB"
     ]
+
+
+def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_path: Path) -> None:
+    """`status` of an ended cluster shows the GPUs that it had."""
+
+    def workers() -> list[str]:
+        path = tmp_path / "workers.json"
+        return list(json.loads(path.read_text())["workers"]) if path.exists() else []
+
+    async def main() -> None:
+        async with Scheduler(port=0, dashboard=False) as scheduler:
+            scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path)), name="gpujobs")
+            async with Worker(scheduler.address, name="p-0") as worker:
+                while not workers():
+                    await asyncio.sleep(0.05)
+                await scheduler.close()
+                await worker.finished()
+            await asyncio.sleep(1)
+
+    asyncio.run(main())
+    assert workers() == ["p-0"]
