@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,9 @@ def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> Non
 
 
 def test_the_example(cli: Cli, backend: Backend) -> None:
-    (cli.work / "examples").mkdir()
-    for name in ("groups.yaml", "pipeline.py"):
-        (cli.work / "examples" / name).write_text((ROOT / "examples" / name).read_text())
+    shutil.copytree(ROOT / "examples" / "groups", cli.work / "examples" / "groups")
     words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
-    done = cli("submit", "examples/groups.yaml", *words)
+    done = cli("submit", "examples/groups/profile.yaml", *words)
     assert done.returncode == 0, done.stderr
     steps = re.findall(
         r"^(\w+): (\d+) on \S+?-(\w+)-\d", cli("logs", done.stdout.strip()).stdout, re.M

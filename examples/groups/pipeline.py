@@ -1,6 +1,6 @@
 """Read tables on CPU workers, and fit a model of each on a GPU worker.
 
-A task with a resource runs only on workers that have it: see groups.yaml.
+A task with a resource runs only on workers that have it: see profile.yaml.
 """
 
 import collections
