@@ -15,13 +15,18 @@ def model():
     return worker.model
 
 
-def apply_model(source: Path, target: Path) -> str:
+def apply_model(source: Path, target: Path) -> None:
     """Write the result for one file; a result that is there is complete."""
     scores = model() @ np.load(source)
     temporary = target.with_suffix(".part.npy")
     np.save(temporary, scores)
     temporary.rename(target)
-    return source.name
+
+
+def show_progress(done: int, total: int) -> None:
+    """Print a line for each twentieth: a bar that is drawn again and again fills a log file."""
+    if done * 20 // total > (done - 1) * 20 // total:
+        print(f"[{'#' * (done * 40 // total):<40}] {done}/{total} files", flush=True)
 
 
 def main() -> None:
@@ -35,18 +40,16 @@ def main() -> None:
     targets = [options.output.resolve() / source.name for source in sources]
     pairs = [pair for pair in zip(sources, targets, strict=True) if not pair[1].exists()]
     print(f"{len(sources)} files, {len(sources) - len(pairs)} of them done before", flush=True)
+    failed = []
     with Client() as client:
         # A task is repeated after an error of its own, and after the loss of its worker.
-        futures = [client.submit(apply_model, *pair, retries=2, pure=False) for pair in pairs]
-        failed = []
-        for number, future in enumerate(as_completed(futures), start=1):
+        files = {client.submit(apply_model, *pair, retries=2, pure=False): pair for pair in pairs}
+        for done, future in enumerate(as_completed(files), start=1):
+            show_progress(done, len(files))
             if future.status == "error":
-                failed.append(str(future.exception()))
-            if number % max(1, len(pairs) // 10) == 0:
-                print(f"{number}/{len(pairs)}", flush=True)
-    for reason in failed:
-        print(f"failed: {reason}")
-    raise SystemExit(1 if failed else 0)
+                failed.append(f"failed: {files[future][0].name}: {future.exception()}")
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,70 @@ def test_inference_survives_a_killed_worker(local: Cli) -> None:
     until(lambda: local.status(cluster)["state"] not in ("STARTING", "RUNNING"), 90, every=1)
     assert local.status(cluster)["state"] == "DONE"
     assert (out / "011.npy").exists()
+
+
+def bars(output: str) -> list[str]:
+    """Return the lines of the progress bar."""
+    return [line for line in output.splitlines() if line.startswith("[")]
+
+
+def test_inference_shows_its_progress_in_lines(local: Cli) -> None:
+    write_inputs(local.work / "in", 40)
+    output = run_example(local, "inference", *CPU)
+    assert "\r" not in output and "\x1b" not in output
+    found = bars(output)
+    assert [line.split("] ")[1] for line in found] == [f"{n}/40 files" for n in range(2, 41, 2)]
+    assert found[0].count("#") == 2
+    assert found[-1] == f"[{'#' * 40}] 40/40 files"
+
+
+def test_inference_repeats_a_file_that_fails_once(local: Cli) -> None:
+    write_inputs(local.work / "in", 5)
+    flawed = local.work / "in" / "003.npy"
+    kept = flawed.rename(local.work / "003.npy")
+    os.mkfifo(flawed)
+    cluster = local("submit", "examples/inference/profile.yaml", *CPU).stdout.strip()
+    with flawed.open("wb"):  # as soon as its task reads it
+        kept.rename(flawed)  # for the next attempt; this one ends without data
+    until(lambda: local.status(cluster)["state"] not in ("STARTING", "RUNNING"), 90, every=1)
+    assert local.status(cluster)["state"] == "DONE"
+    expected = np.linspace(0, 1, 512).reshape(8, 64) @ np.full((64, 4), 3.0)
+    assert np.allclose(np.load(local.work / "out" / "003.npy"), expected)
+    assert "failed" not in local("logs", cluster).stdout
+
+
+def test_inference_says_which_file_is_corrupt(local: Cli) -> None:
+    write_inputs(local.work / "in", 5)
+    corrupt = local.work / "in" / "003.npy"
+    corrupt.write_bytes(corrupt.read_bytes()[:500])
+    done = local("submit", "examples/inference/profile.yaml", "--wait", *CPU)
+    assert done.returncode == 5
+    output = local("logs", done.stdout.strip()).stdout
+    assert bars(output)[-1].endswith("] 5/5 files")
+    reason = output.splitlines()[-1]
+    assert re.match(r"failed: 003\.npy: \w.+", reason)
+    assert reason in done.stderr
+    others = {path.name for path in (local.work / "out").glob("*.npy")}
+    assert others == {"000.npy", "001.npy", "002.npy", "004.npy"}  # no part of the corrupt one
+
+
+def console(page: str) -> list[list[str]]:
+    """Return the commands in the console blocks of a page of the cookbook, in words."""
+    text = (ROOT / "examples" / page / "README.md").read_text()
+    blocks = "".join(re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def test_groups_on_this_machine(local: Cli) -> None:
+    ((program, *words),) = console("groups")
+    assert program == "gpujobs"
+    done = local(*words)
+    assert done.returncode == 0, done.stderr
+    lines = local("logs", done.stdout.strip()).stdout.splitlines()
+    steps = [re.sub(r"\d+ on \S+-(gpu|prep)-\d+$", r"\1", line) for line in lines[:-1]]
+    assert set(steps) == {"read: prep", "fit: gpu"}
+    assert lines[-1] == "coefficients: 0.0 1.0 2.0 3.0 4.0 5.0 6.0 7.0"
 
 
 @pytest.mark.slow
