@@ -8,16 +8,22 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ..conftest import unavailable
+from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
+from ..support.backend import SlurmBackend
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience
 
 pytestmark = pytest.mark.slow
+
+FIRST_JOB = ROOT / "docs" / "first-job.md"
+ID = r"[a-z]+-7f3a"
+"""The id of a cluster in the documentation."""
 
 
 def block(page: str, start: str) -> str:
@@ -28,19 +34,71 @@ def block(page: str, start: str) -> str:
     return found[1]
 
 
-def test_the_first_job(home: Path) -> None:
-    """Each command of the page succeeds, and prints the lines that follow it."""
-    cli = Cli(home, {"GPUJOBS_SITE": "local"}, None)
-    (cli.work / "hello.py").write_text(block("first-job.md", "```python"))
-    (cli.work / "hello.yaml").write_text(block("first-job.md", "```yaml"))
-    session = block("first-job.md", "<!-- executed -->\n```console")
-    steps = re.findall(r"^\$ gpujobs (.*)\n((?:[^$].*\n)*)", session, re.M)
-    assert len(steps) == 3
-    for words, expected in steps:
-        done = cli(*shlex.split(words))
-        assert done.returncode == 0, done.stderr
+def write_files(cli: Cli, page: Path) -> None:
+    """Write the files that the page names, each at the end of a clause before its block."""
+    files = r"`(\w+\.(?:py|yaml))`[.:](?:(?!\n```).)*\n```\w+\n(.*?)^```$"
+    for name, text in re.findall(files, page.read_text(), re.M | re.S):
+        (cli.work / name).write_text(text)
+
+
+def execute_session(cli: Cli, page: Path, where: str) -> dict[str, str]:
+    """Execute the blocks of a page that are marked ``executed WHERE``, in order; return their output.
+
+    Each command succeeds and prints the lines that follow it. An id stands for that of a cluster.
+    """
+    blocks = rf"^<!-- executed {where} -->\n```console\n(.*?)^```$"
+    session = "".join(re.findall(blocks, page.read_text(), re.M | re.S))
+    printed, ids = {}, {}
+    for command, expected in re.findall(r"^\$ gpujobs (.*)\n((?:[^$].*\n)*)", session, re.M):
+        words = [ids.get(word, word) for word in shlex.split(command, comments=True)]
+        done = cli(*words)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
         lines = (done.stdout + done.stderr).splitlines()
-        assert set(expected.splitlines()) <= set(lines)
+        for line in expected.splitlines():
+            if re.fullmatch(ID, line):
+                name = line.rpartition("-")[0]
+                (ids[line],) = (one for one in lines if re.fullmatch(rf"{name}-[0-9a-f]{{4}}", one))
+            else:
+                assert line in lines, (words, done.stdout, done.stderr)
+        printed[" ".join(words)] = done.stdout
+    return printed
+
+
+def test_the_first_job_on_this_machine(home: Path) -> None:
+    cli = Cli(home, {}, None)
+    write_files(cli, FIRST_JOB)
+    assert len(execute_session(cli, FIRST_JOB, "local")) == 6
+
+
+@pytest.fixture
+def delta(slurm_backend: SlurmBackend, home: Path) -> Iterator[Cli]:
+    """A login node of the private Slurm, with the name of a site of the documentation."""
+    cli = make_cli(slurm_backend, home, "ordinary")
+    (home / "sites" / "here.yaml").rename(home / "sites" / "delta.yaml")
+    del cli.env["GPUJOBS_SITE"]
+    yield cli
+    nothing_left(slurm_backend)
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(600)  # what the guide promises
+def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
+    write_files(delta, FIRST_JOB)
+    printed = execute_session(delta, FIRST_JOB, "delta")
+    assert len(printed) == 8
+    ((report,),) = ([text for words, text in printed.items() if words.startswith("report")],)
+    assert "DONE" in report
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_readme(delta: Cli) -> None:
+    write_files(delta, ROOT / "README.md")
+    (delta.work / "svd.py").write_text("from distributed import Client\nprint(Client().status)\n")
+    printed = execute_session(delta, ROOT / "README.md", "delta")
+    assert len(printed) == 6
+    ((log,),) = ([text for words, text in printed.items() if words.startswith("logs")],)
+    assert "running" in log
 
 
 def test_the_bare_line_of_dask_mpi_gets_no_workers(tmp_path: Path) -> None:
