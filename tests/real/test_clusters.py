@@ -303,7 +303,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
     assert "the dask scheduler ended (exit code 137)" in found["reason"]
 
 
-def test_killed_worker_process_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     other = next(job["number"] for job in cli.status(cluster)["jobs"] if not job["head"])

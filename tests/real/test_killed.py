@@ -126,6 +126,30 @@ def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
     assert "run: ended with exit code 137" in found["reason"]
 
 
+def test_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend) -> None:
+    """By its nanny: the cluster continues, as docs/elasticity.md says."""
+    cluster = cli.submit({"gpus": 2})
+    connected(cli, cluster, 2)
+    code = (
+        "import gpujobs, os, sys\n"
+        "with gpujobs.connect(sys.argv[1]) as client:\n"
+        "    client.wait_for_workers(2, timeout=60)\n"
+        "    print(*client.run(os.getpid).values())\n"
+    )
+    before = set(map(int, cli.python_run(code, cluster).stdout.split()))
+    assert len(before) == 2
+    os.kill(min(before), signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = set(map(int, cli.python_run(code, cluster).stdout.split()))
+        return len(now) == 2 and len(now & before) == 1
+
+    until(replaced, 60, "a new worker process")
+    assert state(cli, cluster) == "RUNNING"
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(20, cluster)
+
+
 def test_killed_nanny_leaves_no_worker(cli: Cli, backend: SlurmBackend) -> None:
     """Its worker process would go on computing on the GPU."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})

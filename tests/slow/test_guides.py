@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import NVML, ROOT, Cli
-from ..support.processes import patience
+from ..support.processes import patience, until
 
 pytestmark = pytest.mark.slow
 
@@ -101,24 +103,48 @@ def test_the_commands_of_the_readme(delta: Cli) -> None:
     assert "running" in log
 
 
-def test_the_bare_line_of_dask_mpi_gets_no_workers(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def dask_mpi(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The line of the guides in docs/migrating.md, with further options, on four fake GPUs."""
     if why := mpi.missing():
         unavailable("mpi", why)
     line = re.search(r"`(mpirun [^`]*CUDAWorker)`", (ROOT / "docs" / "migrating.md").read_text())
     assert line
-    folder = Path(sys.executable).parent
-    env = {**os.environ, **mpi.AS_ROOT, "PATH": f"{folder}:{os.environ['PATH']}"}
+    path = Path(sys.executable).parent
+    env = {**os.environ, **mpi.AS_ROOT, "PATH": f"{path}:{os.environ['PATH']}"}
     env |= {"PYTHONPATH": str(NVML), "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    env |= {"DASK_CUDA_TEST_SINGLE_GPU": "1"}
     process = subprocess.Popen(
-        shlex.split(line[1]), cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE
+        [*shlex.split(line[1]), *options], cwd=folder, env=env, text=True, stderr=subprocess.PIPE
     )
     stop = threading.Timer(patience(120), process.terminate)
     stop.start()
-    try:  # the launcher may wait for the other rank
-        assert process.stderr
-        expected = block("migrating.md", "```text")
-        assert expected in iter(process.stderr.readline, "")
+    try:  # the launcher may wait for a rank
+        yield process
     finally:
         stop.cancel()
         process.terminate()
         process.communicate(timeout=patience(30))
+
+
+def test_the_bare_line_of_dask_mpi_gets_no_workers(tmp_path: Path) -> None:
+    with dask_mpi(tmp_path) as process:
+        assert process.stderr
+        expected = block("migrating.md", "```text")
+        assert expected in iter(process.stderr.readline, "")
+
+
+def test_with_nthreads_each_rank_but_the_first_has_a_worker_for_every_gpu(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "migrating.md").read_text()
+    options = re.search(r"With `(--nthreads 1)`\s+it starts", text)
+    assert options
+    found = tmp_path / "s.json"
+    with dask_mpi(tmp_path, *options[1].split()):
+        until(lambda: found.exists() and found.read_text(), 60, "the dask scheduler")
+        with Client(scheduler_file=str(found), timeout=patience(30)) as client:
+            assert client.scheduler.address.startswith("tcp://")  # without encryption
+            client.wait_for_workers(4, timeout=patience(60))
+            workers = client.scheduler_info(n_workers=-1)["workers"].values()
+            names = sorted(str(worker["name"]) for worker in workers)
+            assert names == [f"dask_mpi-1-{gpu}" for gpu in range(4)]
+            client.shutdown()
