@@ -1,18 +1,12 @@
-"""The release of gpujobs, and the oldest and the newest supported release of distributed.
-
-For each of those: the contract, a cluster in Python, a cluster in jobs.
-"""
+"""The oldest and the newest supported release of distributed: the contract, a cluster in Python, a cluster in jobs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
-
-from gpujobs.version import __version__
 
 from ..support.cli import ROOT
 from ..support.processes import processes_with, until
@@ -88,34 +82,6 @@ def test_quickstart(python: Path, tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     command = [python.parent / "gpujobs", "submit", ROOT / "examples" / "quickstart.yaml", "--wait"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "they agree with the eigenvalues" in done.stderr
-    until(lambda: not processes_with(done.stdout.strip()), 10)
-
-
-def test_the_release_in_an_empty_environment(tmp_path: Path) -> None:
-    """The wheel that is built from the sdist runs the first commands of the README."""
-    for name in ("build", "use"):
-        subprocess.run([sys.executable, "-m", "venv", tmp_path / name], check=True)
-    builder, user = tmp_path / "build" / "bin", tmp_path / "use" / "bin"
-    dist = tmp_path / "dist"
-    subprocess.run([builder / "pip", "install", "-q", "build"], check=True)
-    subprocess.run([builder / "python", "-m", "build", "--outdir", dist, ROOT], check=True)
-    sdist, wheel = next(dist.glob("*.tar.gz")), next(dist.glob("*.whl"))
-    subprocess.run([user / "pip", "install", "-q", f"{wheel}[demo]"], check=True)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    checkout = tmp_path / sdist.name.removesuffix(".tar.gz")
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-
-    def gpujobs(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [user / "gpujobs", *arguments], capture_output=True, text=True, env=env, cwd=checkout, check=False
-        )  # fmt: skip
-
-    assert gpujobs("--version").stdout == f"gpujobs, version {__version__}\n"
-    assert "delta" in gpujobs("sites", "list").stdout
-    done = gpujobs("submit", "examples/quickstart.yaml", "--wait")
     assert done.returncode == 0, done.stderr
     assert "they agree with the eigenvalues" in done.stderr
     until(lambda: not processes_with(done.stdout.strip()), 10)

@@ -1,0 +1,154 @@
+"""The sdist and the wheel, each in an empty environment: the commands of README.md that need no batch scheduler."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.version import __version__
+
+from ..support.cli import ROOT
+from ..support.processes import processes_with, run, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+README = (ROOT / "README.md").read_text()
+SUBMIT = "gpujobs submit svd.yaml --site local --set gpus=auto --wait"
+
+SHOWN = {
+    "gpujobs completion bash": "complete ",
+    "gpujobs plan svd.yaml --site delta": "GPUs +8 requested, 8 with a worker of their own",
+    "gpujobs render": "#SBATCH --gpus-per-node=4",
+    SUBMIT: "svd-",
+    "gpujobs status svd-7f3a": "on local: DONE",
+    "gpujobs logs -f svd-7f3a": "they agree with the eigenvalues",
+    "gpujobs report ID": "on local: DONE",
+    "gpujobs doctor --site NAME --run": "ok +job +doctor-",
+}
+"""What the commands of README.md print, in this order. Those with an id get that of the finished cluster."""
+
+OF_A_CLUSTER_THAT_STAYS = {"gpujobs connect ID", "gpujobs cancel", "gpujobs cancel svd-7f3a"}
+ELSEWHERE = {
+    "gpujobs queues --site delta",
+    "gpujobs submit svd.yaml --site delta",
+    "gpujobs submit",
+    "gpujobs sites init",
+}
+"""Commands that need a batch scheduler."""
+
+
+def commands() -> set[str]:
+    """Return the commands of README.md, in its console blocks and in its text, without comments."""
+    found = re.findall(r"^\$ (gpujobs [^#\n]+)|`(gpujobs [a-z][^`]*)`", README, re.M)
+    return {" ".join("".join(groups).split()) for groups in found}
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("build")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "build"], check=True)
+    subprocess.run([python, "-m", "build", "--outdir", folder / "dist", ROOT], check=True)
+    (sdist,), (wheel,) = (list((folder / "dist").glob(name)) for name in ("*.tar.gz", "*.whl"))
+    return {"sdist": sdist, "wheel": wheel}
+
+
+class Installed:
+    """One distribution in an environment of its own, and a user with an empty home."""
+
+    def __init__(self, distribution: Path, folder: Path) -> None:
+        self.bin, self.work = folder / "venv" / "bin", folder / "work"
+        self.env = {"HOME": str(folder), "PATH": f"{self.bin}:/usr/bin:/bin"}
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        package = f"{distribution}[demo]"
+        subprocess.run([self.bin / "python", "-m", "pip", "install", "-q", package], check=True)
+        self.work.mkdir()
+
+    def __call__(self, line: str) -> str:
+        """Run a command line of the README; return what it prints to stdout."""
+        done = run(shlex.split(line), env=self.env, cwd=self.work, timeout=180)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module", params=["sdist", "wheel"])
+def installed(
+    request: pytest.FixtureRequest,
+    distributions: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Installed]:
+    """A distribution, in a folder with the profile of README.md and its script."""
+    folder = tmp_path_factory.mktemp(request.param)
+    made = Installed(distributions[request.param], folder)
+    (profile,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S)
+    (made.work / "svd.yaml").write_text(profile)
+    (made.work / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())
+    yield made
+    made("gpujobs cancel --all")
+    until(lambda: not processes_with(str(folder)), 30)
+
+
+def test_every_command_of_the_readme_is_in_a_list() -> None:
+    assert commands() == {*SHOWN, *OF_A_CLUSTER_THAT_STAYS, *ELSEWHERE}
+
+
+def test_the_version_and_the_data(installed: Installed) -> None:
+    assert installed("gpujobs --version") == f"gpujobs, version {__version__}\n"
+    assert "delta" in installed("gpujobs sites list")
+    where = installed("python -c 'import gpujobs; print(gpujobs.__file__)'")
+    assert where.startswith(str(installed.bin.parent))  # not the checkout
+
+
+def test_the_extras_of_the_readme(installed: Installed) -> None:
+    code = "import importlib.metadata as m; print(*m.metadata('gpujobs').get_all('Provides-Extra'))"
+    extras = set(installed(f'python -c "{code}"').split())
+    wanted = {
+        name for names in re.findall(r"gpujobs\[([\w,]+)\]", README) for name in names.split(",")
+    }
+    assert {"cuda12", "cuda13", "mpi"} <= wanted <= extras
+
+
+def test_the_commands_of_the_readme(installed: Installed) -> None:
+    cluster = ""
+    for line, wanted in SHOWN.items():
+        words = line.replace("NAME", "local").replace("svd-7f3a", cluster).replace("ID", cluster)
+        words = words.replace("gpujobs render", "gpujobs render svd.yaml --site delta")
+        printed = installed(words)
+        assert re.search(wanted, printed), f"{line}: {printed}"
+        if line == SUBMIT:
+            cluster = printed.strip()
+    loaded = installed("bash -c 'eval \"$(gpujobs completion bash)\"; complete -p gpujobs'")
+    assert loaded.rstrip().endswith(" gpujobs")
+
+
+def test_a_cluster_that_stays(installed: Installed) -> None:
+    (installed.work / "stay.yaml").write_text("gpus: auto\nworkers: {count: 1}\n")
+    cluster = installed("gpujobs submit stay.yaml --site local --wait").strip()
+    assert cluster in installed(f"gpujobs connect {cluster}")
+    installed(f"gpujobs cancel {cluster}")
+    assert "CANCELLED" in installed(f"gpujobs status {cluster}")
+    until(lambda: not processes_with(cluster), 30)
+
+
+def test_make_demo_in_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(distributions["sdist"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (checkout,) = tmp_path.glob("gpujobs-*")
+    env = {**os.environ, "HOME": str(tmp_path)}
+    make = ["make", "demo", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}"]
+    done = run(make, env=env, cwd=checkout, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "they agree with the eigenvalues" in done.stderr
+    cluster = done.stdout.splitlines()[-1]
+    until(lambda: not processes_with(cluster), 20)
