@@ -65,6 +65,7 @@ def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
             *_about(scheduler, host, survey),
             *_account(survey),
             *_request(survey),
+            *_types(scheduler, survey, entries),
             *_visible_devices(scheduler, survey),
             *_network(host),
             *_sizes(survey),
@@ -102,6 +103,16 @@ def _request(survey: Survey) -> Iterator[str]:
         if lines:
             yield f"{name}:"
             yield from (f"  - {json.dumps(line)}" for line in lines)
+
+
+def _types(scheduler: type[Scheduler], survey: Survey, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield a mark if a queue has GPUs of several types that no line of the request names."""
+    types: dict[str, set[str]] = {}
+    for entry in entries:
+        types.setdefault(entry.queue.name, set()).update({entry.gpu_type} - {""})
+    named = "{gpu_type}" in " ".join(survey.request or scheduler.request)
+    if not named and any(len(own) > 1 for own in types.values()):
+        yield f"{TO_BE_FILLED_IN} a `request` with {{gpu_type}}: a queue has several GPU types"
 
 
 def _visible_devices(scheduler: type[Scheduler], survey: Survey) -> Iterator[str]:

@@ -16,6 +16,7 @@ from .layout import Layout
 from .limits import QueuedJobs
 from .machine import Machine
 from .queues import QueueChooser
+from .samerequests import SameRequests, report_same_requests
 from .shape import JobGroup, JobShape, Software
 from .staging import choose_staging
 
@@ -83,6 +84,8 @@ class GroupPlanner:
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()
+            same = SameRequests(self.diagnostics.spec, scheduler, key, shape, walltime)
+            report_same_requests(self.diagnostics, same)
         software = self._software(diagnostics)
         return JobGroup(
             group=name,

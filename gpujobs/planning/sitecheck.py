@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from ..config.document import Document
 from ..config.queue import Account, Option, Queue
 from ..config.sitefiles import SiteFile
-from ..config.spec import make_spec
+from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from .machine import Machine
 from .plan import Plan, make_plan
 from .render import Script, render
+from .samerequests import HINT, SameRequests, same_requests_text
 from .trials import ACCOUNT, DEFAULTS, LEFT_OUT, SMALLEST, Trial, trials
 
 SOURCE = "a profile for every queue"
@@ -42,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of a trial: the scripts, or the problems."""
+    """The result of a trial: the scripts, and the problems."""
 
     trial: Trial
     scripts: tuple[Script, ...] = ()
@@ -84,18 +85,32 @@ def findings(results: list[Tried]) -> list[Finding]:
 
 def _tried(site_file: SiteFile, trial: Trial, profile: Document) -> Tried:
     try:
-        plan = _plan(site_file, trial, profile)
-        folder = site_file.path.parent
-        return Tried(trial, tuple(render(plan, f"{plan.name}-0000", site_folder=folder)))
+        spec = _spec(site_file, trial, profile)
+        local = get_scheduler(site_file.site.scheduler).on_this_machine
+        plan = make_plan(spec, python="python", machine=ANY_MACHINE if local else None)
+        scripts = render(plan, f"{plan.name}-0000", site_folder=site_file.path.parent)
     except InputError as error:
         return Tried(trial, problems=tuple(_at_site(site_file, trial, error)))
+    return Tried(trial, tuple(scripts), tuple(_same_requests(site_file, trial, profile, plan)))
 
 
-def _plan(site_file: SiteFile, trial: Trial, profile: Document) -> Plan:
+def _spec(site_file: SiteFile, trial: Trial, profile: Document) -> ClusterSpec:
     own = _site_of(site_file, trial, any_account=profile.value.get("account") == ACCOUNT)
-    spec = make_spec(profile, site=own, name="check")
-    machine = ANY_MACHINE if get_scheduler(own.site.scheduler).on_this_machine else None
-    return make_plan(spec, python="python", machine=machine)
+    return make_spec(profile, site=own, name="check")
+
+
+def _same_requests(
+    site_file: SiteFile, trial: Trial, profile: Document, plan: Plan
+) -> Iterator[Problem]:
+    """Yield which other GPUs the jobs may get; the trial itself has one queue."""
+    if trial.shape != SMALLEST:
+        return
+    spec = _spec(site_file, replace(trial, queues=tuple(site_file.site.queues)), profile)
+    for group in plan.groups:
+        same = SameRequests(spec, plan.scheduler, trial.queue, group.shape, group.walltime)
+        if others := same.others():
+            message = same_requests_text(trial.queue, others)
+            yield Problem(message, site_file.document.key_position(trial.place), hint=HINT)
 
 
 def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFile:

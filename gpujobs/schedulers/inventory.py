@@ -130,6 +130,17 @@ class Inventory(ABC):
         return ""
 
 
+def several_types(nodes: Sequence[LiveNode]) -> bool:
+    """Return whether the nodes have GPUs of several types, and the type of each is reported."""
+    types = {node.gpu_type for node in nodes if node.gpus}
+    return len(types) > 1 and "" not in types
+
+
+def has_memory(nodes: Sequence[LiveNode]) -> bool:
+    """Return whether all nodes with GPUs report at least 1 GiB, which jobs can then request."""
+    return all((node.memory or 0) >= 2**30 for node in nodes if node.gpus)
+
+
 def megabytes(number: str) -> int | None:
     """Return a number of MiB as bytes; None if it is not a number."""
     return int(number) * 2**20 if number.isdigit() else None

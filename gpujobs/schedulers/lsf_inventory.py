@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .formats import find_integer
-from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, memory_bytes
+from .inventory import (
+    Ask,
+    Inventory,
+    LiveNode,
+    LiveQueue,
+    Survey,
+    has_memory,
+    memory_bytes,
+    several_types,
+)
 from .jobs import CommandResult
 
 _USABLE = ("ok", "closed_Full")
@@ -57,11 +66,12 @@ class LSFInventory(Inventory):
         texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
         config = ask(["bparams", "-a"])
         name = next((name for name, _, _ in shared.values()), "") if not gpus else ""
+        typed = _typed_request(counted) if several_types(counted) else ()
         return Survey(
             queues=tuple(map(_queue, texts)),
             nodes=tuple(counted),
             max_array_size=find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", config),
-            request=_shared_request(name) if name else (),
+            request=_shared_request(name) if name else typed,
             visible_devices="" if name else "scheduler",
             comments=(f"the GPUs are the shared resource {name}",) if name else (),
         )
@@ -147,6 +157,18 @@ def _queue(text: str) -> LiveQueue:
         max_walltime=int(float(limit[1]) * 60) if limit else None,
         exclusive="EXCLUSIVE" in text and "Y" in text.split("EXCLUSIVE", 1)[1][:6],
         open=bool(status and status.groups() == ("Open", "Active")),
+    )
+
+
+def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
+    """Return the request for GPUs of one type; its name is that of ``lshosts -gpu``."""
+    memory = '-R "rusage[mem={memory_per_node:MB}MB]"'
+    return (
+        "-q {queue}",
+        "-n {cpus_per_job}",
+        '-gpu "num={gpus_per_node}:mode=shared:j_exclusive=yes:gmodel={gpu_type}"',
+        '-R "span[ptile={cpus_per_node}]"',
+        *([memory] if has_memory(nodes) else ()),
     )
 
 

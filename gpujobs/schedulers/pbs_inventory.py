@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterator, Mapping
 from xml.etree import ElementTree
 
-from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, memory_bytes
+from .inventory import (
+    Ask,
+    Inventory,
+    LiveNode,
+    LiveQueue,
+    Survey,
+    clock_seconds,
+    has_memory,
+    memory_bytes,
+    several_types,
+)
 from .jobs import CommandResult
 
 _GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
@@ -29,7 +39,8 @@ class PBSInventory(Inventory):
 
     def survey(self, ask: Ask, user: str) -> Survey:
         """Query nodes, queues and the server."""
-        nodes = self.nodes(ask)
+        stdout = ask(self.nodes_command())
+        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, stdout))
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
         servers = _table(ask(["qstat", "-B", "-f", "-F", "json"]), "Server")
         sizes = [server.get("max_array_size") for server in servers.values()]
@@ -40,6 +51,7 @@ class PBSInventory(Inventory):
             ),
             nodes=tuple(nodes),
             max_array_size=size,
+            request=_typed_request(nodes, _type_resources(_table(stdout, "nodes"))),
             comments=tuple(_type_comments(nodes)),
         )
 
@@ -96,7 +108,7 @@ def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
     has, used = _section(fields, "resources_available"), _section(fields, "resources_assigned")
     usable = fields.get("state") in ("free", "job-busy", "<various>")
     cpus, gpus = _number(has, "ncpus"), _number(has, "ngpus")
-    gpu_type = next((str(has[key]) for key in _GPU_TYPES if key in has), "")
+    gpu_type = str(has.get(_type_resource(has), ""))
     return LiveNode(
         name=name,
         queue=str(fields.get("queue") or has.get("Qlist") or ""),
@@ -145,8 +157,29 @@ def _runs(fields: Mapping[str, object]) -> bool:
     return fields.get("queue_type") == "Execution"
 
 
+def _type_resource(has: Mapping[str, object]) -> str:
+    """Return the resource of a node that is the type of its GPUs, or ""."""
+    return next((name for name in _GPU_TYPES if name in has), "")
+
+
+def _type_resources(nodes: Mapping[str, Mapping[str, object]]) -> set[str]:
+    names = {_type_resource(_section(fields, "resources_available")) for fields in nodes.values()}
+    return names - {""}
+
+
+def _typed_request(nodes: list[LiveNode], resources: set[str]) -> tuple[str, ...]:
+    """Return the request for GPUs of one type, if there are several."""
+    if not several_types(nodes) or len(resources) != 1:
+        return ()
+    chunk = f"ncpus={{cpus_per_node}}:ngpus={{gpus_per_node}}:{min(resources)}={{gpu_type}}"
+    memory = ":mem={memory_per_node:MB}mb" if has_memory(nodes) else ""
+    return ("-q {queue}", f"-l select={{nodes}}:{chunk}{memory}")
+
+
 def _type_comments(nodes: list[LiveNode]) -> Iterator[str]:
-    if any(node.gpu_type for node in nodes):
+    if several_types(nodes):
+        yield "to be filled in: whether jobs can request the type of their GPUs as in `request`"
+    elif any(node.gpu_type for node in nodes):
         yield "pbsnodes reports the type of the GPUs; `select` may have to request it"
 
 

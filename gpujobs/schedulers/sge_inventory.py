@@ -8,12 +8,23 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from .formats import find_integer
-from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, memory_bytes
+from .inventory import (
+    Ask,
+    Inventory,
+    LiveNode,
+    LiveQueue,
+    Survey,
+    clock_seconds,
+    memory_bytes,
+    several_types,
+)
 from .jobs import CommandResult
 from .sge_quotas import gpus_of_user, quota_sets
 
 _INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")
 _RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$")
+_TYPE = "gpu_type"
+"""Resource of the hosts that sites use for the type of the GPUs."""
 _MOST_HOSTS = 50
 """Hosts with GPUs that are queried one by one."""
 _LISTS = re.compile(r"\b(SGE_HGR_\w+|CUDA_VISIBLE_DEVICES|SGE_GPU)\b")
@@ -46,6 +57,7 @@ class GridEngineInventory(Inventory):
         config = _settings(ask(["qconf", "-sconf"]))
         gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
+        nodes = [_with_gpus(node, values, gpu) for node in nodes]
         return Survey(
             queues=tuple(
                 LiveQueue(
@@ -55,10 +67,10 @@ class GridEngineInventory(Inventory):
                 )
                 for name in names
             ),
-            nodes=tuple(_with_gpus(node, values, gpu) for node in nodes),
+            nodes=tuple(nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
             account_required=config.get("enforce_project") == "true",
-            request=_request(gpu, kinds, rules),
+            request=(*_request(gpu, kinds, rules), *_type_request(nodes, kinds)),
             cpu_request=_request("", kinds, rules),
             visible_devices=_visible_devices(ask, gpu, kinds, [config, *queues.values()]),
             parallel_environments=tuple(environments),
@@ -136,7 +148,7 @@ def _node(instance: _Instance) -> LiveNode:
         memory=memory_bytes(instance.facts.get("mem_total", "")),
         gpus=None if name else 0,
         free_gpus=free * usable,
-        gpu_type=instance.facts.get("gpu_type", ""),
+        gpu_type=instance.facts.get(_TYPE, ""),
     )
 
 
@@ -184,6 +196,13 @@ def _request(
         scope = "gpus_per_cpu" if kinds[gpu].consumable == "YES" else "gpus_per_job"
         lines.append(f"-l {gpu}={{{scope}}}")
     return tuple(lines)
+
+
+def _type_request(nodes: list[LiveNode], kinds: Mapping[str, _Complex]) -> tuple[str, ...]:
+    """Return the request for GPUs of one type, if there are several."""
+    if several_types(nodes) and _TYPE in kinds:
+        return (f"-l {_TYPE}={{gpu_type}}",)
+    return ()
 
 
 def _visible_devices(

@@ -241,7 +241,54 @@ def test_lsf_with_its_own_gpus(home: Path) -> None:
     survey = survey_of("lsf", {"lshosts -gpu": models, "bhosts -o": free})
     found = [(node.name, node.gpus, node.free_gpus, node.gpu_type) for node in survey.nodes]
     assert found == [("node1", 4, 1, "TeskaK20c"), ("node2", 2, 2, "TeskaK80c")]
-    assert survey.visible_devices == "scheduler" and not survey.request
+    assert survey.visible_devices == "scheduler"
+    text, loaded = drafted(home, "lsf", survey)
+    assert {queue.gpu_type for queue in loaded.site.queues.values()} == {"TeskaK20c", "TeskaK80c"}
+    assert ":gmodel={gpu_type}" in text
+
+
+def typed_nodes(*types: str) -> str:
+    """Return the recorded nodes of PBS, with GPUs of these types."""
+    text = recorded("pbs", "03-status.txt", "nodes, json").stdout
+    for gpu_type in types:
+        text = text.replace('"gpu_type":\t"a100"', f'"gpu_model":\t"{gpu_type}"', 1)
+    return text
+
+
+def test_pbs_with_several_types(home: Path) -> None:
+    text, loaded = drafted(home, "pbs", survey_of("pbs", {"pbsnodes": typed_nodes("v100", "h100")}))
+    assert loaded.site.request == (
+        "-q {queue}",
+        "-l select={nodes}:ncpus={cpus_per_node}:ngpus={gpus_per_node}:gpu_model={gpu_type}"
+        ":mem={memory_per_node:MB}mb",
+    )
+    assert f"{TO_BE_FILLED_IN} whether jobs can request the type" in text
+    assert not survey_of("pbs", {"pbsnodes": typed_nodes("v100", "v100")}).request
+
+
+def test_grid_engine_with_several_types(home: Path) -> None:
+    hosts = recorded("sge", "qstat-F.txt", "queue instances").stdout
+    blocks = [
+        f"{block}\n\thl:gpu_type=t{n % 2}" for n, block in enumerate(hosts.split("\n" + "-" * 81))
+    ]
+    kinds = recorded("sge", "hosts.txt", "complexes").stdout
+    kinds += "gpu_type  gpu_type  STRING  ==  YES  NO  NONE  0\n"
+    answers = {"qstat -f -F": ("\n" + "-" * 81).join(blocks), "qconf -sc": kinds}
+    _, loaded = drafted(home, "sge", survey_of("sge", answers))
+    assert loaded.site.request and loaded.site.request[-1] == "-l gpu_type={gpu_type}"
+    assert {queue.gpu_type for queue in loaded.site.queues.values()} == {"t0", "t1"}
+
+
+def test_types_that_the_request_does_not_name_are_marked(home: Path) -> None:
+    nodes = [LiveNode("n1", "q", True, 64, 64, 2**39, 4, 4, name) for name in ("a100", "v100")]
+    text = draft(get_scheduler("torque"), Survey((LiveQueue("q", 7200),), tuple(nodes)), HOST)
+    assert f"{TO_BE_FILLED_IN} a `request` with {{gpu_type}}" in text
+    (home / "t.yaml").write_text(text)
+    findings = check_offline("./t.yaml").findings
+    assert all("have the same directives" in str(finding) for finding in findings)
+    assert len(findings) == 2
+    slurm = draft(get_scheduler("slurm"), Survey((LiveQueue("q", 7200),), tuple(nodes)), HOST)
+    assert "a `request`" not in slurm
 
 
 def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
