@@ -66,12 +66,11 @@ class LSFInventory(Inventory):
         texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
         config = ask(["bparams", "-a"])
         name = next((name for name, _, _ in shared.values()), "") if not gpus else ""
-        typed = _typed_request(counted) if several_types(counted) else ()
         return Survey(
             queues=tuple(map(_queue, texts)),
             nodes=tuple(counted),
             max_array_size=find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", config),
-            request=_shared_request(name) if name else typed,
+            request=_shared_request(name) if name else _typed_request(counted),
             visible_devices="" if name else "scheduler",
             comments=(f"the GPUs are the shared resource {name}",) if name else (),
         )
@@ -161,14 +160,16 @@ def _queue(text: str) -> LiveQueue:
 
 
 def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
-    """Return the request for GPUs of one type; its name is that of ``lshosts -gpu``."""
+    """Return the request for GPUs of one type, as ``lshosts -gpu`` names it, if there are several."""
+    if not several_types(nodes):
+        return ()
     memory = '-R "rusage[mem={memory_per_node:MB}MB]"'
     return (
         "-q {queue}",
         "-n {cpus_per_job}",
         '-gpu "num={gpus_per_node}:mode=shared:j_exclusive=yes:gmodel={gpu_type}"',
         '-R "span[ptile={cpus_per_node}]"',
-        *([memory] if has_memory(nodes) else ()),
+        *[memory] * has_memory(nodes),
     )
 
 

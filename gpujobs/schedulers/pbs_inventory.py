@@ -172,7 +172,7 @@ def _typed_request(nodes: list[LiveNode], resources: set[str]) -> tuple[str, ...
     if not several_types(nodes) or len(resources) != 1:
         return ()
     chunk = f"ncpus={{cpus_per_node}}:ngpus={{gpus_per_node}}:{min(resources)}={{gpu_type}}"
-    memory = ":mem={memory_per_node:MB}mb" if has_memory(nodes) else ""
+    memory = ":mem={memory_per_node:MB}mb" * has_memory(nodes)
     return ("-q {queue}", f"-l select={{nodes}}:{chunk}{memory}")
 
 
