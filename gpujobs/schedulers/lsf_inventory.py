@@ -160,7 +160,7 @@ def _queue(text: str) -> LiveQueue:
 
 
 def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
-    """Return the request for GPUs of one type, as ``lshosts -gpu`` names it, if there are several."""
+    """Return the request for GPUs of one of several types, as ``lshosts -gpu`` names them."""
     if not several_types(nodes):
         return ()
     memory = '-R "rusage[mem={memory_per_node:MB}MB]"'
