@@ -118,7 +118,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 "silence_logs": silence_logs,
                 "quiet": quiet,
             },
-            configuration.values,
+            configuration,
         )
         self._open(with_preference(spec, prefer), options, n_workers)
 
@@ -178,7 +178,9 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         security = security_of(self._pool.record, self._pool.folder_state)
         silence_ucx(*self._pool.plan.transport.protocols)
         if options.local_scheduler:
-            scheduler = local_scheduler(self._pool, security, options.scheduler_options)
+            scheduler = local_scheduler(
+                self._pool, security, options.scheduler_options, options.scheduler_options_place
+            )
         else:
             scheduler = job_scheduler(self._pool, security)
         worker_options = next(iter(self._pool.groups.values())).worker_options

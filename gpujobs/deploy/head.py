@@ -17,8 +17,8 @@ from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError
 from ..injob.names import LOOPBACK
 from ..injob.ports import first_free, port_range
-from ..planning.transport import is_encrypted
 from ..schedulers import JobState
+from .encryption import check_encryption
 from .job import PoolJob
 from .pool import JobPool
 
@@ -29,9 +29,15 @@ ADDRESS_INTERVAL = 0.2
 
 
 def local_scheduler(
-    pool: JobPool, security: Security | None, options: dict[str, Any]
+    pool: JobPool,
+    security: Security | None,
+    options: dict[str, Any],
+    place: str = "scheduler_options",
 ) -> dict[str, object]:
-    """Return dask's specification of a dask scheduler in this process; ``options`` win."""
+    """Return dask's specification of a dask scheduler in this process; ``options`` win.
+
+    ``place`` names them in messages. Raises InputError.
+    """
     plan = pool.plan
     dashboard = plan.profile.network.dashboard
     own: dict[str, object] = {
@@ -40,7 +46,7 @@ def local_scheduler(
         "dashboard_address": ":8787" if dashboard == "on" else f"{LOOPBACK}:8787",
         "scheduler_file": str(pool.record.path / "scheduler.json"),
     }
-    _check_encryption(pool, options)
+    check_encryption(plan, options, place)
     if plan.site.network.ports:
         own["port"] = first_free(port_range(plan.site.network.ports))
     if dashboard == "off":
@@ -52,14 +58,6 @@ def local_scheduler(
         elif plan.scheduler.on_this_machine:
             own["host"] = LOOPBACK
     return {"cls": Scheduler, "options": {**own, **options}}
-
-
-def _check_encryption(pool: JobPool, options: dict[str, Any]) -> None:
-    """Raise InputError for a protocol in ``options`` that the site does not allow."""
-    protocol = str(options.get("protocol", "")).removesuffix("://")
-    if protocol and pool.plan.transport.encryption_required and not is_encrypted(protocol):
-        message = f"scheduler_options: {protocol}: the site requires encryption between its nodes"
-        raise InputError(message, hint="leave it out: the protocol is tls")
 
 
 def _check_interface(name: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .jobqueue import Configuration
 
 CONFIGURABLE = ("log_directory", "scheduler_options")
 """Options that the user's dask configuration may have."""
@@ -19,6 +20,8 @@ class ClusterOptions:
 
     scheduler: str = "local"
     scheduler_options: dict[str, Any] = field(default_factory=dict)
+    scheduler_options_place: str = "scheduler_options"
+    """Names them in messages."""
     log_directory: Path | None = None
     asynchronous: bool = False
     loop: Any = None
@@ -27,13 +30,16 @@ class ClusterOptions:
 
     @classmethod
     def of(
-        cls, values: Mapping[str, Any], configured: Mapping[str, Any] | None = None
+        cls, values: Mapping[str, Any], configuration: Configuration | None = None
     ) -> ClusterOptions:
         """Return the options with these values; None stands for the default. Raises InputError.
 
-        ``configured`` is the user's dask configuration, which replaces the defaults.
+        ``configuration`` is the user's dask configuration, which replaces the defaults.
         """
-        given = {name: value for name, value in (configured or {}).items() if name in CONFIGURABLE}
+        configured = configuration or Configuration()
+        given = {name: value for name, value in configured.values.items() if name in CONFIGURABLE}
+        if "scheduler_options" in given and values.get("scheduler_options") is None:
+            given["scheduler_options_place"] = configured.place("scheduler_options")
         given.update({name: value for name, value in values.items() if value is not None})
         if logs := given.get("log_directory"):
             given["log_directory"] = Path(logs).expanduser()
@@ -41,7 +47,8 @@ class ClusterOptions:
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")
         if not isinstance(options.scheduler_options, Mapping):
-            message = f"scheduler_options: {options.scheduler_options!r} is not a mapping"
+            place = options.scheduler_options_place
+            message = f"{place}: {options.scheduler_options!r} is not a mapping"
             raise InputError(message, hint="scheduler_options={'dashboard_address': ':8787'}")
         return options
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .loopback import on_loopback
 from .names import PRELOAD, PROTOCOL, dashboard_address
+from .network import ENCRYPTED
 from .options import RankOptions
 
 _PLAN = "GPUJOBS_INITIALIZE"
@@ -25,7 +27,9 @@ _PLANNED = (
     "interface",
     "worker_options",
     "dashboard",
+    "encryption",
 )
+_RULE = "the site requires encryption between its nodes; leave it out"
 
 
 def write_plan(options: RankOptions) -> None:
@@ -39,7 +43,7 @@ def initialize(*arguments: object, **keywords: object) -> Any:
 
     In the ranks of a job with ``run_on: ranks``, scripts also find it as ``dask_mpi.initialize``.
     Elsewhere it is dask-mpi's own. Raises ValueError if an argument contradicts the plan of the
-    job, RuntimeError if the script has no guard.
+    job or the encryption that the site requires, RuntimeError if the script has no guard.
     """
     real = importlib.import_module("dask_mpi.initialize").initialize
     planned = json.loads(os.environ.get(_PLAN, "{}"))
@@ -54,7 +58,10 @@ def initialize(*arguments: object, **keywords: object) -> Any:
         raise ValueError(
             f"worker_class is {worker_class}, but the profile plans {planned['worker_class']}"
         )
-    worker_options = _worker_options(planned, given.pop("worker_options", None) or {})
+    own_options = given.pop("worker_options", None) or {}
+    if planned.pop("encryption") == "required":
+        _check_encryption(given, own_options)
+    worker_options = _worker_options(planned, own_options)
     defaults = {
         **planned,
         "protocol": os.environ[PROTOCOL],
@@ -72,6 +79,16 @@ def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
     options["preload"] = [*options.get("preload", []), PRELOAD]
     return options
+
+
+def _check_encryption(given: dict[str, Any], worker_options: dict[str, Any]) -> None:
+    """Raise ValueError for arguments of the script that open a listener without encryption."""
+    protocol = given.get("protocol") or ENCRYPTED[0]
+    if protocol.removesuffix("://") not in ENCRYPTED:
+        raise ValueError(f"protocol {protocol} is not encrypted: {_RULE}")
+    for name, options in (("", given), ("worker_options: ", worker_options)):
+        if "dashboard_address" in options and not on_loopback(options["dashboard_address"]):
+            raise ValueError(f"{name}dashboard_address: HTTP is not encrypted: {_RULE}")
 
 
 def _is_guarded(frame: FrameType | None) -> bool:

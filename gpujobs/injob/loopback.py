@@ -1,4 +1,4 @@
-"""ucxx on one machine: its listeners accept connections from the loopback interface only.
+"""Listeners that accept connections from the loopback interface only, also those of ucxx.
 
 distributed-ucxx listens on all interfaces, whatever the host of its address, and cannot be told
 otherwise. Whoever reaches such a listener can run code as its user.
@@ -19,6 +19,27 @@ from .names import LOOPBACK_INTERFACE
 
 VARIABLE = "GPUJOBS_LOOPBACK"
 """Set in jobs whose listeners of ucxx are confined. The value is the interface."""
+
+
+def on_loopback(address: object) -> bool:
+    """Return whether a ``dashboard_address`` of dask is on the loopback interface only.
+
+    It is a text such as ``127.0.0.1:8787``, a port, or several: a list, or a text with commas.
+    """
+    several = address.split(",") if isinstance(address, str) else address
+    items = several if isinstance(several, list) else [several]
+    return bool(items) and all(_is_loopback(item) for item in items)
+
+
+def _is_loopback(address: object) -> bool:
+    """Return whether one address has a host, and this is on the loopback interface."""
+    if isinstance(address, str):
+        address = address.split(":")
+    host = str(address[0]) if isinstance(address, list | tuple) and address else ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def confine_if_wanted() -> None:

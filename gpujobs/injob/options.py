@@ -106,6 +106,7 @@ class RankOptions:
     dashboard: str = _option(
         "of the dask scheduler", choices=["off", "local", "on"], default="local"
     )
+    encryption: str = _option("of the site", choices=["optional", "required"], default="optional")
     worker_options: Mapping[str, Any] | None = _option("JSON", type=json.loads, default=None)
     command: tuple[str, ...] = ()
     """A module, or the user's script; and its arguments."""

@@ -225,8 +225,10 @@ class MpiLayout(Layout):
         ]
         worker = self._worker_options(jobs.shape, transport)
         if self.profile.run_on == "ranks":
-            dashboard = f"--dashboard={self.profile.network.dashboard}"
-            return [*words, "--script", dashboard, *worker, "--", *self._script_words(workdir)]
+            words += ["--script", f"--dashboard={self.profile.network.dashboard}"]
+            if transport.encryption_required:
+                words.append("--encryption=required")
+            return [*words, *worker, "--", *self._script_words(workdir)]
         return [*words, f"-- dask_mpi.cli --no-scheduler {SCHEDULER_FILE}", *worker]
 
     def _worker_options(self, shape: JobShape, transport: Transport) -> list[str]:

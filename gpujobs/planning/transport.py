@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..config.groups import group_specs
 from ..config.profile import Profile
 from ..config.queue import SiteNetwork
 from ..config.sitekinds import Protocol
 from ..errors import Position, Problem
+from ..injob.loopback import on_loopback
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE
 from ..injob.ports import port_range
 from ..schedulers import Scheduler, get_scheduler
@@ -45,8 +47,8 @@ class Transport:
     protocols: tuple[str, ...]
     interface: str | None
     """Network interface; None: chosen in the job."""
-    encryption_required: bool = False
-    """The site requires it, or one of the queues."""
+    encryption_required: Position | None = None
+    """Where the site requires it, or one of the queues."""
 
     @property
     def encrypted(self) -> bool:
@@ -111,7 +113,7 @@ def choose_transport(
     interface = network.interface or _interface(diagnostics, networks)
     if interface is None and "ucxx" in protocols and _on_this_machine(diagnostics):
         interface = LOOPBACK_INTERFACE  # UCX takes interfaces, not addresses
-    return Transport(tuple(protocols), interface, encryption_required=required is not None)
+    return Transport(tuple(protocols), interface, encryption_required=required)
 
 
 def _interface(diagnostics: Diagnostics, networks: Networks) -> str | None:
@@ -148,13 +150,32 @@ def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
     for key, message in unencrypted.items():
         if message:
             diagnostics.profile_error(
-                f"{message}: site {spec.site.name} requires encryption between its nodes",
+                f"{message}: {encryption_rule(spec.site.name)}",
                 "network",
                 key,
                 hint=f"the contact of the site is {contact}" if contact else "",
                 related=required,
             )
+    _check_workers(diagnostics, required)
     diagnostics.raise_problems()
+
+
+def encryption_rule(site: str) -> str:
+    """Return the end of messages on what is not encrypted."""
+    return f"site {site} requires encryption between its nodes"
+
+
+def _check_workers(diagnostics: Diagnostics, required: Position) -> None:
+    """Report HTTP servers of workers that accept connections from other nodes."""
+    for name, spec in group_specs(diagnostics.spec).items():
+        options = spec.profile.workers.options
+        if "dashboard_address" in options and not on_loopback(options["dashboard_address"]):
+            diagnostics.of_group(name, spec).profile_error(
+                f"the HTTP server of a worker is not encrypted: {encryption_rule(spec.site.name)}",
+                *("workers", "options", "dashboard_address"),
+                hint="leave it out: it listens on the loopback interface of its node",
+                related=required,
+            )
 
 
 def _on_this_machine(diagnostics: Diagnostics) -> bool:

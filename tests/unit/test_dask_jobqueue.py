@@ -85,7 +85,7 @@ def planned(
 ) -> Plan:
     """Return the plan of keywords, and of the dask configuration of this moment."""
     configuration = configured(batch_scheduler, keywords.pop("config_name", None))
-    ClusterOptions.of({}, configuration.values)
+    ClusterOptions.of({}, configuration)
     spec = spec_of(keywords, site, n_workers, (batch_scheduler,), configuration)
     return make_plan(spec, python=PYTHON, elastic=True)
 
@@ -188,7 +188,7 @@ def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, k
         value = {"dashboard_address": ":1"}
     with dask.config.set({f"jobqueue.{section}.{key}": value}):
         if name in OF_THE_CLASS:
-            options = ClusterOptions.of({}, configured(section).values)
+            options = ClusterOptions.of({}, configured(section))
             assert str(getattr(options, name)) == str(value)
         elif row.here == "refused":
             with pytest.raises(InputError) as caught:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import pytest
+from distributed import Security
+from distributed.http.health import HealthHandler
 
+import gpujobs
 from gpujobs.errors import InputError
-from gpujobs.injob.options import parse
+from gpujobs.injob.initialize import initialize, write_plan
+from gpujobs.injob.loopback import on_loopback
+from gpujobs.injob.options import RankOptions, parse
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
 
@@ -83,3 +89,173 @@ def test_a_site_contradicts_itself(home: Path) -> None:
     (home / "odd.yaml").write_text((home / "s.yaml").read_text() + network)
     with pytest.raises(InputError, match="ucxx has no encryption"):
         made_plan(home, {"gpus": 2}, "odd.yaml")
+
+
+WITHOUT_ENCRYPTION: list[dict[str, Any]] = [
+    {"dashboard_address": ":8787"},
+    {"dashboard_address": 8787},
+    {"dashboard_address": "0.0.0.0:0"},
+    {"dashboard_address": "127.0.0.1:0,:0"},
+    {"dashboard_address": ["127.0.0.1:0", 8787]},
+    {"dashboard_address": None},  # dask: the address of the dask scheduler
+    {"dashboard": False, "dashboard_address": ":0"},  # the HTTP server is there without it, too
+    {"protocol": "tcp"},
+    {"protocol": "tcp://"},
+    {"protocol": "ucxx"},
+    {"protocol": ["tls", "tcp"], "host": ["127.0.0.1", "127.0.0.1"]},
+    {"protocol": "", "security": Security()},
+    {"security": None},
+    {"jupyter": True},
+    {"services": {("health", ":0"): HealthHandler}},
+]
+"""Options of a dask scheduler that open a listener without encryption."""
+
+
+def rejected(option: str, **keywords: Any) -> InputError:
+    """Return the error of a cluster at the site that requires encryption."""
+    with pytest.raises(InputError) as caught:
+        gpujobs.GPUSLURMCluster("./strict.yaml", quiet=True, **keywords)
+    message = str(caught.value)
+    assert f": {option}: " in message
+    assert "site strict requires encryption between its nodes" in message
+    assert "strict.yaml:" in message and "help@example.org" in message
+    return caught.value
+
+
+def left(home: Path) -> list[str]:
+    """Return the folders of clusters."""
+    return [path.name for path in (home / "home" / ".gpujobs").glob("*/*")]
+
+
+@pytest.mark.parametrize("options", WITHOUT_ENCRYPTION, ids=str)
+def test_options_of_a_dask_scheduler(home: Path, strict: str, options: dict[str, Any]) -> None:
+    option = next(name for name in reversed(options) if name not in ("host", "dashboard"))
+    error = rejected(option, scheduler_options=options)
+    assert str(error.problems[0].position) == "scheduler_options"
+    assert all("leave it out" in problem.hint for problem in error.problems)
+    assert left(home) == []
+
+
+def test_several_options_are_reported_together(home: Path, strict: str) -> None:
+    options = {"protocol": "tcp", "dashboard_address": ":0"}
+    assert len(rejected("protocol", scheduler_options=options).problems) == 2
+
+
+def test_the_same_in_dasks_configuration(home: Path, strict: str) -> None:
+    with dask.config.set({"jobqueue.slurm.scheduler-options": {"dashboard_address": ":8787"}}):
+        error = rejected("dashboard_address")
+        place = "dask configuration jobqueue.slurm.scheduler-options"
+        assert str(error.problems[0].position) == place
+        quiet = {"scheduler_options": {"dashboard_address": "127.0.0.1:0"}}
+        with gpujobs.GPUSLURMCluster("./strict.yaml", quiet=True, **quiet):  # has priority
+            pass
+
+
+def test_the_same_of_a_profile(home: Path, strict: str) -> None:
+    (home / "p.yaml").write_text("gpus: 1\n")
+    options = {"scheduler_options": {"dashboard_address": ":8787"}}
+    with pytest.raises(InputError, match="the dashboard is not encrypted"):
+        gpujobs.GPUSLURMCluster.from_profile("p.yaml", site="./strict.yaml", **options)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"dashboard_address": ":8787"},
+        {"dashboard_address": 8787},
+        {"scheduler_kwargs": {"dashboard_address": ":8787"}},
+        {"scheduler_kwargs": {"protocol": "tcp"}},
+        {"scheduler_options": {"security": Security()}},
+        {"network": {"dashboard": "on"}},
+        {"network": {"encryption": False}},
+        {"protocol": "ucxx"},
+        {"security": None, "network": {"protocol": "tcp", "encryption": False}},
+        {"worker_options": {"dashboard_address": ":0"}},
+        {"worker_extra_args": ["--dashboard-address", ":0"]},
+    ],
+    ids=str,
+)
+def test_keywords_of_a_local_cluster(home: Path, keywords: dict[str, Any]) -> None:
+    site = "description: x\nscheduler: local\nnetwork: {encryption: required}\n"
+    (home / "here.yaml").write_text(f"{site}queues: {{this: {{}}}}\n")
+    with pytest.raises(InputError, match="site here requires encryption between its nodes"):
+        gpujobs.GPULocalCluster("./here.yaml", gpus_per_job=0, **keywords)
+    assert left(home) == []
+
+
+def test_options_that_keep_the_encryption(home: Path, strict: str) -> None:
+    options = {"protocol": "tls://", "dashboard_address": "localhost:0", "host": "127.0.0.1"}
+    keywords: dict[str, Any] = {"scheduler_options": options, "quiet": True}
+    with gpujobs.GPUSLURMCluster("./strict.yaml", **keywords) as cluster:
+        assert cluster.scheduler_address.startswith("tls://")
+        assert cluster.scheduler.http_server.address in ("127.0.0.1", "::1")
+    options = {"protocol": "tcp", "security": None, "dashboard_address": ":0", "host": "127.0.0.1"}
+    keywords = {"scheduler_options": options, "network": {"encryption": False}, "quiet": True}
+    with gpujobs.GPUSLURMCluster("./s.yaml", **keywords) as cluster:  # does not require it
+        assert cluster.scheduler_address.startswith("tcp://")
+
+
+@pytest.mark.parametrize("address", [":0", "0.0.0.0:0", 9000, None])
+def test_http_servers_of_workers(home: Path, strict: str, address: Any) -> None:
+    workers = {"options": {"dashboard_address": address}}
+    error = error_of(home, {"gpus": 1, "workers": workers}, strict)
+    assert "the HTTP server of a worker is not encrypted" in error
+    assert "strict.yaml:" in error and "svd.yaml:" in error
+    groups = {"a": {"gpus": 1}, "b": {"gpus": 1, "workers": workers}}
+    assert "group b: the HTTP server" in error_of(home, {"groups": groups}, strict)
+    assert made_plan(home, {"gpus": 1, "workers": workers})
+    there = {"options": {"dashboard_address": "127.0.0.1:9000"}}
+    assert made_plan(home, {"gpus": 1, "workers": there}, strict)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:8787", True),
+        ("127.0.0.1", True),
+        ("127.1.2.3:0", True),
+        ("localhost:0", True),
+        (["127.0.0.1:0", ("localhost", 1)], True),
+        ("127.0.0.1:0,localhost:0", True),
+        (":0", False),
+        ("", False),
+        ("8787", False),
+        (8787, False),
+        ("0.0.0.0:0", False),
+        ("10.0.0.1:0", False),
+        ("localhost.example.org:0", False),
+        ("127.0.0.1:0,:0", False),
+        (["127.0.0.1:0", ":0"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_addresses_on_the_loopback_interface(address: object, expected: bool) -> None:
+    assert on_loopback(address) is expected
+
+
+RANKS = {"layout": "mpi", "run_on": "ranks", "run": ["svd.py"], "gpus": 1}
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"protocol": "tcp"},
+        {"protocol": "ucxx://"},
+        {"dashboard_address": ":8787"},
+        {"worker_options": {"dashboard_address": ":0"}},
+    ],
+    ids=str,
+)
+def test_a_script_in_the_ranks_of_mpi(
+    home: Path, strict: str, monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any]
+) -> None:
+    assert "--encryption=required" in render(made_plan(home, RANKS, strict), "svd-1")[0].text
+    assert "--encryption" not in render(made_plan(home, RANKS), "svd-1")[0].text
+    argv = ["rank", "--folder=x", "--size=1", "--gpus=1", "--encryption=required"]
+    parsed = parse([*argv, "--worker-class=dask_cuda.CUDAWorker", "--", "svd.py"])
+    assert isinstance(parsed, RankOptions)
+    monkeypatch.setenv("GPUJOBS_INITIALIZE", "")
+    write_plan(parsed)
+    with pytest.raises(ValueError, match="the site requires encryption between its nodes"):
+        initialize(**keywords)
