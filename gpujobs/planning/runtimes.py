@@ -161,8 +161,12 @@ class Pyxis(Runtime):
     launcher = "srun"
 
     def prepare(self, call: Invocation) -> list[str]:
-        """Return the list of mounts, which `words` joins by commas."""
-        return [f"mounts=({command(map(str, call.mounts))})"]
+        """Return a check of the plugin, and the list of mounts, which `words` joins by commas."""
+        return [
+            "[[ $(srun --help 2>&1) == *--container-image* ]] ||",
+            '    gpujobs_stop "srun has no option --container-image: Slurm has no plugin Pyxis"',
+            f"mounts=({command(map(str, call.mounts))})",
+        ]
 
     def words(self, call: Invocation) -> list[str]:
         """Return options of srun."""

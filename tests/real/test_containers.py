@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -283,6 +284,7 @@ def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"image": "/no/such/image"}, "no image /no/such/image"),
     "runtime": ({"image": "mine", "runtime": "singularity"}, "no command singularity"),
+    "plugin": ({"image": "mine", "runtime": "pyxis"}, "srun has no option --container-image"),
     "bind": ({"image": "mine", "args": ["--bind=/no/such/folder"]}, "/no/such/folder"),
 }
 
@@ -292,6 +294,7 @@ def reason_of(cli: Cli, cluster: str) -> str:
     until(lambda: cli.status(cluster)["state"] == "FAILED", patience(15), "the end of the cluster")
     reason: str = cli.status(cluster)["reason"]
     assert "\n" not in reason
+    assert re.search(r" on node[1-4]\b", reason), reason
     return reason
 
 

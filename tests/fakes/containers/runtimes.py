@@ -113,6 +113,10 @@ PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--co
 def srun(argv: list[str]) -> int:
     """Slurm's srun with Pyxis. Without ``--container-image`` it is Slurm's own."""
     real = os.environ["REAL_SRUN"]
+    if argv == ["--help"]:
+        subprocess.run([real, *argv], check=True)
+        print(*(f"      {name}=..." for name in sorted(PYXIS)), sep="\n")
+        return 0
     taken = [word for word in argv if word.startswith(("--container-", "--no-container-"))]
     rest = [word for word in argv if word not in taken]
     if not taken:

@@ -81,6 +81,8 @@ export TMPDIR=$scratch
 export MELLANOX_VISIBLE_DEVICES=all
 export NVIDIA_VISIBLE_DEVICES=all
 export NVIDIA_DRIVER_CAPABILITIES=compute,utility
+[[ $(srun --help 2>&1) == *--container-image* ]] ||
+    gpujobs_stop "srun has no option --container-image: Slurm has no plugin Pyxis"
 mounts=(/scratch:/scratch "$PROJECT":/project /home/ada/.gpujobs:/home/ada/.gpujobs \
         /home/ada/svd:/home/ada/svd "$scratch":"$scratch")
 # shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
