@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..clusters.ledger import ClusterRecord
 from ..config.queue import Queue
@@ -34,8 +34,8 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
         ("network", _transport_text(plan)),
-        *_container_row(plan),
-        ("python", ", ".join(dict.fromkeys(group.python for group in plan.groups))),
+        *_software_rows("container", plan, _container_text),
+        *_software_rows("python", plan, lambda jobs: jobs.python),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
@@ -97,6 +97,7 @@ def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, objec
         "worker_class": profile.workers.worker_class if group.gpus else "nanny",
         "gpus_per_worker": profile.workers.gpus_per_worker if group.gpus else 0,
         "workers_per_gpu": profile.workers.workers_per_gpu if group.gpus else 0,
+        "container": _container_json(group.container),
         "python": group.python,
         "start_workers": plan.start_groups.get(group.group),
     }
@@ -113,6 +114,8 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
         "cpus": shape.cpus,
         "memory": shape.memory,
         "walltime": jobs.walltime,
+        "container": _container_json(jobs.container),
+        "python": jobs.python,
         "directives": list(jobs.lines),
         "submit_arguments": list(jobs.submit_arguments),
     }
@@ -123,11 +126,23 @@ def _account_row(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "account", accounts
 
 
-def _container_row(plan: Plan) -> Iterator[tuple[str, str]]:
-    containers = [group.container for group in plan.groups if group.container]
-    texts = [f"{container.image} ({container.runtime.name})" for container in containers]
-    if texts:
-        yield "container", ", ".join(dict.fromkeys(texts))
+def _software_rows(
+    name: str, plan: Plan, text_of: Callable[[JobGroup], str]
+) -> Iterator[tuple[str, str]]:
+    """Yield one row if all jobs have the same text, which may be "", else a row for each group."""
+    texts = [(_label(jobs), text_of(jobs)) for jobs in plan.all_jobs]
+    _, first = texts[0]
+    if all(text == first for _, text in texts):
+        texts = [("", first)]
+    for label, text in texts:
+        if label or text:
+            yield f"{label}{name}", text or "none"
+
+
+def _container_text(jobs: JobGroup) -> str:
+    if jobs.container is None:
+        return ""
+    return f"{jobs.container.image} ({jobs.container.runtime.name})"
 
 
 def _container_json(container: Container | None) -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from .job import Job, JobExit, failure
 from .launch import enough_workers
 from .log import log, reason_in
 from .names import PRELOAD, PROTOCOL, RUN
-from .network import dask_config, interface_problem
+from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import ManagedProcess, run_command, with_archive
 
@@ -148,7 +148,8 @@ class Head(Job):
         argv = [*self.options.scheduler, f"--protocol={protocol}"]
         environ = with_archive(self.environ, self.folder.archive)
         path = self.folder.logs / "scheduler.log"
-        scheduler = self.scheduler = ManagedProcess("the dask scheduler", argv, path, environ)
+        title = f"the dask scheduler on {node_name()}"
+        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ)
         if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
             self.start_workers()  # on other nodes, NFS could show the file half a minute late
         while (address := self.scheduler_address()) is None:
@@ -290,10 +291,9 @@ class Head(Job):
         if not self.options.lease or now - self._lease_time < _LEASE_INTERVAL:
             return
         self._lease_time = now
+        folder = self.folder.path
         try:
-            age = modified_at(self.folder.path / HEARTBEAT) - modified_at(
-                self.folder.path / "lease"
-            )
+            age = modified_at(folder / HEARTBEAT) - modified_at(folder / "lease")
         except OSError:
             age = now - self.began
         if age > self.options.lease:

@@ -88,6 +88,10 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
         "workdir": "/home/ada", "gpus": 2, "gpus_per_job": 1, "environment": {"container": {"image": "docker://rapidsai/base:26.10"}}}),
     "slurm-apptainer-requeue": ("containers", {
         **SVD, "gpus": 2, "gpus_per_job": 1, "network": {"protocol": "tcp"}, "requeue": 1, "environment": {"container": {"image": "rapids"}}}),
+    "slurm-apptainer-in-one-group": ("containers", {
+        **SVD, "network": {"protocol": "tcp"}, "groups": {
+            "gpu": {"gpus": 2}, "prep": {"gpus": 0, "queue": "gpu", "workers": {"count": 2, "threads": 8, "memory": "64GiB"},
+                                         "environment": {"container": {"image": "rapids"}}}}}),
     "slurm-pyxis-mpi": ("containers", {
         **SVD, "layout": "mpi", "gpus": 8, "env": {"OMP_NUM_THREADS": "4"}, "network": {"protocol": "tcp"},
         "environment": {"container": {"runtime": "pyxis", "image": "nvcr.io#nvidia/rapidsai/base:26.10"}}}),

@@ -116,6 +116,27 @@ def test_everything_of_a_cluster_runs_in_the_image(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.parametrize("head", ["gpu", "prep"])
+def test_one_group_in_the_image(cli: Cli, backend: SlurmBackend, image: Image, head: str) -> None:
+    write_site(cli, backend, backend.site()["setup"], containers=image.site())
+    small = {"count": 2, "threads": 1, "memory": "1GiB"}
+    prep = {"gpus": 0, "workers": small, "environment": PROFILE["environment"]}
+    profile = {key: PROFILE[key] for key in ("start_workers", "run", "env")}
+    profile |= {"groups": {"gpu": {"gpus": 2}, "prep": prep}, "head": {"group": head}}
+    path = str(cli.write("p.yaml", profile))
+    planned = json.loads(cli("plan", path, "--json").stdout)
+    in_image = {group["name"]: bool(group["container"]) for group in planned["groups"]}
+    assert in_image == {"gpu": False, "prep": True}
+    scripts = cli("render", path).stdout.split("#!")[1:]
+    assert ["ch-run" in script for script in scripts] == [False, True]
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    places = [(place["image"], bool(place["CUDA_VISIBLE_DEVICES"])) for place in found["workers"]]
+    assert sorted(places) == [(False, True), (False, True), (True, False), (True, False)]
+    assert found["run"]["image"] == found["scheduler"]["image"] == in_image[head]
+    backend.wait_empty(20, cluster)
+
+
 @pytest.mark.parametrize("run_on", ["head", "ranks"])
 def test_mpi_ranks_run_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, run_on: str

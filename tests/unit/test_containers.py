@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,51 @@ def test_the_plan_shows_it(home: Path, site: Path) -> None:
     without = made_plan(home, {"gpus": 1}, "c.yaml")
     assert plan_json(without, "svd-0000")["container"] is None
     assert "container" not in plan_text(without, "svd-0000")
+
+
+GROUPS = """\
+groups:
+  gpu: {gpus: 1, environment: {python: /opt/env/bin/python}}
+  prep: {gpus: 0, queue: gpu, workers: {count: 2}, environment: {container: {image: rapids}}}
+"""
+RAPIDS = {"runtime": "apptainer", "image": "/sw/rapids-26.10.sif"}
+
+
+def test_the_plan_shows_that_of_each_group(home: Path, site: Path) -> None:
+    plan = made_plan(home, GROUPS, "c.yaml")
+    rows = [line.split(maxsplit=2) for line in plan_text(plan, "svd-0000").splitlines()]
+    software = [row for row in rows if row[1] in ("container", "python")]
+    assert software == [
+        ["gpu:", "container", "none"],
+        ["prep:", "container", "/sw/rapids-26.10.sif (apptainer)"],
+        ["gpu:", "python", "/opt/env/bin/python"],
+        ["prep:", "python", "python3"],
+    ]
+    found: Any = plan_json(plan, "svd-0000")
+    containers = {"gpu": None, "prep": RAPIDS}
+    assert {group["name"]: group["container"] for group in found["groups"]} == containers
+    assert {jobs["group"]: jobs["container"] for jobs in found["jobs"]} == containers
+    assert [jobs["python"] for jobs in found["jobs"]] == ["/opt/env/bin/python", "python3"]
+
+
+def test_the_plan_shows_that_of_the_head(home: Path, site: Path) -> None:
+    """The profile's own environment is that of its jobs, and the default of the groups."""
+    base = "head: {queue: gpu}\nenvironment: {container: {image: pytorch}}\n"
+    plan = made_plan(home, base + GROUPS, "c.yaml")
+    text = plan_text(plan, "svd-0000")
+    assert re.search(r"^head: container +docker://pytorch/\S+ \(apptainer\)$", text, re.M)
+    found: Any = plan_json(plan, "svd-0000")
+    assert [jobs["group"] for jobs in found["jobs"]] == ["head", "gpu", "prep"]
+    images = [jobs["container"]["image"] for jobs in found["jobs"]]
+    pytorch = "docker://pytorch/pytorch:2.4"
+    assert images == [pytorch, pytorch, "/sw/rapids-26.10.sif"]
+
+
+def test_groups_with_the_same_container_have_one_row(home: Path, site: Path) -> None:
+    groups = "groups: {one: {gpus: 1}, two: {gpus: 2}}\n"
+    plan = made_plan(home, f"environment: {{container: {{image: rapids}}}}\n{groups}", "c.yaml")
+    text = plan_text(plan, "svd-0000")
+    assert re.search(r"^container +/sw/rapids-26.10.sif \(apptainer\)$", text, re.M)
 
 
 def test_arguments_of_the_site_are_those_of_its_runtime(home: Path, site: Path) -> None:

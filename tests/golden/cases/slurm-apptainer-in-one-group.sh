@@ -1,0 +1,188 @@
+#!/bin/bash
+#SBATCH --job-name=svd-0000
+#SBATCH --output=/home/ada/.gpujobs/%x/logs/slurm-%j.log
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@60
+#SBATCH --partition=gpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:2
+#SBATCH --mem=245760M
+
+# --- this job ------------------------------------------------------------------------------------
+export GPUJOBS_CLUSTER=$SLURM_JOB_NAME
+export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
+export GPUJOBS_JOB=0
+GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_STARTED=$(date +%s)
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
+
+gpujobs_leave() {   # write the exit record of this job, however it ended
+    local code=$? last
+    trap '' TERM INT
+    cd "$GPUJOBS_FOLDER" || return
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
+        gpujobs_fail "$GPUJOBS_CLUSTER-gpu-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+    fi
+    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
+        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+}
+gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
+        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+}
+gpujobs_fail() {
+    local reason
+    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
+    echo "gpujobs: $reason"
+    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    # The first job that writes a reason ends the cluster.
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+        "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
+    [ ! -s job-ids ] || xargs scancel --state=PENDING < job-ids
+}
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
+claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
+(set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
+    echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+trap gpujobs_leave EXIT
+trap 'exit 143' TERM INT USR1 USR2
+if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
+
+# --- environment ---------------------------------------------------------------------------------
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
+cd /home/ada/svd || exit 77
+export PATH=/opt/env/bin:$PATH
+export PYTHONUNBUFFERED=1
+
+# --- work ----------------------------------------------------------------------------------------
+python=/opt/env/bin/python
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+"$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
+    --gpus=2 --visible-devices=scheduler \
+    --walltime=3600 --warning=60 \
+    --start-timeout=300 --group=gpu --start-workers=1 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
+    --schemes=tls \
+    --cancel='scancel --state=PENDING' \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --run python svd.py --size 10000 &
+supervisor=$!
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
+while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
+wait "$supervisor"
+#!/bin/bash
+#SBATCH --job-name=svd-0000
+#SBATCH --output=/home/ada/.gpujobs/%x/logs/slurm-%A_%a.log
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@60
+#SBATCH --array=0-1
+#SBATCH --partition=gpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=65536M
+
+# --- this job ------------------------------------------------------------------------------------
+export GPUJOBS_CLUSTER=$SLURM_JOB_NAME
+export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
+export GPUJOBS_JOB=$((1 + SLURM_ARRAY_TASK_ID))
+GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_STARTED=$(date +%s)
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
+
+gpujobs_leave() {   # write the exit record of this job, however it ended
+    local code=$? last ids=''
+    trap '' TERM INT
+    cd "$GPUJOBS_FOLDER" || return
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
+        gpujobs_fail "$GPUJOBS_CLUSTER-prep-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+    fi
+    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
+        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+    # The head cannot cancel the waiting jobs from inside of its container.
+    [ ! -e ended ] || ids=job-ids
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < "$ids"
+}
+gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
+        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+}
+gpujobs_fail() {
+    local reason
+    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
+    echo "gpujobs: $reason"
+    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    # The first job that writes a reason ends the cluster.
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+        "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
+    [ ! -s job-ids ] || xargs scancel --state=PENDING < job-ids
+}
+# If a reply was lost, the jobs may have been submitted twice: only one job of each number does the work.
+claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
+(set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
+    echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
+rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+trap gpujobs_leave EXIT
+trap 'exit 143' TERM INT USR1 USR2
+if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
+
+# --- environment ---------------------------------------------------------------------------------
+[ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
+cd /home/ada/svd || exit 77
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE   # of the node's Python
+export PYTHONNOUSERSITE=1
+export PYTHONUNBUFFERED=1
+
+# --- container -----------------------------------------------------------------------------------
+gpujobs_stop() {
+    cd "$GPUJOBS_FOLDER" && gpujobs_fail "$GPUJOBS_CLUSTER-prep-$GPUJOBS_JOB on $GPUJOBS_HOST: $1"
+    exit 78
+}
+command -v apptainer > /dev/null ||
+    gpujobs_stop "no command apptainer, which starts the container; is a module needed in setup?"
+image=/sw/rapids-26.10.sif
+[ -e "$image" ] || gpujobs_stop "no image $image (environment.container.image)"
+scratch="${TMPDIR:-/tmp}"
+mkdir -p "$scratch"
+export TMPDIR=$scratch
+# shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
+container=(apptainer exec --bind=/scratch:/scratch --bind="$PROJECT":/project \
+        --bind=/home/ada/.gpujobs:/home/ada/.gpujobs --bind=/home/ada/svd:/home/ada/svd \
+        --bind="$scratch":"$scratch" --pwd=/home/ada/svd --no-home "$image")
+
+# --- work ----------------------------------------------------------------------------------------
+python=python3
+stopped='' supervisor=''
+trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+"${container[@]}" \
+    "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
+    --walltime=3600 --warning=60 \
+    --start-timeout=300 --group=prep --start-workers=1 \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
+    --schemes=tls \
+    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=8 \
+        --memory-limit=64GiB --dashboard-address=127.0.0.1:0 --local-directory="${TMPDIR:-/tmp}" \
+        --death-timeout=300 --no-dashboard --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+        --preload=gpujobs_injob.preload \
+    --run python svd.py --size 10000 &
+supervisor=$!
+[ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
+while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
+wait "$supervisor"
