@@ -1,6 +1,6 @@
-"""Read the history of a cluster from its folder: times of jobs, workers, and samples of GPUs.
+"""Read the history of a cluster from its folder: times of jobs, workers, GPUs and transfers.
 
-`injob.preload` and `injob.usage` write it. Times are in seconds since the epoch.
+`injob.preload`, `injob.usage` and `injob.transfers` write it. Times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..injob.folder import EVENTS
+from ..injob.folder import EVENTS, TRANSFERS
 from ..injob.usage import FOLDER
 from ..text import clean
 from .records import ClusterRecord
@@ -57,6 +57,15 @@ class GpuSamples:
 
 
 @dataclass(frozen=True)
+class Received:
+    """The bytes that a worker received from others in the ``seconds`` before ``time``."""
+
+    time: float
+    seconds: float
+    size: int
+
+
+@dataclass(frozen=True)
 class History:
     """The past of a cluster. Mappings are by the number of the job."""
 
@@ -66,6 +75,8 @@ class History:
     gpus: tuple[GpuSamples, ...] = ()
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
+    transfers: Mapping[str, tuple[Received, ...]] | None = None
+    """By the name of the worker, oldest first; None if transfers were not recorded."""
 
 
 def read_history(folder: Path) -> History:
@@ -87,7 +98,8 @@ def read_history(folder: Path) -> History:
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(str(errors[-1]))
     events = list(_lines(folder / EVENTS))
-    return History(started, ended, tuple(connections(events)), tuple(gpus), problems)
+    received = transfers(_lines(folder / TRANSFERS))
+    return History(started, ended, tuple(connections(events)), tuple(gpus), problems, received)
 
 
 def connections(events: Iterable[Mapping[str, Any]]) -> Iterator[Connection]:
@@ -101,6 +113,19 @@ def connections(events: Iterable[Mapping[str, Any]]) -> Iterator[Connection]:
             since[worker] = time
     for worker, time in since.items():
         yield Connection(worker, time)
+
+
+def transfers(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Received, ...]] | None:
+    """Return the transfers by the name of the worker; None without a line."""
+    found: dict[str, list[Received]] = {}
+    recorded = False
+    for line in lines:
+        recorded = True
+        for worker, size in line.get("received", {}).items():
+            found.setdefault(worker, []).append(Received(line["time"], line["seconds"], size))
+    if not recorded:
+        return None
+    return {worker: tuple(samples) for worker, samples in found.items()}
 
 
 def gpu_samples(job: int, node: str, lines: Iterable[Mapping[str, Any]]) -> list[GpuSamples]:

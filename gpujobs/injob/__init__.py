@@ -25,6 +25,8 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     scheduler.json dask's scheduler file
     workers.json   the registered workers, written by the dask scheduler (`preload.WorkerRegistry`)
     events.jsonl   workers that connected and disconnected, appended by the dask scheduler
+    transfers.jsonl
+                   samples of the bytes that each worker received, appended by the dask scheduler
     usage/         N-NODE.jsonl: samples of the GPUs of job N, appended by its sampler
     ended          made once, by the first process that ends the cluster: kind, exit_code, reason,
                    job, time (`folder.Ended`). Every process that finds it exits

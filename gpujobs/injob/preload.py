@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler, Worker
@@ -22,6 +21,8 @@ from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
 from .loopback import confine_if_wanted
 from .ports import limit_if_wanted
+from .threads import in_thread
+from .transfers import TransferRecorder, count_transfers
 
 _NO_CLIENTS = ("fire-and-forget", "Client-worker-")
 """Starts of names in the dask scheduler's list of clients: a dummy, and tasks that submit tasks."""
@@ -44,10 +45,12 @@ async def dask_setup(server: Scheduler | Worker) -> None:
     """Set up a worker or a dask scheduler; dask calls this when the process starts."""
     if isinstance(server, Worker):
         _report_gpu(server)
+        count_transfers(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         registry = WorkerRegistry(server, str(folder.path), os.environ.get(END_AFTER, ""))
         server.add_plugin(registry, name="gpujobs")
+        server.add_plugin(TransferRecorder(server, str(folder.path)), name="gpujobs-transfers")
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
 
@@ -113,7 +116,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     async def before_close(self) -> None:
         """Write the last state of the workers, and whether the cluster ends because it was idle."""
         if message := idle_message(self._scheduler):
-            await _in_thread(self._folder.write, IDLE, {"reason": message})
+            await in_thread(self._folder.write, IDLE, {"reason": message})
         if self._writing is not None:
             await self._writing
         with contextlib.suppress(OSError):
@@ -135,7 +138,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         log(watch.reason)
         while True:  # the disk may be full for a while
             with contextlib.suppress(OSError):
-                await _in_thread(self._folder.write, IDLE, {"reason": watch.reason})
+                await in_thread(self._folder.write, IDLE, {"reason": watch.reason})
                 return
             await asyncio.sleep(watch.interval)
 
@@ -191,21 +194,13 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "over_memory": self._over_memory,
             "ends_at": self._ends_at,
         }
-        await _in_thread(self._folder.write, "workers.json", value)
+        await in_thread(self._folder.write, "workers.json", value)
         events, self._events = self._events, []
         try:
-            await _in_thread(self._folder.append, EVENTS, events)
+            await in_thread(self._folder.append, EVENTS, events)
         except OSError:
             self._events = events + self._events  # for the next time
             raise
-
-
-async def _in_thread(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in a thread, or here if the process is ending and starts no more threads."""
-    try:
-        await asyncio.to_thread(function, *arguments)
-    except RuntimeError:
-        function(*arguments)
 
 
 def _row(state: WorkerState) -> RegisteredWorker:
