@@ -68,7 +68,7 @@ def top(cluster_id: str, interval: float, once: bool) -> None:
 @options.json_option
 def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
     """Show where the GPU hours of a cluster went."""
-    from ..clusters import handle, usage
+    from ..clusters import handle, usagejson
     from . import usage_text
 
     found = handle.ClusterHandle(cluster_id, options.open_ledger()).usage()
@@ -77,7 +77,7 @@ def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
 
         output.write_text(report_page.page(found), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(usage.usage_json(found), indent=1))
+        click.echo(json.dumps(usagejson.usage_json(found), indent=1))
     elif output is None:
         click.echo(usage_text.usage_text(found))
 

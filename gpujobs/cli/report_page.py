@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..clusters.history import GpuSamples, Sample
+from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.html import html_template
-from ..clusters.usage import JobUsage, Steps, UsageReport
-from ..text import clock_text, measured_size_text, plural
-from .usage_text import hours_text, percent_text
+from ..clusters.series import mean, shorter_samples, shorter_transfers
+from ..clusters.timeline import Phase, PhaseKind, timeline
+from ..clusters.usage import JobUsage, Steps, UsageReport, WorkerTransfers
+from ..text import clock_text, measured_size_text, plural, short_size_text
+from .usage_text import group_rows, hours_text, percent_text
 
 TEMPLATE = "report.html.j2"
 WIDTH, HEIGHT = 1000, 100
 """Size of the coordinates of a chart; a browser stretches it."""
-MOST_POINTS = 250
-"""Points of a line: more are not visible, and a job of days has thousands of samples."""
 TICKS = 4
 
 
@@ -28,6 +28,18 @@ class Bar:
     left: float
     width: float
     title: str
+    link: int | None = None
+    """Number of another job."""
+
+
+@dataclass(frozen=True)
+class TransferChart:
+    """A worker: points of an SVG line, and the figures next to it."""
+
+    name: str
+    rate: str
+    received: str
+    most: str
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,15 @@ def page(usage: UsageReport) -> str:
         facts=_facts(usage),
         plural=plural,
         axis=axis,
-        jobs=[(job, _bars(job, axis)) for job in usage.jobs],
+        groups=group_rows(usage),
+        kinds=list(PhaseKind),
+        jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
+        replaces={job.replaced_by: job.report.number for job in usage.failures},
         most_workers=most,
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
         target=_step_line(usage.targets, axis, most),
         charts=[_chart(job, gpu, axis) for job in usage.jobs for gpu in job.gpu_samples],
+        transfers=_transfer_charts(usage, axis),
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(usage.start)),
         failures=[(job, _length(axis.start, job.ended)) for job in usage.failures],
     )
@@ -90,34 +106,34 @@ def page(usage: UsageReport) -> str:
 def _facts(usage: UsageReport) -> list[tuple[str, str, str]]:
     """Return name, value and explanation of the GPU hours."""
     hours = usage.hours
-    return [
+    facts = [
         ("asked", hours_text(hours.asked), "GPUs and walltime of the jobs that started"),
         ("granted", hours_text(hours.granted), "from the start to the end of the jobs"),
         ("connected", hours_text(hours.connected), "with a connected worker"),
         ("busy", hours_text(hours.busy), f"{percent_text(hours.busy_fraction)} of the samples"),
         ("idle", hours_text(hours.idle), "sampled, and not busy"),
     ]
+    if usage.received is not None:
+        received = short_size_text(usage.received)
+        facts.append(("transfers", received, "received by workers from workers"))
+    return facts
 
 
-def _bars(job: JobUsage, axis: Axis) -> list[Bar]:
-    """Return the time of a job in the queue, without all its workers, and with them."""
-    started = job.started
-    parts = [("pending", job.submitted, started or job.until)]
-    if started is not None:
-        parts += [
-            ("starting", started, job.served or job.until),
-            ("failed" if job.failed else "running", job.served, job.until),
-        ]
-    return [
-        Bar(
-            kind,
-            axis.percent(since),
-            round(axis.percent(until) - axis.percent(since), 3),
-            f"{kind} for {clock_text(until - since)}",
-        )
-        for kind, since, until in parts
-        if since is not None and since < until
-    ]
+def _bars(usage: UsageReport, job: JobUsage, axis: Axis) -> list[Bar]:
+    """Return the time line of a job."""
+    return [_bar(job, phase, axis) for phase in timeline(usage, job)]
+
+
+def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
+    left = axis.percent(phase.since)
+    width = round(axis.percent(phase.until) - left, 3)
+    title, link = f"{phase.kind} for {clock_text(phase.seconds)}", None
+    if phase.kind is PhaseKind.FAILED:
+        title = f"{job.report.state.value}: {job.report.reason or 'unknown reason'}"
+    elif phase.kind is PhaseKind.REPLACED:
+        link = job.replaced_by
+        title = f"replaced by job {link}, which was ready after {clock_text(phase.seconds)}"
+    return Bar(phase.kind.value, left, width, title, link)
 
 
 def _length(start: float, end: float | None) -> str:
@@ -138,12 +154,14 @@ def _step_line(steps: Steps, axis: Axis, most: int) -> str:
 
 def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
     used = [sample.used for sample in gpu.samples if sample.used is not None]
-    mean = _mean(gpu.samples, lambda sample: sample.busy)
+    busy = mean(gpu.samples, lambda sample: sample.busy)
+    samples = shorter_samples(gpu.samples)
+    owner = ", ".join(job.workers_of(gpu.uuid)) or f"job {job.report.number}"
     return Chart(
-        name=f"job {job.report.number}, {gpu.node}, {gpu.uuid}",
-        busy=_line(gpu.samples, axis, lambda sample: sample.busy, 100),
-        memory=_line(gpu.samples, axis, lambda sample: sample.used, gpu.memory or 1),
-        mean=percent_text(None if mean is None else mean / 100),
+        name=f"{owner}, {gpu.node}, {gpu.uuid}",
+        busy=_line(samples, axis, lambda sample: sample.busy, 100),
+        memory=_line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
+        mean=percent_text(None if busy is None else busy / 100),
         most=_most_memory(used, gpu.memory),
     )
 
@@ -160,20 +178,45 @@ def _line(
     value: Callable[[Sample], float | None],
     most: float,
 ) -> str:
-    """Return the points of a line of mean values."""
-    size = max(1, -(-len(samples) // MOST_POINTS))
+    """Return the points of a line."""
     points = []
-    for first in range(0, len(samples), size):
-        some = samples[first : first + size]
-        mean = _mean(some, value)
-        if mean is not None:
-            y = HEIGHT * (1 - min(1.0, mean / most))
-            points.append(f"{axis.x(some[-1].time):.1f},{y:.1f}")
+    for sample in samples:
+        found = value(sample)
+        if found is not None:
+            y = HEIGHT * (1 - min(1.0, found / most))
+            points.append(f"{axis.x(sample.time):.1f},{y:.1f}")
     return " ".join(points)
 
 
-def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
-    """Return the mean, weighted by the times for which the samples stand."""
-    pairs = [(one.seconds, found) for one in samples if (found := value(one)) is not None]
-    total = sum(seconds for seconds, _ in pairs)
-    return sum(seconds * found for seconds, found in pairs) / total if total else None
+# -- transfers -------------------------------------------------------------------------------------
+def _transfer_charts(usage: UsageReport, axis: Axis) -> list[TransferChart]:
+    """Return a chart for each worker that received data; all have the same scale."""
+    workers = [one for one in usage.transfers if one.received]
+    rates = [_rate(sample) for one in workers for sample in shorter_transfers(one.samples)]
+    return [_transfer_chart(one, axis, max(rates)) for one in workers]
+
+
+def _transfer_chart(worker: WorkerTransfers, axis: Axis, most: float) -> TransferChart:
+    samples = shorter_transfers(worker.samples)
+    return TransferChart(
+        name=worker.worker,
+        rate=_rate_line(samples, axis, most),
+        received=short_size_text(worker.received),
+        most=f"{short_size_text(round(max(map(_rate, samples))))}/s",
+    )
+
+
+def _rate(sample: Received) -> float:
+    """Return bytes per second; a sample of less than a second stands for one."""
+    return sample.size / max(1.0, sample.seconds)
+
+
+def _rate_line(samples: Sequence[Received], axis: Axis, most: float) -> str:
+    """Return the points of a line that is 0 where no sample is."""
+    points = [f"0,{HEIGHT}"]
+    for sample in samples:
+        start, end = axis.x(sample.time - sample.seconds), axis.x(sample.time)
+        y = HEIGHT * (1 - _rate(sample) / most)
+        points += [f"{start:.1f},{HEIGHT}", f"{start:.1f},{y:.1f}"]
+        points += [f"{end:.1f},{y:.1f}", f"{end:.1f},{HEIGHT}"]
+    return " ".join([*points, f"{WIDTH},{HEIGHT}"])

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
+from ..clusters.timeline import Phase, PhaseKind, timeline, total
 from ..clusters.usage import JobUsage, UsageReport
-from ..text import clock_text, plural, table
+from ..text import clock_text, plural, short_size_text, table
+
+T = TypeVar("T")
+
+GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
 
 def hours_text(hours: float) -> str:
@@ -32,7 +38,26 @@ def usage_line(usage: UsageReport) -> str:
 
 def usage_text(usage: UsageReport) -> str:
     """Return the report in full."""
-    return "\n".join([*_facts(usage), "", _job_table(usage)])
+    parts = [*_facts(usage), "", _job_table(usage)]
+    if rows := group_rows(usage):
+        parts += ["", table(GROUP_HEADER, rows)]
+    return "\n".join(parts)
+
+
+def group_rows(usage: UsageReport) -> list[tuple[str, ...]]:
+    """Return the GPU hours of each group, for `GROUP_HEADER`; none if there is only one."""
+    if len(usage.group_hours) < 2:
+        return []
+    return [
+        (
+            name,
+            hours_text(hours.granted),
+            hours_text(hours.connected),
+            f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
+            hours_text(hours.idle),
+        )
+        for name, hours in usage.group_hours.items()
+    ]
 
 
 def _time(hours: float) -> tuple[str, str]:
@@ -53,33 +78,45 @@ def _facts(usage: UsageReport) -> Iterator[str]:
             yield f"  asked      {hours_text(hours.asked)} (GPUs and walltime of the started jobs)"
         yield f"  connected  {hours_text(hours.connected)} with a worker"
         yield f"  idle       {hours_text(hours.idle)} of {hours_text(hours.sampled)} sampled"
+    if usage.received is not None:
+        yield f"  transfers  {short_size_text(usage.received)} between workers"
     for problem in usage.problems:
         yield f"  note       {problem}"
 
 
 def _job_table(usage: UsageReport) -> str:
-    header = ("JOB", "ID", "STATE", "NODE", "GPUS", "PENDING", "STARTING", "RUNNING", "")
-    return table(header, [_row(job) for job in usage.jobs])
+    times = ("PENDING", "STARTING", "RUNNING", "LOST")
+    header = ["JOB", "ID", "GROUP", "STATE", "NODE", "GPUS", *times, ""]
+    rows = [_row(usage, job) for job in usage.jobs]
+    if not any(job.report.group for job in usage.jobs):
+        group = header.index("GROUP")
+        header, rows = _without(header, group), [_without(row, group) for row in rows]
+    return table(header, rows)
 
 
-def _row(job: JobUsage) -> tuple[object, ...]:
-    report, started = job.report, job.started
-    served = job.until if started is not None and job.served is None else job.served
-    return (
+def _without(cells: list[T], index: int) -> list[T]:
+    return [*cells[:index], *cells[index + 1 :]]
+
+
+def _row(usage: UsageReport, job: JobUsage) -> list[object]:
+    report, phases = job.report, timeline(usage, job)
+    kinds = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
+    return [
         report.number,
         report.id,
+        report.group or "-",
         report.state,
         report.node or "-",
         job.gpus,
-        _length(job.submitted, started or job.until),
-        _length(started, served),
-        _length(job.served, job.until),
+        *(_length(phases, kind) for kind in kinds),
         _remark(job),
-    )
+    ]
 
 
-def _length(start: float | None, end: float | None) -> str:
-    return "-" if start is None or end is None else clock_text(max(0.0, end - start))
+def _length(phases: list[Phase], kind: PhaseKind) -> str:
+    if kind not in {phase.kind for phase in phases}:
+        return "-"
+    return clock_text(total(phases, kind))
 
 
 def _remark(job: JobUsage) -> str:

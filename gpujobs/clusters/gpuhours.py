@@ -6,12 +6,12 @@ Times are in seconds since the epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from .history import Connection, GpuSamples, History
+from .history import Connection, GpuSamples, History, Received
 from .report import ClusterReport, JobPhase, JobReport
-from .usage import JobUsage, UsageReport
+from .usage import JobUsage, UsageReport, WorkerTransfers
 
 ROUNDING = 1.0
 """Seconds by which the recorded end of a job may be late."""
@@ -48,6 +48,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         until=until,
         connections=within,
         gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
+        transfers=_transfers_within(history.transfers, within),
     )
 
 
@@ -72,7 +73,7 @@ def _within(connections: Iterable[Connection], start: float, end: float) -> Iter
     for one in connections:
         since, until = max(one.since, start), min(one.until or end, end)
         if since < until:
-            yield Connection(one.worker, since, until)
+            yield replace(one, since=since, until=until)
 
 
 def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
@@ -85,6 +86,32 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
 def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
     samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
     return GpuSamples(gpu.job, gpu.node, gpu.uuid, gpu.memory, samples)
+
+
+def _transfers_within(
+    transfers: Mapping[str, Sequence[Received]] | None, connections: Sequence[Connection]
+) -> tuple[WorkerTransfers, ...] | None:
+    """Return the transfers of the connected workers, during their connections."""
+    if transfers is None:
+        return None
+    return tuple(
+        _of_worker(worker, transfers.get(worker, ()), connections)
+        for worker in sorted({one.worker for one in connections})
+    )
+
+
+def _of_worker(
+    worker: str, samples: Sequence[Received], connections: Iterable[Connection]
+) -> WorkerTransfers:
+    own = [one for one in connections if one.worker == worker]
+    within = [sample for sample in samples if any(_overlap(sample, one) for one in own)]
+    return WorkerTransfers(worker, tuple(within))
+
+
+def _overlap(sample: Received, connection: Connection) -> bool:
+    """Return whether a sample, which is rounded, contains a part of a connection."""
+    begins_before_end = sample.time - sample.seconds <= (connection.until or math.inf) + ROUNDING
+    return begins_before_end and sample.time + ROUNDING >= connection.since
 
 
 def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list[JobUsage]:

@@ -31,6 +31,8 @@ class Connection:
     worker: str
     since: float
     until: float | None = None
+    gpus: tuple[str, ...] = ()
+    """UUIDs."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,15 @@ def read_history(folder: Path) -> History:
 
 def connections(events: Iterable[Mapping[str, Any]]) -> Iterator[Connection]:
     """Yield the connections of all workers, from the events of the dask scheduler."""
-    since: dict[str, float] = {}
+    open_ones: dict[str, Connection] = {}
     for event in events:
         worker, time = str(event.get("worker", "")), float(event.get("time", 0))
-        if worker in since:  # also if it connects again without an event between
-            yield Connection(worker, since.pop(worker), time)
+        if worker in open_ones:  # also if it connects again without an event between
+            yield replace(open_ones.pop(worker), until=time)
         if event.get("event") == "connected":
-            since[worker] = time
-    for worker, time in since.items():
-        yield Connection(worker, time)
+            gpus = tuple(map(str, event.get("gpus", ())))
+            open_ones[worker] = Connection(worker, time, gpus=gpus)
+    yield from open_ones.values()
 
 
 def transfers(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Received, ...]] | None:

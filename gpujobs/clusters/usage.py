@@ -1,21 +1,34 @@
-"""Where the GPU hours of a cluster went, as numbers and as JSON; `gpuhours` makes it.
+"""Where the GPU hours of a cluster went, as numbers; `gpuhours` makes them.
 
 Times are in seconds since the epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from .history import Connection, GpuSamples
+from .history import Connection, GpuSamples, Received, Sample
 from .records import ClusterRecord
-from .report import ClusterReport, JobReport, Json
+from .report import ClusterReport, JobReport
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
 """Times, and the number from each time on."""
+
+
+@dataclass(frozen=True)
+class WorkerTransfers:
+    """The data that a worker received from other workers, oldest first."""
+
+    worker: str
+    samples: tuple[Received, ...] = ()
+
+    @property
+    def received(self) -> int:
+        """Bytes."""
+        return sum(sample.size for sample in self.samples)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class JobUsage:
     connections: tuple[Connection, ...]
     """Of its workers, within the job."""
     gpu_samples: tuple[GpuSamples, ...]
+    transfers: tuple[WorkerTransfers, ...] | None = None
+    """Of the workers that were connected; None if transfers were not recorded."""
     replaced_by: int | None = None
 
     @property
@@ -54,6 +69,26 @@ class JobUsage:
         workers = len(self.report.workers) or 1
         spans = sum((one.until or self.until) - one.since for one in self.connections)
         return spans * self.gpus / workers
+
+    @property
+    def sampled_seconds(self) -> float:
+        """GPU seconds for which it is known how busy the GPUs were."""
+        return sum(sample.seconds for sample in self._busy_samples())
+
+    @property
+    def busy_seconds(self) -> float:
+        """GPU seconds for which the GPUs were busy."""
+        return sum(sample.seconds * (sample.busy or 0) / 100 for sample in self._busy_samples())
+
+    def _busy_samples(self) -> Iterator[Sample]:
+        for gpu in self.gpu_samples:
+            yield from (sample for sample in gpu.samples if sample.busy is not None)
+
+    def workers_of(self, uuid: str) -> list[str]:
+        """Return the workers that had a GPU; none if that is not known."""
+        had = [one.worker for one in self.connections if uuid in one.gpus]
+        have = [gpu.worker for gpu in self.report.gpus if gpu.uuid == uuid]
+        return sorted({*had, *have})
 
 
 @dataclass(frozen=True)
@@ -91,21 +126,28 @@ class UsageReport:
     @cached_property
     def hours(self) -> GpuHours:
         """The GPU hours of all jobs."""
-        started = [job for job in self.jobs if job.started is not None]
-        samples = [
-            sample
-            for job in started
-            for gpu in job.gpu_samples
-            for sample in gpu.samples
-            if sample.busy is not None
-        ]
-        return GpuHours(
-            asked=sum(job.gpus * job.walltime for job in started) / HOUR,
-            granted=sum(job.gpus * job.seconds for job in started) / HOUR,
-            connected=sum(job.connected_seconds for job in started) / HOUR,
-            sampled=sum(sample.seconds for sample in samples) / HOUR,
-            busy=sum(sample.seconds * (sample.busy or 0) / 100 for sample in samples) / HOUR,
-        )
+        return _gpu_hours(self.jobs)
+
+    @cached_property
+    def group_hours(self) -> dict[str, GpuHours]:
+        """The GPU hours of each group, by its name; the head's own job has none."""
+        names = [group.name for group in self.cluster.record.groups]
+        return {
+            name: _gpu_hours([job for job in self.jobs if job.report.group == name])
+            for name in names
+        }
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that workers received from other workers; None if they were not recorded."""
+        if all(job.transfers is None for job in self.jobs):
+            return None
+        return sum(one.received for one in self.transfers)
+
+    @property
+    def transfers(self) -> list[WorkerTransfers]:
+        """Of all workers that were connected."""
+        return [one for job in self.jobs for one in job.transfers or ()]
 
     @property
     def most_gpus(self) -> int:
@@ -114,7 +156,7 @@ class UsageReport:
 
     def _gpus(self) -> Steps:
         spans = [(job.started, job.until, job.gpus) for job in self.jobs if job.started is not None]
-        return _steps(spans)
+        return steps(spans)
 
     @property
     def workers(self) -> Steps:
@@ -122,7 +164,7 @@ class UsageReport:
         spans = [
             (one.since, one.until or job.until, 1) for job in self.jobs for one in job.connections
         ]
-        return _steps(spans)
+        return steps(spans)
 
     @property
     def targets(self) -> Steps:
@@ -149,7 +191,18 @@ class UsageReport:
         return max([self.start + 1, *ends, ended.time if ended else 0.0])
 
 
-def _steps(spans: Iterable[tuple[float, float, int]]) -> Steps:
+def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:
+    started = [job for job in jobs if job.started is not None]
+    return GpuHours(
+        asked=sum(job.gpus * job.walltime for job in started) / HOUR,
+        granted=sum(job.gpus * job.seconds for job in started) / HOUR,
+        connected=sum(job.connected_seconds for job in started) / HOUR,
+        sampled=sum(job.sampled_seconds for job in started) / HOUR,
+        busy=sum(job.busy_seconds for job in started) / HOUR,
+    )
+
+
+def steps(spans: Iterable[tuple[float, float, int]]) -> Steps:
     """Return how much of all spans (start, end, number) there is over time."""
     changes: dict[float, int] = {}
     for start, end, number in spans:
@@ -170,71 +223,3 @@ def targets_of(record: ClusterRecord) -> Steps:
         current[target.group] = target.workers
         found[target.time] = sum(current.values())
     return list(found.items())
-
-
-# -- machine-readable ------------------------------------------------------------------------------
-def usage_json(usage: UsageReport) -> dict[str, Json]:
-    """Return the report as JSON; times in seconds since the epoch, memory in bytes."""
-    cluster, hours = usage.cluster, usage.hours
-    return {
-        "version": 1,
-        "id": cluster.record.id,
-        "site": cluster.record.site,
-        "state": cluster.state.value,
-        "reason": cluster.reason,
-        "start": usage.start,
-        "end": usage.end,
-        "gpu_hours": {
-            "asked": hours.asked,
-            "granted": hours.granted,
-            "connected": hours.connected,
-            "sampled": hours.sampled,
-            "busy": hours.busy,
-            "idle": hours.idle,
-        },
-        "busy": hours.busy_fraction,
-        "most_gpus": usage.most_gpus,
-        "workers": [[time, number] for time, number in usage.workers],
-        "targets": [[time, number] for time, number in usage.targets],
-        "jobs": [_job_json(job) for job in usage.jobs],
-        "failures": [job.report.number for job in usage.failures],
-        "problems": list(usage.problems),
-    }
-
-
-def _job_json(job: JobUsage) -> dict[str, Json]:
-    report = job.report
-    return {
-        "number": report.number,
-        "id": report.id,
-        "group": report.group,
-        "node": report.node,
-        "state": report.state.value,
-        "phase": report.phase.value,
-        "reason": report.reason,
-        "exit_code": report.exit_code,
-        "gpus": job.gpus,
-        "walltime": job.walltime or None,
-        "submitted": job.submitted,
-        "started": job.started,
-        "served": job.served,
-        "ended": job.ended,
-        "replaced_by": job.replaced_by,
-        "workers": [
-            {"name": one.worker, "since": one.since, "until": one.until} for one in job.connections
-        ],
-        "devices": [_gpu_json(gpu) for gpu in job.gpu_samples],
-    }
-
-
-def _gpu_json(gpu: GpuSamples) -> dict[str, Json]:
-    known = [sample for sample in gpu.samples if sample.busy is not None]
-    seconds = sum(sample.seconds for sample in known)
-    busy = sum(sample.seconds * (sample.busy or 0) / 100 for sample in known)
-    return {
-        "node": gpu.node,
-        "uuid": gpu.uuid,
-        "memory": gpu.memory,
-        "most_used": max((sample.used or 0 for sample in gpu.samples), default=None),
-        "busy": busy / seconds if seconds else None,
-    }

@@ -15,7 +15,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import add_handler
-from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker
+from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
 from .gpus import worker_gpu
 from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
@@ -34,7 +34,6 @@ _MOST_EVENTS = 50_000
 """Most lines of the file of events: a worker may restart again and again."""
 _CLOCK_TOLERANCE = 5.0
 """Seconds by which the expected end of the cluster may move before it is written again."""
-
 
 # Here, because dask calls the functions below when its processes already listen.
 limit_if_wanted()
@@ -105,7 +104,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         state = scheduler.workers[worker]
         self._seen.add(str(state.name))
         self._names[worker] = (str(state.name), state.memory_limit)
-        self._add_event(worker, "connected")
+        gpus = [gpu["uuid"] for gpu in all_gpus(state.extra.get("gpujobs"))]
+        self._add_event(worker, "connected", gpus=gpus)
         self._plan_write()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
@@ -160,11 +160,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._over_memory[name] = {"restarts": before["restarts"] + 1, "limit": limit}
         self._plan_write()
 
-    def _add_event(self, worker: str, event: str) -> None:
+    def _add_event(self, worker: str, event: str, **more: object) -> None:
         name, _ = self._names.get(worker, ("", 0))
         if name and self._event_count < _MOST_EVENTS:
             self._event_count += 1
-            line = {"time": round(time.time(), 2), "event": event, "worker": name}
+            line = {"time": round(time.time(), 2), "event": event, "worker": name, **more}
             self._events.append(json.dumps(line))
 
     def _plan_write(self) -> None:

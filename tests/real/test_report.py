@@ -17,7 +17,7 @@ import pytest
 import gpujobs
 from gpujobs.cli.report_page import page
 from gpujobs.cli.usage_text import usage_text
-from gpujobs.clusters.usage import usage_json
+from gpujobs.clusters.usagejson import usage_json
 
 from ..conftest import unavailable
 from ..support.owner import backend, make, site  # noqa: F401

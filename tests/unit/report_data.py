@@ -1,12 +1,16 @@
-"""The history of a cluster of two jobs with two GPUs each, of which one is lost and replaced."""
+"""The history of a cluster of two jobs with two GPUs each, of which one is lost and replaced.
+
+Also with groups: one of these jobs, and one of a job without a GPU.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpujobs.clusters.folderstate import ExitRecord, FolderState
 from gpujobs.clusters.gpuhours import make_usage
-from gpujobs.clusters.history import History, connections, gpu_samples
+from gpujobs.clusters.history import Connection, History, Received, connections, gpu_samples
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission, Target
 from gpujobs.clusters.usage import UsageReport
@@ -36,15 +40,42 @@ RECORD = ClusterRecord(
 WORKERS = [f"{NAME}-{job}-{gpu}" for job in range(3) for gpu in range(2)]
 
 
+GROUPED_WORKERS = [worker.replace(NAME, f"{NAME}-fit") for worker in WORKERS]
+GPUS = {f"{NAME}-{job}-{gpu}": f"GPU-{'abc'[job]}-{gpu}" for job in range(3) for gpu in range(2)}
+PREP = f"{NAME}-prep-3"
+GROUPED = replace(
+    RECORD,
+    groups=(
+        replace(RECORD.groups[0], name="fit"),
+        GroupRecord("prep", workers=1, workers_per_job=1, gpus_per_job=0, walltime=3600),
+    ),
+    submissions=(
+        *(replace(one, group="fit") for one in RECORD.submissions),
+        Submission("9", 3, 1, group="prep", time=START),
+    ),
+    targets=(),
+)
+"""The same cluster, with the jobs in a group `fit`, and a group `prep` of one CPU worker."""
+
+
 def event(hours: float, kind: str, worker: str) -> dict[str, Any]:
-    return {"time": START + hours * HOUR, "event": kind, "worker": worker}
+    found = {"time": START + hours * HOUR, "event": kind, "worker": worker}
+    return found | ({"gpus": [GPUS[worker]]} if kind == "connected" else {})
 
 
 EVENTS = [
     *(event(0.25, "connected", worker) for worker in WORKERS[:4]),
-    *(event(1.25, "disconnected", worker) for worker in WORKERS[2:4]),
+    event(1.0, "disconnected", WORKERS[2]),
+    event(1.25, "disconnected", WORKERS[3]),
     *(event(2.0, "connected", worker) for worker in WORKERS[4:]),
 ]
+
+
+def transfers() -> dict[str, tuple[Received, ...]]:
+    """The first worker receives 2 MiB/s for a minute after 1 h, the third one 1 MiB at its end."""
+    minute = [Received(START + HOUR + 15 * n, 15.0, 30 * 2**20) for n in range(1, 5)]
+    late = Received(START + 1.0 * HOUR + 20, 60.0, 2**20)
+    return {WORKERS[0]: tuple(minute), WORKERS[2]: (late,)}
 
 
 def lines(start: float, end: float, busy: tuple[int, int], uuid: str) -> list[dict[str, Any]]:
@@ -71,18 +102,37 @@ def history() -> History:
     ]
     starts = {0: START + 0.2 * HOUR, 1: START + 0.2 * HOUR, 2: START + 1.75 * HOUR}
     ends = {0: START + 3 * HOUR, 1: START + 1.25 * HOUR, 2: START + 3 * HOUR}
-    return History(starts, ends, tuple(connections(EVENTS)), tuple(gpus))
+    past = tuple(connections(EVENTS))
+    return History(starts, ends, past, tuple(gpus), transfers=transfers())
+
+
+def grouped_history() -> History:
+    """The history of `GROUPED`; job 3 runs for the first hour."""
+    past = history()
+
+    def name(worker: str) -> str:
+        return worker.replace(NAME, f"{NAME}-fit")
+
+    own = Connection(PREP, START, START + HOUR)
+    return replace(
+        past,
+        started={**past.started, 3: START},
+        ended={**past.ended, 3: START + HOUR},
+        connections=(*(replace(one, worker=name(one.worker)) for one in past.connections), own),
+        transfers={name(worker): samples for worker, samples in transfers().items()},
+    )
 
 
 def usage(past: History | None = None, record: ClusterRecord = RECORD) -> UsageReport:
     """Return the report three hours after the submission."""
     folder = FolderState(
         ended=Ended(EndKind.CLOSED, 0, time=START + 3 * HOUR),
-        seen=frozenset(WORKERS),
+        seen=frozenset((*WORKERS, *GROUPED_WORKERS)),
         exits={0: ExitRecord(0, "node1"), 1: ExitRecord(1, "node2"), 2: ExitRecord(0, "node3")},
         reasons={1: REASON},
     )
     done = JobStatus(JobState.COMPLETED)
-    answers = {JobId("7", 0): done, JobId("7", 1): JobStatus(JobState.FAILED), JobId("8"): done}
+    answers = {JobId(*job): done for job in (("7", 0), ("8",), ("9",))}
+    answers[JobId("7", 1)] = JobStatus(JobState.FAILED)
     report = judge(record, folder, answers, now=START + 3 * HOUR)
     return make_usage(report, past or history(), START + 3 * HOUR)

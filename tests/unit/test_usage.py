@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,8 @@ from gpujobs.clusters.gpuhours import make_usage
 from gpujobs.clusters.history import (
     Connection,
     History,
+    Received,
+    Sample,
     connections,
     read_history,
     read_latest,
@@ -24,7 +27,10 @@ from gpujobs.clusters.history import (
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.records import Target
 from gpujobs.clusters.report import JobPhase
-from gpujobs.clusters.usage import usage_json
+from gpujobs.clusters.series import shorter_samples, shorter_transfers
+from gpujobs.clusters.timeline import timeline
+from gpujobs.clusters.usage import UsageReport
+from gpujobs.clusters.usagejson import usage_json
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.usage import interval
@@ -32,7 +38,17 @@ from gpujobs.schedulers import JobState
 
 from ..support.cli import NVML
 from ..support.processes import stop, until
-from .report_data import HOUR, NAME, REASON, RECORD, START, history, usage
+from .report_data import (
+    GROUPED,
+    HOUR,
+    NAME,
+    REASON,
+    RECORD,
+    START,
+    grouped_history,
+    history,
+    usage,
+)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -40,7 +56,7 @@ def test_gpu_hours() -> None:
     hours = usage().hours
     assert hours.asked == 3 * 2 * 4
     assert hours.granted == pytest.approx(2 * (2.8 + 1.05 + 1.25))
-    assert hours.connected == pytest.approx(2 * (2.75 + 1.0 + 1.0))
+    assert hours.connected == pytest.approx(2 * (2.75 + 1.0) + 0.75 + 1.0)
     assert hours.sampled == pytest.approx(2 * (2.8 + 1.0 + 1.2))
     assert hours.busy == pytest.approx(2.8 * 1.5 + 1.0 * 1.0 + 1.2 * 2)
     assert hours.idle == pytest.approx(hours.sampled - hours.busy)
@@ -51,7 +67,7 @@ def test_a_job_that_failed_and_its_replacement() -> None:
     (failed,) = found.failures
     assert (failed.report.number, failed.replaced_by) == (1, 2)
     assert failed.report.reason == REASON
-    lost = [(START + 0.25 * HOUR, START + 1.25 * HOUR)] * 2
+    lost = [(START + 0.25 * HOUR, START + end * HOUR) for end in (1.0, 1.25)]
     assert [(one.since, one.until) for one in failed.connections] == lost
     assert found.jobs[2].submitted == START + 1.5 * HOUR
     assert found.jobs[2].served == START + 2 * HOUR
@@ -74,7 +90,7 @@ def test_workers_against_the_target() -> None:
     found = usage()
     assert found.targets == [(START, 2), (START + 60, 4)]
     times = [(round((time - START) / HOUR, 2), number) for time, number in found.workers]
-    assert times == [(0.25, 4), (1.25, 2), (2.0, 4), (3.0, 0)]
+    assert times == [(0.25, 4), (1.0, 3), (1.25, 2), (2.0, 4), (3.0, 0)]
     unchanged = replace(RECORD, targets=())
     assert usage(record=unchanged).targets == [(START, 4)]
 
@@ -99,6 +115,150 @@ def test_a_job_without_an_exit_record_ends_with_its_last_sign() -> None:
     assert usage(replace(past, ended=ends)).jobs[1].ended == START + 1.25 * HOUR
 
 
+def phases(found: UsageReport, number: int) -> list[tuple[str, float, float]]:
+    """Return the time line of a job, in hours since the submission."""
+    return [
+        (one.kind.value, round((one.since - START) / HOUR, 3), round((one.until - START) / HOUR, 3))
+        for one in timeline(found, found.jobs[number])
+    ]
+
+
+def test_the_time_line_of_a_lost_and_replaced_job() -> None:
+    found = usage()
+    assert phases(found, 0) == [
+        ("pending", 0, 0.2),
+        ("starting", 0.2, 0.25),
+        ("running", 0.25, 3),
+    ]
+    assert phases(found, 1) == [
+        ("pending", 0, 0.2),
+        ("starting", 0.2, 0.25),
+        ("running", 0.25, 1.0),
+        ("lost", 1.0, 1.25),
+        ("failed", 1.25, 1.25),
+        ("replaced", 1.25, 2.0),
+    ]
+    never = usage(replace(history(), connections=()))
+    assert phases(never, 1)[1:3] == [("starting", 0.2, 1.25), ("failed", 1.25, 1.25)]
+    assert usage(History()).jobs and phases(usage(History()), 0) == [("pending", 0, 3)]
+
+
+def test_the_time_line_of_a_worker_that_connects_again_or_leaves() -> None:
+    past = history()
+    again = [
+        Connection(f"{NAME}-0-0", START + HOUR / 4, START + HOUR),
+        Connection(f"{NAME}-0-0", START + 2 * HOUR, START + 2.9 * HOUR),
+        Connection(f"{NAME}-0-1", START + HOUR / 4),
+    ]
+    assert phases(usage(replace(past, connections=tuple(again))), 0)[2:] == [
+        ("running", 0.25, 1),
+        ("lost", 1, 2),
+        ("running", 2, 3),  # it leaves at 2.9 h, before its job
+    ]
+
+
+def test_transfers() -> None:
+    found = usage()
+    assert found.received == 121 * 2**20
+    sizes = [{one.worker: one.received for one in job.transfers or ()} for job in found.jobs]
+    assert sizes == [
+        {f"{NAME}-0-0": 120 * 2**20, f"{NAME}-0-1": 0},
+        {f"{NAME}-1-0": 2**20, f"{NAME}-1-1": 0},  # in the sample after it was lost
+        {f"{NAME}-2-0": 0, f"{NAME}-2-1": 0},
+    ]
+    assert "  transfers  121MiB between workers\n" in usage_text(found)
+    text = page(found)
+    assert text.count('<figure class="transfers">') == 2
+    assert f"{NAME}-0-0: 120MiB, up to 2MiB/s" in text
+    x, start = 1000 / 3, f"{1000 / 3:.1f}"  # 1 h of 3 h; a square of a minute
+    line = re.search(r'class="rate-line" points="([^"]*)"', text)
+    assert line and line[1].startswith(f"0,100 {start},100 {start},0.0 ")
+    assert line[1].endswith(f" {x + 1000 / 180:.1f},100 1000,100")
+
+
+def test_a_folder_without_transfers_still_has_a_report() -> None:
+    found = usage(replace(history(), transfers=None))
+    assert found.received is None and usage_json(found)["received"] is None
+    assert "transfers" not in usage_text(found) and "<h2>Transfers" not in page(found)
+    nothing = usage(replace(history(), transfers={}))
+    assert nothing.received == 0 and "  transfers  0B between workers" in usage_text(nothing)
+
+
+def test_long_series_become_short() -> None:
+    transfers = [Received(float(n), 1.0, n) for n in range(1, 1001)]
+    short = shorter_transfers(transfers)
+    assert len(short) == 250 and sum(one.size for one in short) == 500_500
+    assert short[0] == Received(4.0, 4.0, 10)
+    samples = [Sample(float(n), 1.0, n % 4 * 10, None) for n in range(1, 1001)]
+    assert shorter_samples(samples)[0] == Sample(4.0, 4.0, 15, None)
+    assert len(shorter_samples(samples[:251])) <= 250
+    assert shorter_samples(samples[:250]) == samples[:250]
+
+
+def test_groups() -> None:
+    found = usage(grouped_history(), GROUPED)
+    assert {name: round(hours.granted, 2) for name, hours in found.group_hours.items()} == {
+        "fit": 10.2,
+        "prep": 0,
+    }
+    fit, prep = usage_json(found)["groups"]
+    assert fit["name"] == "fit" and fit["busy"] == pytest.approx(0.76)
+    assert fit["gpu_hours"]["granted"] == pytest.approx(10.2)
+    assert prep["name"] == "prep" and prep["busy"] is None
+    text = usage_text(found)
+    assert re.search(r"^JOB +ID +GROUP +STATE", text, re.M)
+    assert re.search(r"^3 +9 +prep +COMPLETED", text, re.M)
+    assert re.search(r"^fit +10.2 GPU h +.* 76 %", text, re.M)
+    html = page(found)
+    assert "3: 9, group prep" in html and '<table id="groups">' in html
+    assert "GROUP" not in usage_text(usage()) and '<table id="groups">' not in page(usage())
+
+
+def test_gpus_have_their_workers() -> None:
+    jobs = usage_json(usage())["jobs"]
+    assert [gpu["workers"] for gpu in jobs[1]["devices"]] == [[f"{NAME}-1-0"], [f"{NAME}-1-1"]]
+    assert f"{NAME}-1-1, node2, GPU-b-1: 50 % busy" in page(usage())
+    old = replace(history(), connections=tuple(replace(c, gpus=()) for c in history().connections))
+    jobs = usage_json(usage(old))["jobs"]
+    assert [gpu["workers"] for gpu in jobs[1]["devices"]] == [[], []]
+    assert "job 1, node2, GPU-b-1: 50 % busy" in page(usage(old))
+
+
+def test_json_has_the_series_of_the_page() -> None:
+    found = json.loads(json.dumps(usage_json(usage())))
+    device = found["jobs"][0]["devices"][1]
+    assert len(device["samples"]) == 28
+    assert device["samples"][0] == [START + 0.3 * HOUR, 360, 50, 2**32 + 2**27]
+    (own, _) = found["jobs"][0]["transfers"]
+    assert own["worker"] == f"{NAME}-0-0" and own["received"] == 120 * 2**20
+    assert own["samples"][0] == [START + HOUR + 15, 15, 30 * 2**20]
+    assert found["received"] == 121 * 2**20
+    assert found["jobs"][1]["timeline"][-1] == {
+        "kind": "replaced",
+        "since": START + 1.25 * HOUR,
+        "until": START + 2 * HOUR,
+    }
+
+
+def bar(text: str, number: int, kind: str) -> str:
+    """Return a bar of a job in the page."""
+    row = text.split(f'id="job-{number}"')[1].split('<div class="row"')[0]
+    found = re.search(rf'<(?:span|a) class="{kind}"[^>]*>', row)
+    assert found, row
+    return found[0]
+
+
+def test_the_bars_of_a_lost_and_replaced_job() -> None:
+    text = page(usage())
+    lost, failed, replaced = (bar(text, 1, kind) for kind in ("lost", "failed", "replaced"))
+    assert "left:33.333%;width:8.334%" in lost and 'title="lost for 15:00"' in lost
+    assert "width:0.0%" in failed and "FAILED: &lt;script&gt;" in failed
+    assert 'href="#job-2"' in replaced and "replaced by job 2" in replaced
+    assert 'replaced by <a href="#job-2">job 2</a>' in text
+    assert 'replaces <a href="#job-1">job 1</a>' in text
+    assert 'class="lost"' not in text.split('id="job-2"')[1]
+
+
 def test_json_has_the_numbers() -> None:
     found = json.loads(json.dumps(usage_json(usage())))
     assert found["version"] == 1 and found["id"] == NAME
@@ -116,12 +276,15 @@ def test_text_names_the_replacement() -> None:
 # -- history ---------------------------------------------------------------------------------------
 def test_connections_of_a_worker_that_comes_again() -> None:
     events = [
-        {"time": 1, "event": "connected", "worker": "a"},
+        {"time": 1, "event": "connected", "worker": "a", "gpus": ["GPU-a"]},
         {"time": 2, "event": "disconnected", "worker": "a"},
         {"time": 3, "event": "connected", "worker": "a"},
         {"time": 4, "event": "disconnected", "worker": "b"},
     ]
-    assert list(connections(events)) == [Connection("a", 1, 2), Connection("a", 3, None)]
+    assert list(connections(events)) == [
+        Connection("a", 1, 2, ("GPU-a",)),
+        Connection("a", 3, None),
+    ]
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
