@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,12 +18,15 @@ import pytest
 import gpujobs
 from gpujobs.cli.report_page import page
 from gpujobs.cli.usage_text import usage_text
+from gpujobs.clusters.timeline import timeline
 from gpujobs.clusters.usagejson import usage_json
 
 from ..conftest import unavailable
+from ..support.browser import Browser, open_browser
+from ..support.cli import Cli
 from ..support.owner import backend, make, site  # noqa: F401
 from ..support.processes import patience, processes_with, until
-from ..unit.report_data import NAME, usage
+from ..unit.report_data import GROUPED, NAME, grouped_history, usage
 
 
 @pytest.mark.slurm
@@ -62,7 +66,98 @@ def test_a_failed_and_replaced_worker(make: Callable[..., Any]) -> None:
     assert found.hours.busy < found.hours.granted
     assert usage_json(found)["failures"] == [1]
     assert "replaced by job 2" in usage_text(found)
-    assert failed.report.reason in page(found).replace("&#39;", "'")
+    html = page(found).replace("&#39;", "'")
+    assert failed.report.reason in html
+    assert '<td class="short"><a href="#job-2">job 2</a></td>' in html  # replaced by
+    assert bar_of(html, 1, "failed") and 'href="#job-2"' in bar_of(html, 1, "replaced")
+    assert "lost" in {phase.kind for phase in timeline(found, failed)}
+    assert bar_of(html, 1, "lost") and not bar_of(html, 2, "failed")
+    assert failed.workers_of(failed.gpu_samples[0].uuid) == [f"{cluster.id}-1"]
+
+
+def bar_of(html: str, number: int, kind: str) -> str:
+    """Return the bar of a job in the page; "" if there is none."""
+    row = html.split(f'id="job-{number}"')[1].split('<div class="row"')[0]
+    found = re.search(rf'<(?:span|a) class="{kind}"[^>]*>', row)
+    return found[0] if found else ""
+
+
+# -- the command line ------------------------------------------------------------------------------
+MOVE = """
+import time
+from pathlib import Path
+from distributed import Client
+
+if __name__ == "__main__":
+    with Client() as client:
+        client.wait_for_workers(2)
+        first, second = sorted(info["name"] for info in client.scheduler_info(n_workers=-1)["workers"].values())
+        data = client.submit(bytes, 10_000_000, workers=[first])
+        print(client.submit(len, data, workers=[second]).result(), flush=True)
+        while not Path("continue").exists():
+            time.sleep(0.2)
+"""
+
+
+@pytest.mark.slurm
+def test_the_commands(cli: Cli) -> None:
+    """`report`, its page and its JSON, the last line of `submit --wait`, and a column of `status`."""
+    profile = {
+        "gpus": 2,
+        "gpus_per_job": 1,
+        "env": {"FAKE_NVML_UTILIZATION": "80"},
+        "run": ["python", "move.py"],
+    }
+    cli.write("move.py", MOVE)
+    waiting = cli.start("submit", "--wait", str(cli.write("p.yaml", profile)))
+    try:
+        assert waiting.stdout
+        cluster = waiting.stdout.readline().strip()
+        until(lambda: report_json(cli, cluster)["received"], 60, "transfers", every=1)
+        until(lambda: busy_column(cli, cluster) == ["80 %"] * 2, 30, "samples in status", every=1)
+        running = report_json(cli, cluster)
+        assert running["state"] == "RUNNING" and running["received"] >= 10_000_000
+        cli.write("continue", "")
+        _, messages = waiting.communicate(timeout=patience(60))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(waiting.pid, signal.SIGKILL)
+        waiting.communicate()
+    assert waiting.returncode == 0, messages
+    assert re.search(r"2 GPUs x \d+ \w+ = \d+ GPU \w+, 80 % busy", messages.splitlines()[-1])
+
+    found = report_json(cli, cluster)
+    assert found["state"] == "DONE" and found["busy"] == pytest.approx(0.8)
+    assert found["gpu_hours"]["granted"] >= found["gpu_hours"]["busy"] > 0
+    sizes = {one["worker"]: one["received"] for job in found["jobs"] for one in job["transfers"]}
+    assert sizes == {f"{cluster}-0": 0, f"{cluster}-1": running["received"]}
+    owners = [gpu["workers"] for job in found["jobs"] for gpu in job["devices"]]
+    assert owners == [[f"{cluster}-0"], [f"{cluster}-1"]]
+    assert all(gpu["samples"] for job in found["jobs"] for gpu in job["devices"])
+    for job in found["jobs"]:
+        assert [one["kind"] for one in job["timeline"]][-1] == "running", job["timeline"]
+
+    text = cli("report", cluster).stdout
+    assert f"{cluster} on here: DONE" in text and "80 % busy" in text
+    assert "transfers  9.54MiB between workers" in text
+    done = cli("report", cluster, "-o", "report.html")
+    assert done.returncode == 0 and not done.stdout, done.stderr
+    html = (cli.work / "report.html").read_text()
+    assert f"{cluster}-1: 9.54MiB, up to" in html and html.count('<figure class="gpu">') == 2
+
+
+def report_json(cli: Cli, cluster: str) -> dict[str, Any]:
+    done = cli("report", cluster, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def busy_column(cli: Cli, cluster: str) -> list[str]:
+    """Return how busy the GPUs are in the text of `gpujobs status`."""
+    _, _, gpus = cli("status", cluster).stdout.partition("UUID")
+    assert not gpus or "BUSY" in gpus.splitlines()[0]
+    return re.findall(r"\d+ %", gpus)
 
 
 # -- in a browser ----------------------------------------------------------------------------------
@@ -116,17 +211,45 @@ def test_a_request_and_a_console_message_are_noticed(
     assert "CONSOLE" in done.stderr and requests_of_pages(log)
 
 
-@pytest.mark.parametrize("width", [400, 1600])
-def test_screenshots_differ_between_light_and_dark(
-    browser: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, width: int
-) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(page(usage()), encoding="utf-8")
-    images = []
-    for scheme in (0, 1):  # of Blink: dark, light
-        image = tmp_path / f"{scheme}.png"
-        setting = f"--blink-settings=preferredColorScheme={scheme}"
-        done = browser(path, setting, f"--window-size={width},1000", f"--screenshot={image}")
-        assert done.returncode == 0 and image.exists(), done.stderr
-        images.append(image.read_bytes())
-    assert images[0] != images[1]
+OVERFLOWING = """
+[document.scrollingElement, ...document.querySelectorAll('body *:not(svg *):not(.track *)')]
+.filter(e => getComputedStyle(e).display !== 'inline' && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+.map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} > ${e.clientWidth}`)
+"""
+"""Elements whose content does not fit their width."""
+BRIGHT = "getComputedStyle(document.body).backgroundColor"
+
+
+def test_the_page_fits_wide_and_narrow_windows_light_and_dark(tmp_path: Path) -> None:
+    if not shutil.which("chromium"):
+        unavailable("chromium", "it is not installed")
+    pages = {"plain.html": page(usage()), "groups.html": page(usage(grouped_history(), GROUPED))}
+    with open_browser(tmp_path / "browser") as browser:
+        for name, text in pages.items():
+            path = tmp_path / name
+            path.write_text(text, encoding="utf-8")
+            browser.open(path.as_uri())
+            browser.wait_for(lambda text: "GPU hours" in text, 20, "report")
+            for width in (400, 1600):
+                for dark, background in ((False, "rgb(255, 255, 255)"), (True, "rgb(13, 17, 23)")):
+                    browser.look(width, 1000, dark=dark)
+                    assert browser.evaluate(BRIGHT) == background
+                    assert browser.evaluate("innerWidth") == width
+                    assert browser.evaluate(OVERFLOWING) == [], (name, width, dark)
+                    check_bars(browser)
+
+
+BARS = """
+[...document.querySelectorAll('.track > *')].map(e => [
+    e.className, e.getBoundingClientRect().width,
+    e.getBoundingClientRect().left - e.parentElement.getBoundingClientRect().left,
+    e.parentElement.getBoundingClientRect().right - e.getBoundingClientRect().right,
+])
+"""
+
+
+def check_bars(browser: Browser) -> None:
+    """Fail if a bar cannot be seen: too narrow, or outside its track."""
+    bars = browser.evaluate(BARS)
+    assert {kind for kind, *_ in bars} >= {"pending", "running", "lost", "failed", "replaced"}
+    assert not [bar for bar in bars if bar[1] < 1.9 or bar[2] < -0.1 or bar[3] < -2.1]
