@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ..clusters.timeline import Phase, PhaseKind, timeline, total
-from ..clusters.usage import JobUsage, UsageReport
+from ..clusters.usage import GpuHours, JobUsage, UsageReport
 from ..text import clock_text, plural, short_size_text, table
 
 T = TypeVar("T")
@@ -48,16 +48,19 @@ def group_rows(usage: UsageReport) -> list[tuple[str, ...]]:
     """Return the GPU hours of each group, for `GROUP_HEADER`; none if there is only one."""
     if len(usage.group_hours) < 2:
         return []
-    return [
-        (
-            name,
-            hours_text(hours.granted),
-            hours_text(hours.connected),
-            f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
-            hours_text(hours.idle),
-        )
-        for name, hours in usage.group_hours.items()
-    ]
+    return [_group_row(name, hours) for name, hours in usage.group_hours.items()]
+
+
+def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
+    if not hours.granted:
+        return (name, "-", "-", "-", "-")
+    return (
+        name,
+        hours_text(hours.granted),
+        hours_text(hours.connected),
+        f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
+        hours_text(hours.idle),
+    )
 
 
 def _time(hours: float) -> tuple[str, str]:
