@@ -15,13 +15,8 @@ from .document import Document, Loc
 from .model import build
 from .profile import Profile
 from .site import Site
-from .sitefiles import (
-    NoSuchSiteError,
-    SiteFile,
-    load_site,
-    site_of_this_host,
-    working_folder,
-)
+from .sitefiles import NoSuchSiteError, SiteFile, load_site, working_folder
+from .thishost import site_of_this_host
 from .workers import Workers
 from .yamlfile import parse_value, read
 

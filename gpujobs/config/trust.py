@@ -6,41 +6,109 @@ import grp
 import os
 import pwd
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
 
 _ROOT = 0
+_TOP = Path("/")
+_ACL = "system.posix_acl_access"
 
 
-def check_writers(path: Path) -> None:
-    """Check that no other user could have written the file ``path``.
+def check_writers(path: Path, folder: Path, *, alternative: str = "") -> None:
+    """Check that no other user could have written or replaced the file ``path``.
 
-    Root and the owner of its folder may. It may be a link: the file itself and both
-    folders count. Raises InputError.
+    The file, each link and each folder on the way from ``/`` to it may belong to root, to the user
+    and to the owner of ``folder``, the one of the search path in which it was found. Others may
+    not write them, unless a folder is sticky and its entry belongs to root, the user or the
+    folder's owner. Raises InputError; ``alternative`` is the end of its hint.
     """
-    target = path.resolve()
-    for place in dict.fromkeys((target, target.parent, path.parent)):
-        if who := _other_writers(place.stat()):
-            raise _refusal(path, f"{place} is writable by {who}", f"chmod go-w {place}")
-    owner = target.stat().st_uid
-    if owner not in (_ROOT, os.getuid(), target.parent.stat().st_uid):
-        raise _refusal(path, f"{target} belongs to {_user(owner)}", "copy it")
+    try:
+        path.stat()  # fails if links form a cycle; mounts what is mounted on demand
+        _check(path, _root_and_user() | {folder.stat().st_uid}, alternative)
+    except OSError as error:
+        raise InputError(f"{path} is not used: {error.strerror}: {error.filename}") from None
 
 
-def _refusal(path: Path, reason: str, cure: str) -> InputError:
-    hint = f"{cure}, or give the file's path to --site if you trust it"
-    return InputError(f"{path} is not used: {reason}", hint=hint)
+def _check(path: Path, trusted: frozenset[int], alternative: str) -> None:
+    for place in _places(path.absolute()):
+        status = place.lstat()
+        reason = ""
+        if status.st_uid not in _owners_in(place.parent, trusted):
+            reason = f"belongs to {_user(status.st_uid)}"
+        elif not _is_sticky(status) and (who := _other_writers(place, status)):
+            reason = f"is writable by {who}"
+        if reason:
+            hint = f"{_cure(place, status)}{alternative}"
+            raise InputError(f"{path} is not used: {place} {reason}", hint=hint)
 
 
-def _other_writers(status: os.stat_result) -> str:
-    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
-        return ""  # others cannot replace what is in it
+def _places(path: Path) -> Iterator[Path]:
+    """Yield ``/`` and each folder, link and file on the way of ``path``; no link is above one."""
+    place, steps = _TOP, list(reversed(path.parts[1:]))
+    yield place
+    while steps:
+        step = steps.pop()
+        if step == "..":
+            place = place.parent
+            continue
+        entry = place / step
+        yield entry
+        if not entry.is_symlink():
+            place = entry
+            continue
+        target = entry.readlink()
+        if target.is_absolute():
+            place = _TOP
+        steps += reversed([part for part in target.parts if part != "/"])
+
+
+def _root_and_user() -> frozenset[int]:
+    # In a user namespace that lacks root, the owner of / is the number that stands for root.
+    return frozenset((_ROOT, _TOP.stat().st_uid, os.getuid()))
+
+
+def _owners_in(folder: Path, trusted: frozenset[int]) -> frozenset[int]:
+    """Return who may own the entries of ``folder``.
+
+    In a folder that others can write, the owner of the folder of sites is not trusted: it is
+    whoever was the first to make it there.
+    """
+    status = folder.stat()
+    if _other_writers(folder, status):
+        return _root_and_user() | {status.st_uid}
+    return trusted
+
+
+def _is_sticky(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+
+
+def _other_writers(place: Path, status: os.stat_result) -> str:
+    """Return who can write ``place`` besides its owner and administrators, "" if there is none."""
+    if stat.S_ISLNK(status.st_mode):
+        return ""
     if status.st_mode & stat.S_IWOTH:
         return "all users"
-    if not status.st_mode & stat.S_IWGRP or status.st_uid == _ROOT:
+    if not status.st_mode & stat.S_IWGRP:
         return ""
-    return "" if _is_private(status.st_gid, status.st_uid) else f"group {_group(status.st_gid)}"
+    if _has_acl(place):  # the bits of the group are then the most that any of its entries allows
+        return "users or groups of its access control list"
+    group = status.st_gid
+    if status.st_uid == _ROOT and group not in (os.getgid(), *os.getgroups()):
+        return ""  # root has chosen the group: it is one of administrators
+    return "" if _is_private(group, status.st_uid) else f"group {_group(group)}"
+
+
+def _has_acl(place: Path) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        return bool(os.getxattr(place, _ACL))
+    except OSError:  # no list, or a file system without them
+        return False
 
 
 def _is_private(group: int, user: int) -> bool:
@@ -50,6 +118,12 @@ def _is_private(group: int, user: int) -> bool:
     except KeyError:
         return group == user
     return entry.gr_name == name and set(entry.gr_mem) <= {name}
+
+
+def _cure(place: Path, status: os.stat_result) -> str:
+    if status.st_uid == os.getuid():
+        return f"chmod go-w {place}"
+    return "copy the file to a folder that only you can write"
 
 
 def _user(number: int) -> str:

@@ -16,8 +16,9 @@ from ..config.document import Document, Loc
 from ..config.fields import positive
 from ..config.model import build
 from ..config.site import Site
-from ..config.sitefiles import NoSiteHereError, SiteFile
+from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
+from ..config.thishost import NoSiteHereError
 from ..errors import InputError, Position, Problem
 from ..injob.size import WorkerSize
 from .conversions import Setting, job_settings

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import (
     ChoiceLoader,
+    Environment,
     FileSystemLoader,
     PrefixLoader,
     StrictUndefined,
@@ -38,11 +39,9 @@ def load_template(name: str, site_folder: Path | None) -> Template:
 
     The site's may extend ``gpujobs/NAME.sh.j2`` and override its blocks.
     """
-    if site_folder in site_folders():
-        for path in (site_folder / "templates").glob("*.j2"):
-            check_writers(path)
+    searched = site_folder in site_folders()
     try:
-        return _environment(site_folder).get_template(f"{name}{SUFFIX}")
+        return _environment(site_folder, searched).get_template(f"{name}{SUFFIX}")
     except TemplateNotFound:
         folder = site_folder or "SITE_FOLDER"
         hint = f"write {folder}/templates/{name}{SUFFIX}"
@@ -61,11 +60,38 @@ def fill(template: Template, context: Mapping[str, object]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
+class _CheckedLoader(FileSystemLoader):
+    """Templates, and files that they include, in a folder of the search path."""
+
+    def __init__(self, site_folder: Path) -> None:
+        super().__init__(site_folder / "templates")
+        self._site_folder = site_folder
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        """Return the source. InputError if other users could have written it."""
+        source = super().get_source(environment, template)
+        check_writers(Path(source[1]), self._site_folder)
+        return source
+
+
+def _own_loaders(site_folder: Path | None, searched: bool) -> list[FileSystemLoader]:
+    if site_folder is None:
+        return []
+    if searched:
+        return [_CheckedLoader(site_folder)]
+    return [FileSystemLoader(site_folder / "templates")]
+
+
 @lru_cache(maxsize=8)
-def _environment(site_folder: Path | None) -> ImmutableSandboxedEnvironment:
-    """Return the environment. It keeps compiled templates until their files change."""
+def _environment(site_folder: Path | None, searched: bool) -> ImmutableSandboxedEnvironment:
+    """Return the environment. It keeps compiled templates until their files change.
+
+    ``searched``: the site's folder is one of the search path.
+    """
     ours = FileSystemLoader(data_folder("templates"))
-    own = [FileSystemLoader(site_folder / "templates")] if site_folder else []
+    own = _own_loaders(site_folder, searched)
     environment = ImmutableSandboxedEnvironment(
         loader=ChoiceLoader([*own, ours, PrefixLoader({"gpujobs": ours})]),
         undefined=StrictUndefined,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ..support.cli import ORDINARY_USER, Cli
+from ..support.cli import ORDINARY_USER, Cli, text_of
 from ..support.processes import processes_with
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -116,3 +117,73 @@ def test_a_hostile_profile_does_nothing_before_it_is_submitted(owner: Cli, home:
     path = str(owner.write("q.yaml", f"gpus: !!python/object/apply:os.system ['{touch}']\n"))
     assert owner("plan", path).returncode == 2
     assert not mark.exists()
+
+
+GOOD = {"description": "x", "scheduler": "local", "queues": {"local": {}}}
+PLANT = """
+import json, os, sys
+from pathlib import Path
+
+folder, mark, attack = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+sites = folder / "sites"
+hostile = {"description": "x", "scheduler": "local", "queues": {"local": {}}, "setup": f"touch {mark}"}
+text = json.dumps(hostile)
+if attack == "file":
+    (sites / "here.yaml").write_text(text)
+elif attack == "link":
+    evil = folder / "evil"
+    evil.mkdir()
+    (evil / "here.yaml").write_text(text)
+    (sites / "here.yaml").symlink_to(evil / "here.yaml")
+elif attack == "replace":
+    sites.rename(folder / "old")
+    sites.mkdir(mode=0o755)
+    (sites / "here.yaml").write_text(text)
+elif attack == "group":
+    (sites / "here.yaml").unlink()
+    (sites / "here.yaml").write_text(text)
+elif attack == "templates":
+    (sites / "templates").mkdir()
+    lines = '{% extends "gpujobs/local.sh.j2" %}{% block epilogue %}touch MARK{% endblock %}'
+    (sites / "templates" / "local.sh.j2").write_text(lines.replace("MARK", mark))
+"""
+
+
+@pytest.mark.parametrize(
+    ("attack", "owner_of_sites", "mode", "has_file"),
+    [
+        ("file", "root", 0o1777, False),
+        ("link", "root", 0o1777, False),
+        ("replace", ORDINARY_USER, 0o755, True),
+        ("group", ORDINARY_USER, 0o775, True),
+        ("templates", "root", 0o1777, True),
+    ],
+)
+def test_a_hostile_site(
+    owner: Cli, home: Path, attack: str, owner_of_sites: str, mode: int, has_file: bool
+) -> None:
+    """A user has a folder in the search path in which, or above which, another user can write."""
+    open_folder = home.with_name(f"{home.name}-open")
+    sites, mark = open_folder / "sites", home / "work" / "mark"
+    sites.mkdir(parents=True)
+    if has_file:
+        (sites / "here.yaml").write_text(text_of(GOOD))
+    shutil.chown(sites, owner_of_sites, OTHER)
+    sites.chmod(mode)
+    environ = {"GPUJOBS_SITE": "here", "GPUJOBS_SITE_PATH": str(sites)}
+    profile = str(owner.write("p.yaml", {"gpus": 0, "workers": {"count": 1}}))
+    if has_file and mode != 0o775:
+        done = owner("plan", profile, **environ)
+        assert done.returncode == 0, done.stderr
+    open_folder.chmod(0o777)
+    other = Cli(home.with_name(f"{home.name}-other"), {}, OTHER)
+    planted = other.python_run(PLANT, str(open_folder), str(mark), attack)
+    assert planted.returncode == 0, planted.stderr
+    if attack != "replace":
+        open_folder.chmod(0o755)
+    for command in ("render", "submit"):  # `plan` reads no templates
+        done = owner(command, profile, **environ)
+        assert done.returncode == 2 and " is not used: " in done.stderr, done
+        assert f"user {OTHER}" in done.stderr or "is writable by" in done.stderr
+    assert not mark.exists()
+    shutil.rmtree(open_folder)
