@@ -48,7 +48,8 @@ class Entry:
             "memory_per_node": size_text(memory) if memory else None,
             "nodes": self.nodes or None,
             "exclusive": "true" if queue.exclusive else None,
-            "max_walltime": walltime_text(queue.max_walltime) if queue.max_walltime else None,
+            "max_walltime": _time(queue.max_walltime),
+            "min_walltime": _time(queue.min_walltime),
             "max_nodes": queue.max_nodes,
             "min_nodes": queue.min_nodes,
             "max_gpus_per_user": queue.gpus_of_user(self.gpu_type) if self.gpus else None,
@@ -185,6 +186,11 @@ def _key(queue: str, gpus: int, gpu_type: str, shapes: Sequence[tuple[int, str]]
     if len(shapes) == 1:
         return queue
     return f"{queue}-{gpu_type}x{gpus}" if gpus else f"{queue}-cpu"
+
+
+def _time(seconds: int | None) -> str | None:
+    """Return a limit as YAML; None if there is none."""
+    return walltime_text(seconds) if seconds else None
 
 
 def _word(text: str) -> str:

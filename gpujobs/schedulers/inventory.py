@@ -43,7 +43,10 @@ class LiveQueue:
     """In seconds."""
     max_nodes: int | None = None
     min_nodes: int | None = None
+    min_walltime: int | None = None
+    """In seconds."""
     exclusive: bool = False
+    """Whether each job gets whole nodes, whether it asks for them or not."""
     open: bool = True
     user_gpus: Mapping[str, int] = field(default_factory=dict)
     """The most GPUs of one user, by type; "" for GPUs of any type."""
@@ -64,7 +67,7 @@ class Survey:
     accounts: tuple[str, ...] = ()
     """Accounts of this user."""
     account_required: bool | None = None
-    """None if it is not known."""
+    """Whether jobs need an account, their own or the user's default one; None: not known."""
     request: tuple[str, ...] = ()
     """`request` of the site file, if the built-in one is not enough."""
     cpu_request: tuple[str, ...] = ()
@@ -72,7 +75,7 @@ class Survey:
     """`visible_devices` as YAML; "" if it is not known."""
     parallel_environments: tuple[str, ...] | None = None
     """Names that ``-pe`` may have; None if there is no such thing."""
-    complexes: tuple[str, ...] | None = None
+    resources: tuple[str, ...] | None = None
     """Resources that ``-l`` may have; None if they are not reported."""
     comments: tuple[str, ...] = ()
     """Facts for the administrator."""

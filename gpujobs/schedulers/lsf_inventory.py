@@ -154,7 +154,6 @@ def _queue(text: str) -> LiveQueue:
     return LiveQueue(
         text.split()[0],
         max_walltime=int(float(limit[1]) * 60) if limit else None,
-        exclusive="EXCLUSIVE" in text and "Y" in text.split("EXCLUSIVE", 1)[1][:6],
         open=bool(status and status.groups() == ("Open", "Active")),
     )
 

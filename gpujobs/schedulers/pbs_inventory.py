@@ -22,6 +22,13 @@ from .jobs import CommandResult
 
 _GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
 """Resources that sites use for the type of the GPUs."""
+_RESOURCES = (
+    "accelerator", "accelerator_memory", "accelerator_model", "aoe", "arch", "cput", "eoe", "file",
+    "hbmem", "host", "max_walltime", "mem", "min_walltime", "mpiprocs", "naccelerators", "ncpus",
+    "nice", "nodes", "ompthreads", "pcput", "place", "pmem", "preempt_targets", "pvmem", "select",
+    "site", "soft_walltime", "software", "vmem", "vnode", "vntype", "walltime",
+)  # fmt: skip
+"""Resources of PBS itself, which qmgr does not list."""
 
 
 class PBSInventory(Inventory):
@@ -52,8 +59,19 @@ class PBSInventory(Inventory):
             nodes=tuple(nodes),
             max_array_size=size,
             request=_typed_request(nodes, _type_resources(_table(stdout, "nodes"))),
+            resources=_own_resources(ask(["qmgr", "-c", "list resource"])),
             comments=tuple(_type_comments(nodes)),
         )
+
+    def unknown(self, line: str, survey: Survey) -> str:
+        """Return which resource of the directive ``line`` the server does not know."""
+        if survey.resources is None:
+            return ""
+        known = {*_RESOURCES, *survey.resources}
+        unknown = (name for name in _requested(line) if "{" not in name and name not in known)
+        if name := next(unknown, ""):
+            return f"there is no resource {name} (qmgr -c 'list resource')"
+        return ""
 
 
 class TorqueInventory(Inventory):
@@ -104,6 +122,23 @@ def _section(fields: Mapping[str, object], name: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
+def _own_resources(stdout: str) -> tuple[str, ...] | None:
+    """Return the site's resources; None if there are none, as qmgr may not be for users."""
+    return tuple(re.findall(r"^Resource (\S+)", stdout, re.M)) or None
+
+
+def _requested(line: str) -> Iterator[str]:
+    """Yield the resources in ``-l select=2:ncpus=4:gpu_type={gpu_type}+1:mem=4gb,walltime=1:0``."""
+    text = re.sub(r"\{(\w+):\w+\}", r"{\1}", line)  # without colons of units
+    for values in re.findall(r"-l\s*(\S+)", text):
+        for item in values.split(","):
+            name, _, value = item.partition("=")
+            yield name
+            if name == "select":
+                parts = (part for chunk in value.split("+") for part in chunk.split(":"))
+                yield from (part.partition("=")[0] for part in parts if "=" in part)
+
+
 def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
     has, used = _section(fields, "resources_available"), _section(fields, "resources_assigned")
     usable = fields.get("state") in ("free", "job-busy", "<various>")
@@ -134,6 +169,7 @@ def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
         max_walltime=clock_seconds(str(most.get("walltime", ""))),
         max_nodes=_number(most, "nodect") or None,
         min_nodes=_number(fewest, "nodect") or None,
+        min_walltime=clock_seconds(str(fewest.get("walltime", ""))),
         user_gpus=_user_gpus(fields, user),
         open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
     )

@@ -74,22 +74,21 @@ class GridEngineInventory(Inventory):
             cpu_request=_request("", kinds, rules),
             visible_devices=_visible_devices(ask, gpu, kinds, [config, *queues.values()]),
             parallel_environments=tuple(environments),
-            complexes=tuple(kinds),
+            resources=tuple(kinds),
             comments=tuple(_comments(gpu, kinds, rules)),
         )
 
     def unknown(self, line: str, survey: Survey) -> str:
         """Return which parallel environment or resource of the directive ``line`` is missing."""
-        environments, complexes = survey.parallel_environments or (), survey.complexes or ()
-        if found := re.match(r"-pe\s+(\S+)", line):
-            if not any(fnmatchcase(name, found[1]) for name in environments):
+        environments, resources = survey.parallel_environments or (), survey.resources or ()
+        for pattern in re.findall(r"-pe\s+(\S+)", line):
+            if not any(fnmatchcase(name, pattern) for name in environments):
                 known = ", ".join(environments) or "none"
-                return f"there is no parallel environment {found[1]} (qconf -spl: {known})"
-            return ""
+                return f"there is no parallel environment {pattern} (qconf -spl: {known})"
         for values in re.findall(r"-l\s+(\S+)", line):
             for item in values.split(","):
                 name = item.partition("=")[0]
-                if name not in complexes:
+                if "{" not in name and name not in resources:
                     return f"there is no resource {name} (qconf -sc)"
         return ""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpujobs.config.sitefiles import load_site
-from gpujobs.doctor.live import Comparison
+from gpujobs.doctor.comparison import Comparison
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 
+from ..support.surveys import survey_of
+from ..support.transcripts import recorded
 from .support import SLURM
 
 NODE = LiveNode("n1", "gpu", True, 64, 64, 480 * 2**30, 4, 4, "a100")
@@ -55,6 +58,47 @@ def test_limits_that_the_batch_scheduler_has(home: Path) -> None:
     ]  # fmt: skip
 
 
+def test_limits_that_the_file_lacks(home: Path) -> None:
+    queue = LiveQueue("gpu", min_nodes=2, min_walltime=3600, exclusive=True)
+    survey = replace(SURVEY, queues=(queue,))
+    text = TYPED.replace("max_nodes: 1, ", "")
+    assert differences(home, text, survey) == [
+        "5: slurm: the walltime in queue gpu is at least 1h",
+        "5: slurm: jobs in queue gpu have at least 2 nodes",
+        "5: slurm: jobs in queue gpu get whole nodes; the file lacks `exclusive: true`",
+    ]
+    known = "exclusive: true, min_nodes: 2, min_walltime: 1h, gpu_type"
+    assert differences(home, text.replace("gpu_type", known), survey) == []
+    assert differences(home, text.replace("gpu_type", known), SURVEY) == []
+
+
+def test_the_account(home: Path) -> None:
+    survey = replace(SURVEY, account_required=True, accounts=("p1", "P2"))
+    none = re.sub("account: .*", "account: null", TYPED)
+    assert differences(home, none, survey) == [
+        "3: slurm: jobs need an account; the file has `account: null`"
+    ]
+    assert differences(home, none, SURVEY) == []
+    assert differences(home, TYPED, survey) == [], "p1 matches"
+    other = replace(survey, accounts=("P1", "P2"))
+    message = "slurm: no account of this user matches the pattern: P1, P2"
+    assert differences(home, TYPED, other) == [f"3: {message}"]
+    of_queue = TYPED.replace("max_nodes", "account: {pattern: 'x.*'}, max_nodes")
+    assert differences(home, of_queue, survey) == [f"5: {message.replace('P1', 'p1')}"]
+
+
+@pytest.mark.parametrize(
+    ("required", "known", "number"), [("false", True, 1), ("true", True, 0), ("false", None, 0)]
+)
+def test_an_account_that_the_file_does_not_require(
+    home: Path, required: str, known: bool | None, number: int
+) -> None:
+    (home / "s.yaml").write_text(TYPED.replace("required: false", f"required: {required}"))
+    survey = replace(SURVEY, account_required=known)
+    found = list(Comparison(load_site("./s.yaml"), survey).account_warnings())
+    assert [check.state for check in found] == ["warning"] * number
+
+
 def test_the_gpus_of_one_user(home: Path) -> None:
     text = TYPED.replace("nodes: 2", "nodes: 2, max_gpus_per_user: 8")
     survey = replace(SURVEY, queues=(LiveQueue("gpu", user_gpus={"": 9, "a100": 4}),))
@@ -75,3 +119,105 @@ def test_names_of_shapes_are_no_queues(home: Path) -> None:
 def test_gpus_that_are_not_reported_are_not_compared(home: Path) -> None:
     survey = replace(SURVEY, nodes=(replace(NODE, gpus=0, gpu_type=""),))
     assert differences(home, TYPED.replace(", nodes: 2", ""), survey) == []
+
+
+# -- other batch schedulers, with their recorded answers ---------------------------------------------
+OTHERS = {
+    "pbs": "gpuq: {gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 32GiB, max_walltime: 24h, gpu_type: a100, nodes: 2}",
+    "torque": "short: {gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 23GiB, max_walltime: 30m, nodes: 2}",
+    "lsf": "short: {gpus_per_node: 4, cpus_per_node: 8, max_walltime: 30m}",
+    "sge": "short: {gpus_per_node: 4, cpus_per_node: 8, max_walltime: 10m, nodes: 2}",
+}
+"""Queues of site files that agree with the recorded answers."""
+
+
+def site_text(name: str, *changes: tuple[str, str], rest: str = "") -> str:
+    text = (
+        f"description: test\nscheduler: {name}\nvisible_devices: scheduler\nqueues:\n"
+        f"  {OTHERS[name]}\ndefaults: {{walltime: 10m}}\n{rest}"
+    )
+    for change in changes:
+        assert change[0] in text
+        text = text.replace(*change)
+    return text
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) -> None:
+    assert differences(home, site_text(name), survey_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("pbs", ("24h", "25h"), "the walltime in queue gpuq is at most 24h"),
+        ("pbs", ("per_node: 4", "per_node: 8"), "its nodes have 4 GPUs"),
+        ("pbs", ("a100", "h100"), "its nodes have GPUs of type a100, not h100"),
+        ("pbs", ("32GiB", "33GiB"), "its nodes have 32GiB of memory"),
+        ("pbs", ("nodes: 2", "nodes: 3"), "it has 2 such nodes"),
+        ("pbs", ("  gpuq:", "  gpus:"), "there is no queue gpus; there are gpuq"),
+        ("pbs", ("defaults", "max_array_size: 10001\ndefaults"), "arrays have at most 10000 jobs"),
+        ("torque", ("30m", "31m"), "the walltime in queue short is at most 30m"),
+        ("torque", ("per_node: 4", "per_node: 2"), "its nodes have 4 GPUs"),
+        ("torque", ("node: 8", "node: 9"), "its nodes have 8 CPUs"),
+        ("torque", ("23GiB", "24GiB"), "its nodes have 24684092KiB of memory"),
+        ("torque", ("nodes: 2", "nodes: 3"), "it has 2 such nodes"),
+        ("torque", ("  short:", "  long:"), "there is no queue long; there are batch, short"),
+        ("lsf", ("30m", "31m"), "the walltime in queue short is at most 30m"),
+        ("lsf", ("per_node: 4", "per_node: 8"), "its nodes have 4 GPUs"),
+        ("lsf", ("node: 8", "node: 9"), "its nodes have 8 CPUs"),
+        ("lsf", ("  short:", "  long:"), "there is no queue long; there are short"),
+        ("sge", ("10m, nodes", "11m, nodes"), "the walltime in queue short is at most 10m"),
+        ("sge", ("nodes: 2", "nodes: 3"), "it has 2 such nodes"),
+    ],
+)  # fmt: skip
+def test_differences_of_another_batch_scheduler(
+    home: Path, name: str, change: tuple[str, str], message: str
+) -> None:
+    (found,) = differences(home, site_text(name, change), survey_of(name))
+    assert found.endswith(f" {name}: {message}")
+
+
+def test_pbs_has_a_shortest_walltime(home: Path) -> None:
+    title = "a queue with a shortest walltime, json"
+    survey = survey_of("pbs", {"qstat -Q": recorded("pbs", "resources.txt", title).stdout})
+    message = "5: pbs: the walltime in queue gpuq is at least 1h"
+    assert differences(home, site_text("pbs"), survey) == [message]
+    less = ("max_walltime", "min_walltime: 2h, max_walltime")
+    assert differences(home, site_text("pbs", less), survey) == []
+
+
+LINES_OF_PBS = [
+    "-l select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:GB}GB:ngpus={gpus_per_node}:gpu_typ=a100",
+    "-l select=1:ncpus=1+{nodes}:gpu_typ=a100:ngpus={gpus_per_node},place=scatter",
+    "-l filesystems=home -l ngpus={gpus_per_node},gpu_typ=a100",
+]
+
+
+@pytest.mark.parametrize("line", LINES_OF_PBS)
+def test_resources_of_pbs(home: Path, line: str) -> None:
+    listed = {"qmgr": recorded("pbs", "resources.txt", "resources").stdout}
+    text = site_text("pbs", rest=f"request: ['-q {{queue}}', '{line}']\n")
+    message = "7: pbs: there is no resource gpu_typ (qmgr -c 'list resource')"
+    assert differences(home, text, survey_of("pbs", listed)) == [message]
+    correct = text.replace("gpu_typ=", "gpu_type=")
+    assert differences(home, correct, survey_of("pbs", listed)) == []
+    assert differences(home, text, survey_of("pbs")) == [], "users may not ask for them"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "options: {project: {directive: '-l gqu={project}'}}\n",
+        "submit_arguments: [-ac x -l gqu=1]\n",
+        "account: {directive: '-l gqu={account}'}\n",
+        "directives: ['-pe smp 4 -l gqu=1']\n",
+    ],
+)
+def test_every_line_of_the_file_is_compared(home: Path, rest: str) -> None:
+    message = "sge: there is no resource gqu (qconf -sc)"
+    assert differences(home, site_text("sge", rest=rest), survey_of("sge")) == [f"7: {message}"]
+    of_queue = ("{gpus_per_node: 4", f"{{{rest.strip()}, gpus_per_node: 4")
+    assert differences(home, site_text("sge", of_queue), survey_of("sge")) == [f"5: {message}"]
+    correct = site_text("sge", rest=rest.replace("gqu", "gpu"))
+    assert differences(home, correct, survey_of("sge")) == []
