@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +19,25 @@ from distributed import Client
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
-from ..support.cli import NVML, ROOT, Cli
-from ..support.processes import patience, until
+from ..support.cli import NVML, ROOT, Cli, text_of
+from ..support.processes import patience, run, until
 
 pytestmark = pytest.mark.slow
 
 FIRST_JOB = ROOT / "docs" / "first-job.md"
 ID = r"[a-z]+-7f3a"
 """The id of a cluster in the documentation."""
+ID_OF_SVD = "svd-7f3a"
+WAITING = """
+import pathlib, time
+
+print("here", flush=True)
+while not pathlib.Path("stop").exists():
+    time.sleep(0.5)
+"""
+"""A program that ends when `stop_later` writes a file."""
+FOLLOWS = re.compile(r"--watch|--wait|logs -f|top [\w-]+$")
+"""Commands that end when the cluster does."""
 
 
 def block(page: str, start: str) -> str:
@@ -43,40 +55,61 @@ def write_files(cli: Cli, page: Path) -> None:
         (cli.work / name).write_text(text)
 
 
-def execute_session(cli: Cli, page: Path, where: str) -> dict[str, str]:
-    """Execute the blocks of a page that are marked ``executed WHERE``, in order; return their output.
+def session_of(page: Path, mark: str) -> str:
+    """Return the console blocks of a page that are marked ``executed MARK``, one after the other."""
+    blocks = rf"^<!-- executed {mark} -->\n```console\n(.*?)^```$"
+    return "".join(re.findall(blocks, page.read_text(), re.M | re.S))
 
-    Each command succeeds and prints the lines that follow it. An id stands for that of a cluster.
+
+def execute(cli: Cli, session: str, ids: dict[str, str]) -> dict[str, str]:
+    """Execute the commands of a session in a shell, in order; return the output of each.
+
+    Each succeeds and prints the lines that follow it. ``ids``: the clusters that stand for an id of
+    the documentation; those that are submitted are added.
     """
-    blocks = rf"^<!-- executed {where} -->\n```console\n(.*?)^```$"
-    session = "".join(re.findall(blocks, page.read_text(), re.M | re.S))
-    printed, ids = {}, {}
-    for command, expected in re.findall(r"^\$ gpujobs (.*)\n((?:[^$].*\n)*)", session, re.M):
-        words = [ids.get(word, word) for word in shlex.split(command, comments=True)]
-        done = cli(*words)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    printed = {}
+    env = {**cli.env, "PATH": f"{Path(cli.command).parent}:{cli.env['PATH']}"}
+    for command, expected in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", session, re.M):
+        own = re.sub(ID, lambda found: ids.get(found[0], found[0]), command)
+        with stop_later(cli, own):
+            done = run(["bash", "-c", own], env=env, user=cli.user, cwd=cli.work, timeout=180)
+        assert done.returncode == 0, (own, done.stdout, done.stderr)
         lines = (done.stdout + done.stderr).splitlines()
         for line in expected.splitlines():
             if re.fullmatch(ID, line):
                 name = line.rpartition("-")[0]
                 (ids[line],) = (one for one in lines if re.fullmatch(rf"{name}-[0-9a-f]{{4}}", one))
             else:
-                assert line in lines, (words, done.stdout, done.stderr)
-        printed[" ".join(words)] = done.stdout
+                assert line in lines, (own, done.stdout, done.stderr)
+        printed[command] = done.stdout
     return printed
+
+
+@contextlib.contextmanager
+def stop_later(cli: Cli, command: str) -> Iterator[None]:
+    """Let the program of the cluster end while a command runs that waits for it (see `WAITING`)."""
+    timer = threading.Timer(patience(5), (cli.work / "stop").touch)
+    if FOLLOWS.search(command):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def test_the_first_job_on_this_machine(home: Path) -> None:
     cli = Cli(home, {}, None)
     write_files(cli, FIRST_JOB)
-    assert len(execute_session(cli, FIRST_JOB, "local")) == 6
+    assert len(execute(cli, session_of(FIRST_JOB, "local"), {})) == 6
 
 
 @pytest.fixture
 def delta(slurm_backend: SlurmBackend, home: Path) -> Iterator[Cli]:
     """A login node of the private Slurm, with the name of a site of the documentation."""
     cli = make_cli(slurm_backend, home, "ordinary")
-    (home / "sites" / "here.yaml").rename(home / "sites" / "delta.yaml")
+    site = slurm_backend.site() | {"hostnames": [re.escape(socket.gethostname())]}
+    (home / "sites" / "here.yaml").unlink()
+    (home / "sites" / "delta.yaml").write_text(text_of(site))
     del cli.env["GPUJOBS_SITE"]
     yield cli
     nothing_left(slurm_backend)
@@ -86,9 +119,9 @@ def delta(slurm_backend: SlurmBackend, home: Path) -> Iterator[Cli]:
 @pytest.mark.timeout(600)  # what the guide promises
 def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
     write_files(delta, FIRST_JOB)
-    printed = execute_session(delta, FIRST_JOB, "delta")
+    printed = execute(delta, session_of(FIRST_JOB, "delta"), {})
     assert len(printed) == 8
-    ((report,),) = ([text for words, text in printed.items() if words.startswith("report")],)
+    ((report,),) = ([text for words, text in printed.items() if " report " in words],)
     assert "DONE" in report
 
 
@@ -97,10 +130,37 @@ def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
 def test_the_commands_of_the_readme(delta: Cli) -> None:
     write_files(delta, ROOT / "README.md")
     (delta.work / "svd.py").write_text("from distributed import Client\nprint(Client().status)\n")
-    printed = execute_session(delta, ROOT / "README.md", "delta")
+    printed = execute(delta, session_of(ROOT / "README.md", "delta"), {})
     assert len(printed) == 6
-    ((log,),) = ([text for words, text in printed.items() if words.startswith("logs")],)
+    ((log,),) = ([text for words, text in printed.items() if " logs " in words],)
     assert "running" in log
+
+
+SESSIONS = [
+    pytest.param(found, id=f"{page.stem}-{found.split()[2]}")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for found in re.findall(
+        r"^<!-- executed svd -->\n```console\n(.*?)^```$", page.read_text(), re.M | re.S
+    )
+]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("session", SESSIONS)
+def test_commands_beside_a_running_cluster(session: str, delta: Cli) -> None:
+    """The cluster `svd-7f3a` of the pages, of one job with four workers."""
+    (delta.work / "svd.py").write_text(WAITING)
+    profile = {"gpus": 4, "walltime": "10m", "account": "p1", "run": ["python", "svd.py"]}
+    ids = {}
+    if ID_OF_SVD in session:
+        submitted = delta.submit(profile, "--site", "delta", name="svd.yaml")
+        ids[ID_OF_SVD] = submitted
+        until(lambda: delta.status(submitted)["state"] == "RUNNING", 60, "workers")
+        until(lambda: delta("logs", submitted).stdout == "here\n", 60, "output")
+    else:
+        delta.write("svd.yaml", profile)
+    assert execute(delta, session, ids)
+    assert delta("cancel", "--all").returncode == 0
 
 
 @contextlib.contextmanager

@@ -21,7 +21,11 @@ from gpujobs.planning.render import render
 from ..support.cli import ROOT
 from .support import plan
 
-FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -50,8 +54,7 @@ def test_rendered_directives(
     mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directives on the page are those that `gpujobs render` prints for its profile."""
-    if mark[:1] != ["rendered"]:
-        pytest.skip("not a script of gpujobs")
+    assert mark[:1] == ["rendered"], "<!-- rendered site=NAME KEY=VALUE --> is missing above it"
     monkeypatch.setenv("HOME", "/home/ada")
     settings = dict(word.split("=") for word in mark[1:])
     profile = {
@@ -104,7 +107,8 @@ def commands() -> list[object]:
             for match in BLOCK.finditer(path.read_text())
             if match["kind"] == "console"
         )
-        lines = re.findall(r"^\$ (?:eval \"\$\()?gpujobs ([^)\n]*)", consoles, re.M)
+        consoles = consoles.replace("\\\n", "")
+        lines = re.findall(r"^\$ (?:eval \"\$\(|\w+=\$\()?gpujobs ([^)\n]*)", consoles, re.M)
         within = re.findall(r"`gpujobs ([a-z-][^`]*)`", prose(path))
         found += [
             pytest.param(words, id=f"{path.stem}: {words}") for words in sorted({*lines, *within})
