@@ -50,8 +50,7 @@ class TransportChoice:
         self._root = Folder(str(self.folder.path.parent))
         self._pause = pause
         self._hidden = hidden_gpus() if options.gpus else 0
-        several = not options.ranks  # an MPI allocation is one job
-        self._settings, self._remark = ucx_settings(environ, self._hidden if several else 0)
+        self._settings, self._remark = _settings(options, environ, self._hidden)
         self.environ = {**environ, **self._settings}
 
     def make(self) -> Choice:
@@ -86,7 +85,7 @@ class TransportChoice:
             return {name: Measured(problem=str(error)) for name in self.options.schemes}
         try:
             within = self._wait(process, peer)
-            between = {} if self.options.ranks else self._wait_for_second_job(peer)
+            between = {} if self.options.single_job else self._wait_for_second_job(peer)
         finally:
             peer.kill()
         return {name: self._combine(name, within, between) for name in self.options.schemes}
@@ -158,7 +157,7 @@ class TransportChoice:
             "ucx": {name: self.environ[name] for name in self.environ if name.startswith("UCX_")},
             "versions": _versions(),
             "python": sys.executable,
-            "one job": bool(self.options.ranks),
+            "one job": self.options.single_job,
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -212,15 +211,30 @@ def take_part(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedP
         return None
     if not folder.create(CLAIM, str(options.job)):
         return None
-    environ = {**environ, **ucx_settings(environ, hidden_gpus())[0]}
+    environ = {**environ, **_settings(options, environ, hidden_gpus())[0]}
     path = folder.logs / "trial-between.log"
     return start_trial(options, environ, f"--result={BETWEEN}", path)
 
 
-def cluster_ucx_settings(folder: Folder, environ: Mapping[str, str]) -> Mapping[str, str]:
+def cluster_ucx_settings(
+    options: SuperviseOptions, environ: Mapping[str, str]
+) -> Mapping[str, str]:
     """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
+    folder = Folder(options.folder)
     chosen = Choice.parse(folder.read(FILE)).environ if (folder.path / "head").is_dir() else None
-    return ucx_settings(environ, hidden_gpus())[0] if chosen is None else chosen
+    return _settings(options, environ, hidden_gpus())[0] if chosen is None else chosen
+
+
+def _settings(
+    options: SuperviseOptions, environ: Mapping[str, str], hidden: int
+) -> tuple[dict[str, str], str]:
+    """Return the settings of UCX for this job, and a remark.
+
+    A cluster that has one job now may get more, unless it is an MPI allocation or has `requeue`.
+    """
+    if options.single_job:
+        return {}, ""
+    return ucx_settings(environ, hidden)
 
 
 def _result(name: str, found: Mapping[str, Any]) -> Measured:

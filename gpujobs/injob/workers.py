@@ -73,7 +73,7 @@ class Workers(Job):
         self.environ.update(dask_config(self.folder.path, scheme))
         self.environ[PROTOCOL] = scheme
         if scheme == "ucxx":
-            self.environ.update(cluster_ucx_settings(self.folder, self.environ))
+            self.environ.update(cluster_ucx_settings(self.options, self.environ))
         began = time.monotonic()
         while (found := reach(address, self.environ)) is not Reach.ANSWERS:
             self.pause(1.0)

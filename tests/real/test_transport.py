@@ -204,3 +204,66 @@ with Client() as client:
     found = [*client.run(os.environ.get, "UCX_TLS").values(), os.environ.get("UCX_TLS")]
     print(found, flush=True)
 """
+
+# -- isolated --------------------------------------------------------------------------------------
+OTHER_NAMESPACE = """
+if [ -z "${ISOLATED:-}" ]; then
+    export ISOLATED=1
+    exec unshare --mount --map-root-user sh -c \\
+        'mount --bind "$0" /proc/driver && exec bash "$@"' "$HOME/driver" "$0" "$@"
+fi
+"""
+"""Setup of a site: the driver lists GPUs for which the node of the job has no device files."""
+
+
+def isolated(cli: Cli, site: dict[str, Any], setup: str = "") -> dict[str, Any]:
+    """Return the site with jobs that cannot open the GPUs of its nodes."""
+    for minor in range(4):
+        folder = cli.home / "driver" / "nvidia" / "gpus" / f"0000:0{minor}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: Fake GPU\nDevice Minor: {minor}\n")
+    return site | {"setup": f"{OTHER_NAMESPACE}\n{setup}\n{site['setup']}"}
+
+
+ALL_WITH = "['{0}', '{0}', '{0}']"
+"""The output of `TLS_SETTING`: two workers, and `run`."""
+ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, ALL_WITH.format("^sm")),
+        (ONE_JOB, ALL_WITH.format("^sm")),  # `gpujobs scale` may add jobs
+        ({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
+    ],
+    ids=["two-jobs", "one-job", "never-another-job"],
+)
+def test_settings_of_isolated_jobs(
+    cli: Cli, backend: SlurmBackend, change: dict[str, Any], expected: str
+) -> None:
+    base = backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}
+    site = isolated(cli, base if change else measured(backend))
+    cli.write("tls.py", TLS_SETTING)
+    cluster, _ = submit(cli, site, {**faked(backend), "run": ["python", "tls.py"], **change})
+    assert cli.status(cluster)["transport"]["protocol"] == "ucxx"
+    assert cli("logs", cluster).stdout.splitlines()[-1] == expected
+    assert "UCX keeps your" not in cli("status", cluster).stdout
+
+
+@pytest.mark.parametrize("place", ["site", "profile"])
+def test_ones_own_settings_win_and_that_is_said_once(
+    cli: Cli, backend: SlurmBackend, place: str
+) -> None:
+    setup = {"site": "export UCX_TLS=all", "profile": ""}[place]
+    own = {"site": {}, "profile": {"UCX_TLS": "all"}}[place]
+    cli.write("tls.py", TLS_SETTING)
+    site = isolated(cli, measured(backend), setup)
+    cluster, said = submit(cli, site, {**faked(backend, **own), "run": ["python", "tls.py"]})
+    assert cli("logs", cluster).stdout.splitlines()[-1] == ALL_WITH.format("all")
+    remark = "jobs are isolated from each other's GPUs; UCX keeps your UCX_TLS=all"
+    assert cli("status", cluster).stdout.count(remark) == 1
+    assert said.count(remark) <= 1
+    logs = Path(cli.status(cluster)["folder"]) / "logs"
+    written = [path.read_text().count(remark) for path in logs.iterdir()]
+    assert sum(written) == 1, written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gpujobs.injob.choice import cluster_ucx_settings
 from gpujobs.injob.folder import Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
+from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.transport import FILE, ISOLATED_UCX, Choice, Measured, choose, ucx_settings
 
 BOTH = ("ucxx", "tls")
@@ -87,14 +89,17 @@ def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
 ) -> None:
     monkeypatch.setattr("gpujobs.injob.choice.hidden_gpus", lambda: 3)
     folder = Folder(str(tmp_path))
-    assert cluster_ucx_settings(folder, {}) == ISOLATED_UCX  # the dask scheduler has no job
+    options = SuperviseOptions(folder=str(tmp_path), job=0, started=0, gpus=1)
+    assert cluster_ucx_settings(options, {}) == ISOLATED_UCX  # the dask scheduler has no job
+    single = replace(options, single_job=True)
+    assert cluster_ucx_settings(single, {}) == {}
     (tmp_path / "head").mkdir()
     folder.write(FILE, Choice("ucxx").json())
-    assert cluster_ucx_settings(folder, {}) == {}
+    assert cluster_ucx_settings(options, {}) == {}
     folder.write(FILE, Choice("ucxx", environ={"UCX_TLS": "tcp"}).json())
-    assert cluster_ucx_settings(folder, {}) == {"UCX_TLS": "tcp"}
+    assert cluster_ucx_settings(options, {}) == {"UCX_TLS": "tcp"}
     folder.write(FILE, Choice("ucxx", environ=None).json())
-    assert cluster_ucx_settings(folder, {}) == ISOLATED_UCX
+    assert cluster_ucx_settings(options, {}) == ISOLATED_UCX
 
 
 @pytest.fixture

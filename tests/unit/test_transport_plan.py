@@ -132,6 +132,22 @@ def test_clients_of_ucxx_have_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch)
     assert os.environ[UCX_WARNINGS] == "y"
 
 
+@pytest.mark.parametrize(
+    ("profile", "single"),
+    [
+        ("gpus: 4\ngpus_per_job: 4\n", False),  # `gpujobs scale` may add jobs
+        ("gpus: 4\ngpus_per_job: 1\n", False),
+        ("gpus: 4\ngpus_per_job: 4\nrequeue: 2\nrun: [svd]\n", True),
+        ("gpus: 4\ngpus_per_job: 2\nrequeue: 2\nrun: [svd]\n", False),
+        ("gpus: 4\nlayout: mpi\n", True),
+        ("gpus: 4\nlayout: mpi\nnetwork: {protocol: tcp}\n", False),  # it does not matter
+    ],
+)
+def test_a_cluster_that_never_has_another_job(fast: Path, profile: str, single: bool) -> None:
+    scripts = render(made_plan(fast, profile), "x-0000")
+    assert {"--single-job" in script.text for script in scripts} == {single}
+
+
 # -- network of a queue ------------------------------------------------------------------------------------------------------
 NODE = "gpus_per_node: 4, cpus_per_node: 64, memory_per_node: 480GiB"
 QUEUES = f"""\
