@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.cli.plan_text import plan_text
+from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.clusters.connect import silence_ucx
 from gpujobs.injob.names import UCX_WARNINGS
 from gpujobs.planning.plan import Machine
@@ -146,6 +146,28 @@ def test_clients_of_ucxx_have_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_that_never_has_another_job(fast: Path, profile: str, single: bool) -> None:
     scripts = render(made_plan(fast, profile), "x-0000")
     assert {"--single-job" in script.text for script in scripts} == {single}
+
+
+@pytest.mark.parametrize(
+    ("profile", "site", "noted"),
+    [
+        ("gpus: 4\ngpus_per_job: 2\n", "s.yaml", True),
+        ("gpus: 2\ngpus_per_job: 1\nnetwork: {protocol: ucxx}\n", "s.yaml", True),
+        ("groups: {a: {gpus: 4, gpus_per_job: 4}, b: {gpus: 1}}\n", "s.yaml", True),
+        ("gpus: 2\ngpus_per_job: 2\n", "s.yaml", False),  # one job
+        ("gpus: 8\ngpus_per_job: 4\n", "s.yaml", False),  # whole nodes
+        ("gpus: 4\ngpus_per_job: 2\nnetwork: {protocol: tcp}\n", "s.yaml", False),
+        (f"gpus: 4\ngpus_per_job: 2\n{MANAGED}", "s.yaml", False),
+        ("gpus: 4\nlayout: mpi\n", "s.yaml", False),
+        (f"gpus: 4\ngpus_per_job: 2\n{UCXX}", "local", False),  # nothing is isolated
+    ],
+)
+def test_a_plan_cannot_know_the_isolation(fast: Path, profile: str, site: str, noted: bool) -> None:
+    made = made_plan(fast, profile, site, DGX)
+    text, found = plan_text(made, "x-0000"), plan_json(made, "x-0000")["notes"]
+    assert text.count("note: over ucxx, the rate between two jobs on a node depends on") == noted
+    assert isinstance(found, list)
+    assert sum("isolates the GPUs" in note for note in found) == noted
 
 
 # -- network of a queue ------------------------------------------------------------------------------------------------------
