@@ -11,6 +11,7 @@ from ..config.queue import Queue
 from ..injob.names import HEAD
 from ..injob.size import WorkerSize
 from ..planning.containers import Container
+from ..planning.isolation import notes
 from ..planning.limits import job_limits
 from ..planning.plan import JobGroup, Plan
 from ..text import number_text, plural, short_size_text, walltime_text
@@ -20,10 +21,6 @@ SHOWN_NAMES = 8
 """Names of workers that are printed; of more, the first four and the last."""
 
 _PROTOCOLS = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
-_ISOLATION = (
-    "over ucxx, the rate between two jobs on a node depends on whether the site isolates the GPUs of "
-    "jobs from each other; it is measured in the job, and `gpujobs status` shows it"
-)
 _WORKER_CLASSES = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}
 
 
@@ -45,7 +42,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    lines += [f"note: {note}" for note in _notes(plan)]
+    lines += [f"note: {note}" for note in notes(plan)]
     return "\n".join(lines)
 
 
@@ -76,7 +73,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "python": plan.groups[0].python,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
-        "notes": _notes(plan),
+        "notes": notes(plan),
     }
 
 
@@ -123,21 +120,6 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
         "directives": list(jobs.lines),
         "submit_arguments": list(jobs.submit_arguments),
     }
-
-
-def _notes(plan: Plan) -> list[str]:
-    """Return the notes of the plan, and one on what only its jobs can find out."""
-    several = plan.jobs_with_workers > 1 and any(_shares_nodes(plan, jobs) for jobs in plan.groups)
-    unknown = several and "ucxx" in plan.transport.protocols
-    return [*plan.notes, *([_ISOLATION] * unknown)]
-
-
-def _shares_nodes(plan: Plan, jobs: JobGroup) -> bool:
-    """Return whether other jobs may have GPUs of the same nodes."""
-    queue = plan.site.queues[jobs.queue_key]
-    if plan.scheduler.on_this_machine or queue.exclusive or not jobs.shape.gpus:
-        return False
-    return jobs.shape.gpus_per_node < (queue.gpus_per_node or 0)
 
 
 def _account_row(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..injob.idle import rules_text
 from ..injob.names import ARCHIVE, HEAD, dashboard_address
 from .bash import Bash, command
+from .isolation import single_job
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
@@ -77,12 +78,6 @@ def _ucxx_options(plan: Plan, jobs: JobGroup) -> list[str]:
     if single_job(plan):
         options.append("--single-job")
     return options
-
-
-def single_job(plan: Plan) -> bool:
-    """Return whether the cluster has one job and cannot be scaled."""
-    fixed = not plan.layout.elastic or plan.lifetime.attempts > 1
-    return fixed and sum(jobs.shape.jobs for jobs in plan.all_jobs) == 1
 
 
 def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:

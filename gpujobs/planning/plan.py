@@ -27,7 +27,8 @@ from .limits import QueuedJobs
 from .machine import Machine
 from .profilecheck import check_profile
 from .shape import JobGroup, QueueMismatch
-from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
+from .slowmemory import SLOW_MEMORY
+from .transport import Transport, check_ports, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 

@@ -17,18 +17,10 @@ from ..injob.ports import port_range
 from ..schedulers import Scheduler, get_scheduler
 from .diagnostics import Diagnostics
 from .shape import JobGroup
+from .slowmemory import slow_memory
 
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
-SLOW_MEMORY = {
-    "managed": "with `rmm_managed_memory` it is slower than tcp "
-    "(four H200, transpose of 12.8 GB: ucxx 8 to 16 s, tcp 1.5 to 3.3 s, "
-    "ucxx without managed memory 0.07 s)",
-    "async": "with `rmm_async` it is slower than tcp "
-    "(blocks of 256 MiB between two H200: ucxx 0.44 GB/s, tcp 1.3 GB/s, "
-    "ucxx without `rmm_async` more than 100 GB/s)",
-}
-"""Why ucxx is a bad choice for GPU memory that RMM allocates in these ways, as measured."""
 Networks = Mapping[str, SiteNetwork]
 """By the key of the queue."""
 WITHOUT_GPUS = (
@@ -217,16 +209,11 @@ def _candidates(
 
 
 def _reason_against_ucxx(groups: Sequence[Profile]) -> str:
-    if slow := _slow_memory(groups):
+    if slow := slow_memory(groups):
         return slow
     if not all(group.gpus for group in groups):
         return WITHOUT_GPUS
     return ""
-
-
-def _slow_memory(groups: Sequence[Profile]) -> str:
-    found = (SLOW_MEMORY.get(group.workers.gpu_memory, "") for group in groups)
-    return next(filter(None, found), "")
 
 
 def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile], networks: Networks) -> None:
@@ -242,7 +229,7 @@ def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile], networks: N
             place = _network_position(diagnostics, key, "protocols")
             diagnostics.profile_error(message, "network", "protocol", related=place)
             break
-    if slow := _slow_memory(groups):
+    if slow := slow_memory(groups):
         diagnostics.note(f"warning: network.protocol is ucxx: {slow}")
     if network.encryption:
         message, hint = "ucxx cannot be encrypted", "protocol: tcp"

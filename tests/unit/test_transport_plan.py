@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from gpujobs.clusters.connect import silence_ucx
 from gpujobs.injob.names import UCX_WARNINGS
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
+from gpujobs.planning.slowmemory import SLOW_MEMORY
 
+from ..support.cli import ROOT
 from .support import SLURM, error_of, made_plan
 
 MANAGED = "workers: {rmm_managed_memory: true}\n"
@@ -31,6 +34,31 @@ def test_ucxx_is_not_chosen_for_managed_memory(fast: Path) -> None:
     (note,) = [note for note in made.notes if "ucxx" in note]
     assert note.startswith("ucxx is not used: with `rmm_managed_memory` it is slower than tcp")
     assert "8 to 16 s" in note and "0.07 s" in note
+
+
+@pytest.mark.parametrize("slow", ["rmm_managed_memory: true", "rmm_async: true"])
+def test_what_was_not_measured_is_named(fast: Path, slow: str) -> None:
+    def reason(options: str) -> str:
+        made = made_plan(fast, f"gpus: 4\nworkers: {{{slow}{options}}}\n")
+        (note,) = [note for note in made.notes if note.startswith("ucxx is not used: ")]
+        return note
+
+    assert "not measured" not in reason("")
+    end = "; not measured together with `rmm_pool_size`, `rmm_track_allocations`"
+    assert reason(", rmm_pool_size: 0.5, rmm_track_allocations: true") == f"{reason('')}{end}"
+    if "async" in slow:
+        assert reason(", rmm_release_threshold: 0.5").endswith(" with `rmm_release_threshold`")
+
+
+def test_the_reasons_have_the_measured_numbers() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    numbers = [
+        number
+        for text in SLOW_MEMORY.values()
+        for number in re.findall(r"(?<!than )\b(\d[\d.]*(?: to [\d.]+)?) (?:s|GB/s)\b", text)
+    ]
+    assert {"8 to 16", "0.44"} < set(numbers)
+    assert [number for number in numbers if not re.search(rf"(?<![\d.]){number}\b", page)] == []
 
 
 @pytest.mark.parametrize("workers", ["", "workers: {rmm_managed_memory: false}\n"])

@@ -84,7 +84,7 @@ python=/opt/env/bin/python
 stopped='' supervisor=''
 trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=1 --visible-devices=scheduler \
+    --gpus=1 --visible-devices=scheduler --single-job \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --attempt=1 --attempts=2 \
@@ -183,7 +183,7 @@ python=/opt/env/bin/python
 stopped='' supervisor=''
 trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=1 --visible-devices=scheduler \
+    --gpus=1 --visible-devices=scheduler --single-job \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --attempt=2 --attempts=2 \

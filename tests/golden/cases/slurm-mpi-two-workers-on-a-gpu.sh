@@ -71,7 +71,7 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=8 --visible-devices=scheduler --ranks=16 --nodes=2 --ranks-per-node=8 --workers-per-gpu=2 \
+    --gpus=8 --visible-devices=scheduler --single-job --ranks=16 --nodes=2 --ranks-per-node=8 --workers-per-gpu=2 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
