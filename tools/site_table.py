@@ -11,12 +11,18 @@ import sys
 from pathlib import Path
 
 from gpujobs.cli.site_commands import NOT_VERIFIED
+from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import load_site
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "sites.md"
-TABLE = re.compile(r"(?<=<!-- included sites -->\n)(\|.*\n)+")
-HEADER = "| Site | Machine | Batch scheduler | Not verified | Source |\n|---|---|---|---|---|\n"
+TABLE = re.compile(r"(?<=<!-- included sites -->\n)(?:[^|\n].*\n)*\n*(\|.*\n)+")
+HEADER = (
+    "| Site | Machine | Batch scheduler | Selected by | Not verified | Source |\n"
+    "|---|---|---|---|---|---|\n"
+)
+PATTERNS = ("environment_variables", "hostnames", "cluster_names")
+"""Keys by which a site is selected on its own hosts."""
 
 
 def shipped() -> list[Path]:
@@ -26,8 +32,18 @@ def shipped() -> list[Path]:
 
 
 def site_table() -> str:
-    """Return the table, a row for each site."""
-    return HEADER + "".join(_row(file) for file in shipped())
+    """Return the number of sites that users must name, and the table, a row for each site."""
+    files = shipped()
+    named = sum(not _patterns(load_site(str(file)).site) for file in files)
+    text = (
+        f"{named} of these {len(files)} sites have no pattern of their hosts: their users write\n"
+        "`--site NAME`, or `site: NAME` in the profile.\n\n"
+    )
+    return text + HEADER + "".join(_row(file) for file in files)
+
+
+def _patterns(site: Site) -> str:
+    return ", ".join(f"`{name}`" for name in PATTERNS if getattr(site, name))
 
 
 def _row(file: Path) -> str:
@@ -37,7 +53,9 @@ def _row(file: Path) -> str:
     source = re.sub(
         r"(https?://)(github\.com/[^\s;,]+|[^\s;,/]+)([^\s;,]*)", r"[\2](\1\2\3)", site.source or ""
     )
-    return f"| {link} | {site.description} | `{site.scheduler}` | {marked} | {source} |\n"
+    selected = _patterns(site) or "`--site`"
+    cells = [link, site.description, f"`{site.scheduler}`", selected, str(marked), source]
+    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

@@ -54,6 +54,14 @@ def test_marks_are_comments_of_the_expected_form(file: Path) -> None:
         assert "missing:" not in line or re.search(r"# missing: \S", line), line
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_source_permits_unencrypted_traffic(file: Path) -> None:
+    """Listing ucxx says that a site permits it. A source that does is to be named in the line."""
+    lines = [line for line in file.read_text().splitlines() if "ucxx" in line.partition("#")[0]]
+    for line in lines:
+        assert re.search(r"# not verified: .*\bprotocols\b", line), line
+
+
 def test_there_are_forty_of_all_families() -> None:
     schedulers = [load_site(str(file)).site.scheduler for file in FILES]
     assert len(schedulers) >= 40
@@ -90,7 +98,7 @@ def test_the_list_shows_the_lines_that_are_not_verified(home: Path) -> None:
     found = {item["name"]: item["not_verified"] for item in listed}
     for file in FILES:
         assert found[file.stem] == file.read_text().count("# not verified")
-    assert found["mahti"] == 0 and found["jean-zay"] > 0
+    assert found["pitzer"] == 0 and found["jean-zay"] > 0
 
 
 def test_the_table_of_the_documentation_is_current() -> None:
