@@ -1,4 +1,4 @@
-"""Terminals: the line of progress, Ctrl-C, a closed window, completion. On the local site."""
+"""Terminals: the line of progress, Ctrl-C, a closed window, completion. On the local site, but for jobs that wait."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from pathlib import Path
 import pyte
 import pytest
 
+from ..conftest import make_cli, nothing_left
+from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import patience, processes_with, stop, until
 from .programs import SLEEP
@@ -261,3 +263,26 @@ def test_no_color(local: Cli) -> None:
         with terminal(plain, "status", cluster, "--watch", columns=100) as window:
             until(lambda: "RUNNING" in window.shown, 60)
             assert ("\x1b[32m" in window.screen) is coloured
+
+
+@pytest.mark.slurm
+def test_why_a_job_waits(slurm_backend: SlurmBackend, home: Path) -> None:
+    """On a real Slurm, whose reason is in both views until the job starts."""
+    cli = make_cli(slurm_backend, home, "root")
+    profile = {"gpus": 2, "directives": ["--begin=now+1hour"], "run": ["sleep", "3"]}
+    path = str(cli.write("late.yaml", profile))
+    with terminal(cli, "submit", path, "--wait", columns=120) as waiting:
+        cluster = waiting.until(r"late-[0-9a-f]{4}")
+        until(lambda: re.search(r"0/2 workers.*BeginTime", waiting.shown), 60, "the reason")
+        with terminal(cli, "status", cluster, "--watch", columns=120) as watching:
+            row = rf"^{cluster} .*PENDING.*$"
+            until(lambda: re.search(row, watching.shown, re.M), 60, "the cluster")
+            until(lambda: "BeginTime" in watching.shown, 60, "the reason")
+            (job,) = cli.status(cluster)["jobs"]
+            update = ["scontrol", "update", f"JobId={job['id']}", "StartTime=now"]
+            assert slurm_backend.slurm.attempt(*update).returncode == 0
+            assert waiting.end(90) == 0
+            assert "is done after" in waiting.shown and "BeginTime" not in waiting.shown
+            assert watching.end(60) == 0
+            assert "DONE" in watching.shown and "BeginTime" not in watching.shown
+    nothing_left(slurm_backend)

@@ -35,7 +35,7 @@ MODELS = {
     for name, model in inspect.getmembers(module, inspect.isclass)
     if issubclass(model, Model) and model is not Model
 }
-PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "needs")
+PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "gloo")
 """How a Python block is executed: the first word of the comment above it."""
 
 
