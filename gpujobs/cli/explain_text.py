@@ -18,6 +18,8 @@ class Explanation:
     used: dict[str, Value]
     """By group of workers, "" without groups."""
     limits: Sequence[Limit]
+    added: Sequence[Origin] = ()
+    """Values of the site that apply in addition."""
 
     @property
     def set_by(self) -> Origin | None:
@@ -45,6 +47,7 @@ def explanation_json(explained: Explanation) -> dict[str, object]:
         "value": set_by and set_by["value"],
         "set_by": set_by,
         "overrode": origins[1:],
+        "added": [_origin_json(origin) for origin in explained.added],
         "used": explained.used or None,
         "limits": [
             {"limit": limit.name, "value": limit.value, **_place_json(limit.position)}
@@ -63,6 +66,9 @@ def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
     for origin in filter(None, others):
         if origin.kind != BUILT_IN or origin.value is not None:
             yield "overrides", f"{_shown(origin.value)}, {_place(origin)}"
+    for origin in explained.added:
+        text = "; ".join(_shown(origin.value).splitlines())
+        yield "added", f"{text}, {_place(origin)}"
     for limit in explained.limits:
         yield "limit", f"{limit.name} {_shown(limit.value)}: {limit.position}"
     if explained.origins.description:
@@ -72,6 +78,8 @@ def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
 def _place(origin: Origin) -> str:
     if origin.kind == BUILT_IN:
         return "the built-in default"
+    if origin.site_key:
+        return f"{origin.site_key} of the site: {origin.position}"
     return f"{origin.kind}: {origin.position}"
 
 
@@ -88,7 +96,9 @@ def _shown(value: object) -> str:
 
 
 def _origin_json(origin: Origin) -> dict[str, object]:
-    return {"value": origin.value, "kind": origin.kind, **_place_json(origin.position)}
+    place = _place_json(origin.position)
+    site_key = origin.site_key or None
+    return {"value": origin.value, "kind": origin.kind, **place, "site_key": site_key}
 
 
 def _place_json(position: Position) -> dict[str, object]:

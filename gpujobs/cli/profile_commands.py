@@ -114,9 +114,10 @@ def explain(
 
     document = spec.settings_document(settings)
     loaded = spec.load_spec(profile, site=site, settings=document)
-    plan, invalid = None, None
+    plan, queue_key, invalid = None, None, None
     try:
         plan = prepare.make_cluster_plan(loaded)
+        queue_key = explain.jobs_of(plan, key).queue_key
     except InputError as error:
         invalid = error  # the explanation is printed first
     found = origins.origins_of(
@@ -125,11 +126,15 @@ def explain(
         loaded.site,
         site=site,
         settings=settings,
-        queue_key=plan.groups[0].queue_key if plan else None,
+        queue_key=queue_key,
+        supplied=explain.supplied_by_site(loaded, plan, key),
     )
-    used = explain.used_values(plan, key) if plan else {}
-    limits = list(explain.limits_of(loaded, plan, key))
-    explained = explain_text.Explanation(found, used, limits)
+    explained = explain_text.Explanation(
+        found,
+        used=explain.used_values(plan, key) if plan else {},
+        limits=list(explain.limits_of(loaded, plan, key)),
+        added=explain.added_by_site(loaded, plan, key),
+    )
     if as_json:
         click.echo(json.dumps(explain_text.explanation_json(explained), indent=1))
     else:

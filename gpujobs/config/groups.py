@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .model import build
 from .profile import Profile
-from .spec import ClusterSpec
+from .spec import ClusterSpec, given_names
 
 OF_THE_CLUSTER = ("gpus", "groups", "head", "start_workers")
 """Keys of the top level that are no defaults of groups."""
@@ -31,13 +31,13 @@ def _group_specs(spec: ClusterSpec) -> Iterator[tuple[str, ClusterSpec]]:
     groups = spec.document.section("groups")
     for name in spec.profile.groups:
         document = groups.section(name).over(defaults)
-        own = groups.section(name).value
+        own = given_names(groups.section(name))
         yield (
             name,
             replace(
                 spec,
                 document=document,
                 profile=build(Profile, document),
-                from_site=spec.from_site - set(own),
+                from_site=spec.from_site - own,
             ),
         )

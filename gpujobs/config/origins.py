@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InputError, Position
 from .document import Document, Loc
+from .groups import OF_THE_CLUSTER
+from .kinds import Table
 from .model import Key, key_names, keys_of, suggest
-from .profile import Profile
+from .profile import Group, Profile
 from .site import Site
 from .sitefiles import SiteFile, site_layers
 from .spec import settings_document
 from .yamlfile import read
 
 COMMAND_LINE, PROFILE, QUEUE = "command line", "profile", "queue of the site"
-SITE, BUILT_IN = "site default", "built-in"
-_FREE = ("env", "groups", "workers.options")
-"""Sections with names of the user's choice."""
+SITE, SITE_KEY, BUILT_IN = "site default", "site", "built-in"
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Origin:
     value: object
     kind: str
     position: Position
+    site_key: str = ""
+    """The key of the site file that supplies the value, if it is another one than the profile's."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,45 @@ def origins_of(
     site: str | None = None,
     settings: tuple[str, ...] = (),
     queue_key: str | None = None,
+    supplied: Sequence[Origin] = (),
 ) -> KeyOrigins:
     """Return the values of the profile's ``key``, such as ``workers.memory``.
 
     ``site`` is the option ``--site``, ``queue_key`` the queue of the plan if it is known.
+    ``supplied``: the values of keys of the site, which count before the built-in one.
     InputError if there is no such key.
     """
     loc: Loc = tuple(key.split("."))
-    declared = _declared(key)
+    group, of_group = split_group(key)
+    declared = _declared(of_group, Group) if group else _declared(key, Profile)
+    locs = [loc]
+    if group and loc[2] not in OF_THE_CLUSTER:
+        locs.append(loc[2:])
     layers = [
         *((COMMAND_LINE, settings_document((setting,))) for setting in reversed(settings)),
         (PROFILE, read(profile)),
         *((QUEUE, queue) for queue in _queue_layers(site_file, queue_key)),
         *((SITE, layer.section("defaults")) for layer in site_layers(site_file.path)),
     ]
-    found = [origin for kind, layer in layers for origin in _values(layer, loc, kind)]
+    found = [
+        origin for place in locs for kind, layer in layers for origin in _values(layer, place, kind)
+    ]
     if key == "site":
         found = [*_site_origins(site, site_file), *found]
+    found += supplied
+    if declared and declared.required:
+        return KeyOrigins(key, declared.description, tuple(found))
     if declared:
         built_in = Origin(declared.default, BUILT_IN, Position(BUILT_IN))
         return KeyOrigins(key, declared.description, (*found, built_in))
     return KeyOrigins(key, "", tuple(found))
+
+
+def split_group(key: str) -> tuple[str, str]:
+    """Return the group and its key in ``groups.GROUP.KEY``; ("", ``key``) for another key."""
+    first, _, rest = key.partition(".")
+    group, _, of_group = rest.partition(".")
+    return (group, of_group) if first == "groups" and of_group else ("", key)
 
 
 def _queue_layers(site_file: SiteFile, key: str | None) -> Iterator[Document]:
@@ -96,20 +116,29 @@ def _site_origins(site: str | None, site_file: SiteFile) -> Iterator[Origin]:
         yield Origin(name, COMMAND_LINE, Position("$GPUJOBS_SITE"))
 
 
-def _declared(key: str) -> Key | None:
-    """Return the declaration of ``key``; None for a name of the user's choice."""
-    names = list(key_names(Profile))
+def _declared(key: str, model: type[Profile | Group]) -> Key | None:
+    """Return the declaration of ``key`` in ``model``; None for a name of the user's choice."""
+    names = list(key_names(model))
     found = [name for name in names if name.startswith(f"{key}.")]
     if found:
         raise InputError(f"`{key}` is a section", hint=f"name one of its keys, such as {found[0]}")
     if key not in names:
-        if key.startswith(tuple(f"{section}." for section in _FREE)):
+        if any(key.startswith(f"{table}.") for table in _tables(model, names)):
             return None
-        raise InputError(f"a profile has no key `{key}`", hint=_hint(key, names))
-    return _key_in(keys_of(Profile), key)
+        owner = "profile" if model is Profile else "group"
+        raise InputError(f"a {owner} has no key `{key}`", hint=_hint(key, names))
+    return _key_in(keys_of(model), key)
 
 
-def _hint(key: str, names: list[str]) -> str:
+def _tables(model: type[Profile | Group], names: Sequence[str]) -> Iterator[str]:
+    """Yield the keys whose values are mappings with names of the user's choice."""
+    keys = keys_of(model)
+    for name in names:
+        if (key := _key_in(keys, name)) and isinstance(key.kind, Table):
+            yield name
+
+
+def _hint(key: str, names: Sequence[str]) -> str:
     """Return a hint for a key that profiles do not have."""
     if key.partition(".")[0] in keys_of(Site).keys() - keys_of(Profile).keys():
         return "it is a key of a site: `gpujobs sites show NAME --effective` has its origin"

@@ -38,7 +38,7 @@ class ClusterSpec:
     python: str = sys.executable
     """The interpreter that runs gpujobs."""
     from_site: frozenset[str] = frozenset()
-    """Keys of the profile whose values are the site's `defaults`."""
+    """Keys of the profile whose values are the site's `defaults`; of `env`, also each variable."""
     queue_order: tuple[str, ...] = ()
     """Keys of queues that `queue: auto` tries first, in this order; the others follow."""
 
@@ -55,10 +55,12 @@ class ClusterSpec:
         walltime = profile.walltime
         if queue.walltime and (walltime is None or "walltime" in self.from_site):
             walltime = queue.walltime
+        of_queue = {name for name in queue.env if f"env.{name}" in self.from_site}
+        own = {name: value for name, value in profile.env.items() if name not in of_queue}
         return replace(
             self,
             site=replace(self.site, site=self.site.site.in_queue(key)),
-            profile=replace(profile, walltime=walltime, env={**queue.env, **profile.env}),
+            profile=replace(profile, walltime=walltime, env={**queue.env, **own}),
         )
 
     def site_position(self, *loc: str | int) -> Position:
@@ -112,7 +114,7 @@ def make_spec(
         document=whole,
         name=profile.name or name,
         workdir=_workdir(profile.workdir or ""),
-        from_site=frozenset(defaults.value) - set(document.value),
+        from_site=given_names(defaults) - given_names(document),
     )
 
 
@@ -121,10 +123,16 @@ def _workdir(text: str) -> Path:
     return path if path.is_absolute() or text.startswith("~") else working_folder() / path
 
 
+def given_names(document: Document) -> frozenset[str]:
+    """Return the keys that a profile's ``document`` has, and `env.NAME` of its variables."""
+    variables = document.section("env").value
+    return frozenset(document.value) | {f"env.{name}" for name in variables}
+
+
 def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:
     """Return ``spec`` with ``settings`` laid over its profile."""
     document = settings.over(spec.document)
-    from_site = spec.from_site - set(settings.value)
+    from_site = spec.from_site - given_names(settings)
     return replace(spec, document=document, profile=build(Profile, document), from_site=from_site)
 
 

@@ -84,6 +84,26 @@ def test_the_profile_overrides_variables(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "value"),
+    [
+        ("gpus: 4\nqueue: a\n", "default"),
+        ("gpus: 4\nqueue: b\n", "'of queue'"),
+        ("gpus: 4\nqueue: b\nenv: {C: x}\n", "'of queue'"),
+        ("gpus: 4\nqueue: b\nenv: {A: mine}\n", "mine"),
+        ("groups: {x: {gpus: 4, queue: b}}\n", "'of queue'"),
+        ("groups: {x: {gpus: 4, queue: b, env: {C: x}}}\n", "'of queue'"),
+        ("groups: {x: {gpus: 4, queue: b, env: {A: mine}}}\n", "mine"),
+        ("env: {A: mine}\ngroups: {x: {gpus: 4, queue: b}}\n", "mine"),
+    ],
+)
+def test_variables_of_a_queue_override_the_defaults(home: Path, profile: str, value: str) -> None:
+    site = SITE.replace("defaults: {walltime: 1h}", "defaults: {walltime: 1h, env: {A: default}}")
+    (home / "s.yaml").write_text(site)
+    (script,) = render(made_plan(home, profile), "svd-0000")
+    assert f"export A={value}\n" in script.text
+
+
+@pytest.mark.parametrize(
     ("profile", "time"),
     [
         ("queue: a\n", "01:00:00"),
