@@ -42,6 +42,7 @@ class Entry:
         queue, memory = self.queue, self.memory
         keys = {
             "name": _word(queue.name) if queue.name != self.key else None,
+            "auto": None if queue.for_user else "false",
             "gpus_per_node": self.gpus or None,
             "gpu_type": _word(self.gpu_type) if self.gpu_type else None,
             "cpus_per_node": self.cpus or None,
@@ -55,7 +56,8 @@ class Entry:
             "max_gpus_per_user": queue.gpus_of_user(self.gpu_type) if self.gpus else None,
         }
         listed = ", ".join(f"{name}: {value}" for name, value in keys.items() if value is not None)
-        return f"  {_word(self.key)}: {{{listed}}}"
+        comment = f"   # {queue.restriction}" if queue.restriction else ""
+        return f"  {_word(self.key)}: {{{listed}}}{comment}"
 
 
 def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
@@ -144,6 +146,8 @@ def _queues(survey: Survey, entries: Sequence[Entry]) -> Iterator[str]:
     if not any(entry.gpus for entry in entries):
         yield f"{TO_BE_FILLED_IN} gpus_per_node of the queues; no node reports GPUs"
     yield "# memory_per_node is the memory of the smallest such node; jobs may be allowed less."
+    if hidden := [queue.name for queue in survey.queues if queue.hidden]:
+        yield f"# left out, because the batch scheduler hides them: {', '.join(hidden)}"
     yield "queues:   # in the order in which `queue: auto` tries them"
     yield from (entry.text() for entry in entries)
 
@@ -156,7 +160,8 @@ def _defaults(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _entries(queue: LiveQueue, nodes: Sequence[LiveNode]) -> Iterator[Entry]:
     """Yield one entry for each number and type of GPUs in an open queue, the largest first."""
-    own = [node for node in nodes if queue.open and node.queue in ("", queue.name)]
+    usable = queue.open and not queue.hidden
+    own = [node for node in nodes if usable and node.queue in ("", queue.name)]
     shapes = sorted({_shape(node) for node in own}, reverse=True)
     for shape in shapes:
         alike = [node for node in own if _shape(node) == shape]

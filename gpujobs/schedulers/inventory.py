@@ -48,6 +48,12 @@ class LiveQueue:
     exclusive: bool = False
     """Whether each job gets whole nodes, whether it asks for them or not."""
     open: bool = True
+    hidden: bool = False
+    """Whether the batch scheduler hides it from most users."""
+    restriction: str = ""
+    """Which users it is for, as text; "" for all."""
+    for_user: bool = True
+    """False if no account of the user who asks is named among those that may use it."""
     user_gpus: Mapping[str, int] = field(default_factory=dict)
     """The most GPUs of one user, by type; "" for GPUs of any type."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .formats import find_integer
@@ -51,31 +51,29 @@ class SlurmInventory(Inventory):
         stdout = ask(self.nodes_command())
         config = ask(["scontrol", "show", "config", *self._clusters()])
         associations = ["show", "associations", f"user={user}", "format=Account,User"]
-        accounts = ask(["sacctmgr", "-n", "-P", *associations])
         size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
-        user_gpus = self._user_gpus(ask) if _limits_are_enforced(config) else {}
+        accounts = _accounts(ask(["sacctmgr", "-n", "-P", *associations]))
+        show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
+        partitions = _partitions(ask(show))
+        user_gpus = _user_gpus(ask, partitions) if _limits_are_enforced(config) else {}
         # sinfo lists the partitions of a node in no fixed order: the default one is the first.
         rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
-        queues = {queue.name: queue for queue in map(_queue, rows)}
+        queues = {
+            name: _with_users(queue, partitions.get(name, {}), accounts)
+            for name, queue in {row["Partition"]: _queue(row) for row in rows}.items()
+        }
         return Survey(
             queues=tuple(
                 replace(queue, user_gpus=user_gpus.get(name, {})) for name, queue in queues.items()
             ),
             nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
             max_array_size=size and max(1, size - 1),
-            accounts=_accounts(accounts),
+            accounts=accounts,
             account_required=_account_required(config),
             visible_devices="scheduler",
             comments=tuple(_comments(config)),
             cluster_name=self.cluster_name(config),
         )
-
-    def _user_gpus(self, ask: Ask) -> dict[str, dict[str, int]]:
-        """Return the most GPUs of one user by partition, from the partition's QOS."""
-        partitions = ask(["scontrol", "show", "partition", "-o", *self._clusters()])
-        qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", "show", "qos", "format=Name,MaxTRESPU"]))
-        pairs = re.findall(r"^PartitionName=(\S+) .*?\bQoS=(\S+)", partitions, re.M)
-        return {partition: qos[name] for partition, name in pairs if name in qos}
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []
@@ -130,6 +128,53 @@ def _queue(row: dict[str, str]) -> LiveQueue:
         exclusive=row["OverSubscribe"].startswith("EXCLUSIVE"),
         open=row["Available"] == "up",
     )
+
+
+def _partitions(stdout: str) -> dict[str, dict[str, str]]:
+    """Return the settings of each partition, from a line of ``PartitionName=main AllowQos=ALL``."""
+    lines = (dict(re.findall(r"(\w+)=(\S*)", line)) for line in stdout.splitlines())
+    return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
+
+
+def _user_gpus(ask: Ask, partitions: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, int]]:
+    """Return the most GPUs of one user by partition, from the partition's QOS."""
+    qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", "show", "qos", "format=Name,MaxTRESPU"]))
+    names = {name: settings.get("QoS", "") for name, settings in partitions.items()}
+    return {name: qos[own] for name, own in names.items() if own in qos}
+
+
+_USERS = {
+    "AllowGroups": "only for groups", "AllowAccounts": "only for accounts",
+    "DenyAccounts": "not for accounts", "AllowQos": "only for QOS", "DenyQos": "not for QOS",
+}  # fmt: skip
+"""Settings of a partition that exclude users."""
+_MOST_NAMES = 6
+
+
+def _with_users(
+    queue: LiveQueue, settings: Mapping[str, str], accounts: Sequence[str]
+) -> LiveQueue:
+    """Return the queue with what its partition requires of users, who have these accounts."""
+    found = {name: settings[name].split(",") for name in _USERS if _excludes(settings, name)}
+    texts = [f"{_USERS[name]} {_listed(names)}" for name, names in found.items()]
+    # Newer releases also admit subaccounts of those listed, so this is not certain.
+    allowed = set(found.get("AllowAccounts", accounts)) - set(found.get("DenyAccounts", ()))
+    return replace(
+        queue,
+        hidden="YES" in (settings.get("Hidden"), settings.get("RootOnly")),
+        restriction="; ".join(texts),
+        for_user=not accounts or bool(allowed & set(accounts)),
+    )
+
+
+def _excludes(settings: Mapping[str, str], name: str) -> bool:
+    return settings.get(name, "ALL") not in ("ALL", "(null)", "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _accounts(stdout: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ..conftest import nothing_left
-from ..support.backend import Backend
+from ..support.backend import Backend, SlurmBackend
 from ..support.cli import NVML, Cli
 from ..support.processes import until
 from ..support.sge import SgeBackend
@@ -102,6 +102,31 @@ def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: SgeBackend) -> None:
     assert findings[0]["message"] == "sge: one user has at most 3 GPUs in queue short"
     refused = [finding["message"] for finding in findings[1:]]
     assert all("qsub -w v refuses the script" in message for message in refused), refused
+
+
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_partitions_that_are_not_for_all(cli: Cli, backend: SlurmBackend) -> None:
+    def short(setting: str, value: str) -> None:
+        backend.slurm.command("scontrol", "update", "PartitionName=short", f"{setting}={value}")
+
+    def drafted() -> str:
+        done = cli("sites", "init", "--scheduler", "slurm")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        short("Hidden", "YES")
+        hidden = drafted()
+        short("Hidden", "NO")
+        short("AllowAccounts", "p1,p2")
+        limited = drafted()
+    finally:
+        short("Hidden", "NO")
+        short("AllowAccounts", "ALL")
+    assert "hides them: short" in hidden and "\n  short:" not in hidden
+    (line,) = [line for line in limited.splitlines() if line.startswith("  short:")]
+    assert line.endswith("# only for accounts p1, p2")
+    assert "#" not in next(line for line in drafted().splitlines() if line.startswith("  short:"))
 
 
 def test_free_gpus(cli: Cli, backend: Backend) -> None:

@@ -12,7 +12,7 @@ from .transcripts import recorded
 ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
     "slurm": {
         "sinfo": ("sinfo.txt", "nodes and partitions"),
-        "scontrol show partition": ("limits.txt", "partitions"),
+        "scontrol show partition -o -a": ("limits.txt", "partitions"),
         "sacctmgr -n -P show qos": ("limits.txt", "qos"),
     },
     "sge": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,53 @@ def test_the_order_of_slurms_partitions_is_fixed() -> None:
     for order in (lines, lines[::-1]):
         found = survey_of("slurm", {"sinfo": "\n".join(order)}).queues
         assert [queue.name for queue in found] == ["zoo", "large", "short"]
+
+
+def restricted(**settings: str) -> dict[str, str]:
+    """Return the recorded partitions of Slurm, the second one with these settings."""
+    main, short = recorded("slurm", "limits.txt", "partitions").stdout.splitlines()
+    for name, value in settings.items():
+        short = re.sub(rf" {name}=\S+", f" {name}={value}", short)
+    return {"scontrol show partition -o -a": f"{main}\n{short}\n"}
+
+
+def test_a_partition_of_some_accounts(home: Path) -> None:
+    """p1 and p2 are the accounts of the user."""
+    text, loaded = drafted(home, "slurm", survey_of("slurm", restricted(AllowAccounts="x,p2")))
+    assert re.search(r"short: .*   # only for accounts x, p2$", text, re.M)
+    assert loaded.site.queues["short"].auto
+    text, loaded = drafted(home, "slurm", survey_of("slurm", restricted(AllowAccounts="x,y")))
+    assert "# only for accounts x, y\n" in text
+    assert [queue.auto for queue in loaded.site.queues.values()] == [True, False]
+    nobody = {"sacctmgr -n -P show associations": "", **restricted(AllowAccounts="x")}
+    survey = survey_of("slurm", nobody, user="eve")
+    assert [queue.for_user for queue in survey.queues] == [True, True], "accounts are not known"
+
+
+def test_a_partition_of_some_qos_and_groups() -> None:
+    answer = restricted(AllowQos="high,a,b,c,d,e,f,g", AllowGroups="lab")
+    _, short = survey_of("slurm", answer).queues
+    assert short.restriction == "only for groups lab; only for QOS high, a, b, c, d, e and 2 more"
+    assert short.for_user and not short.hidden
+    line = next(iter(restricted(AllowAccounts="ALL DenyAccounts=p1,p2").values()))
+    _, short = survey_of("slurm", {"scontrol show partition -o -a": line}).queues
+    assert (short.restriction, short.for_user) == ("not for accounts p1, p2", False)
+
+
+@pytest.mark.parametrize("name", ["Hidden", "RootOnly"])
+def test_a_hidden_partition_is_left_out(home: Path, name: str) -> None:
+    survey = survey_of("slurm", restricted(**{name: "YES"}))
+    text, loaded = drafted(home, "slurm", survey)
+    assert list(loaded.site.queues) == ["main"]
+    assert "# left out, because the batch scheduler hides them: short" in text
+    assert [queue.name for queue in survey.queues] == ["main", "short"], "for sites check --live"
+
+
+def test_the_shortest_walltime_of_pbs_is_in_the_draft(home: Path) -> None:
+    title = "a queue with a shortest walltime, json"
+    answer = {"qstat -Q": recorded("pbs", "resources.txt", title).stdout}
+    _, loaded = drafted(home, "pbs", survey_of("pbs", answer))
+    assert loaded.site.queues["gpuq"].min_walltime == 3600
 
 
 def test_slurm_limits_the_gpus_of_a_type() -> None:
