@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..support.cli import Cli, text_of
 from ..support.owner import make, site  # noqa: F401
 from ..support.processes import patience, until
 from ..support.sge import SgeBackend
+from .test_clusters import connected
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -98,23 +100,49 @@ def test_two_workers_share_a_gpu(cli: Cli, layout: str, worker_class: str) -> No
     ]
 
 
-def test_groups_scale_by_workers_and_one_too_many_on_a_gpu_ends_the_cluster(cli: Cli) -> None:
+def test_groups_scale_by_workers(cli: Cli) -> None:
     groups = {
         "serve": {"gpus": 2, "gpus_per_job": 2, "workers": {"gpus_per_worker": 2}},
         "small": {"gpus": 1, "gpus_per_job": 1, "workers": {"workers_per_gpu": 2}},
     }
     cluster = cli.submit({"groups": groups})
 
-    def connected() -> dict[str, int]:
+    def of_groups() -> dict[str, int]:
         found = cli.status(cluster)["workers"]["groups"]
         return {group["name"]: group["connected"] for group in found}
 
-    until(lambda: connected() == {"serve": 1, "small": 2}, 60)
+    until(lambda: of_groups() == {"serve": 1, "small": 2}, 60)
     done = cli("scale", cluster, "serve=2", "small=3")
     assert done.returncode == 0, done.stderr
     assert "3 workers are 2 jobs of 2" in done.stderr
-    until(lambda: connected() == {"serve": 2, "small": 4}, 60)
+    until(lambda: of_groups() == {"serve": 2, "small": 4}, 60)
     assert cli("cancel", cluster).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "message"),
+    [
+        ({"workers_per_gpu": 2}, "0", r"0-0, ID-0-1 and ID-1-[01] share GPU (GPU-same\S+) on same, which is for 2"),
+        SLOW({"gpus_per_worker": 2}, "0,1", r"0 and ID-1 share GPU (GPU-same\S+) on same"),
+    ],
+)  # fmt: skip
+def test_one_worker_too_many_on_a_gpu_ends_the_cluster(
+    cli: Cli, backend: SlurmBackend, workers: dict[str, int], devices: str, message: str
+) -> None:
+    """The jobs take each other's GPUs, as on a batch scheduler that does not isolate them."""
+    setup = f"export SLURMD_NODENAME=same CUDA_VISIBLE_DEVICES={devices}"
+    gpus = len(devices.split(","))
+    profile = {"gpus": gpus, "gpus_per_job": gpus, "workers": workers}
+    cluster = cli.submit({**profile, "environment": {"setup": setup, "python": cli.python}})
+    allowed = workers.get("workers_per_gpu", 1)
+    connected(cli, cluster, allowed)
+    assert cli.status(cluster)["state"] == "RUNNING"
+    assert cli("scale", cluster, str(2 * allowed)).returncode == 0
+    until(lambda: cli.status(cluster)["state"] == "FAILED", 60)
+    reason = cli.status(cluster)["reason"]
+    found = re.fullmatch("workers ID-" + message, reason.replace(cluster, "ID"))
+    assert found, reason
+    backend.wait_empty(20, cluster)
 
 
 def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
