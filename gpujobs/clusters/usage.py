@@ -152,11 +152,13 @@ class UsageReport:
     @property
     def most_gpus(self) -> int:
         """Most GPUs that the cluster had at the same time."""
-        return max((number for _, number in self._gpus()), default=0)
+        attempts = {job.report.attempt for job in self.jobs}
+        return max((number for one in attempts for _, number in self._gpus(one)), default=0)
 
-    def _gpus(self) -> Steps:
-        spans = [(job.started, job.until, job.gpus) for job in self.jobs if job.started is not None]
-        return steps(spans)
+    def _gpus(self, attempt: int) -> Steps:
+        """Return the GPUs of an attempt over time; of rounded times, two attempts may overlap."""
+        jobs = [job for job in self.jobs if job.report.attempt == attempt]
+        return steps((job.started, job.until, job.gpus) for job in jobs if job.started is not None)
 
     @property
     def workers(self) -> Steps:

@@ -52,6 +52,7 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
     return {
         "number": report.number,
         "id": report.id,
+        "attempt": report.attempt,
         "group": report.group,
         "node": report.node,
         "state": report.state.value,

@@ -35,6 +35,17 @@ if __name__ == "__main__":
         gpus, heavy = dask.compute(on_gpus, heavy, scheduler=client, optimize_graph=False)
         print(json.dumps({"address": client.scheduler.address, "start": names, "gpu": gpus, "heavy": heavy}))
 """
+ATTEMPT = """
+import json, os, time
+from distributed import Client
+
+if __name__ == "__main__":
+    with Client() as client:
+        names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+    print(json.dumps([os.environ["GPUJOBS_ATTEMPT"], sorted(names)]), flush=True)
+    if os.environ["GPUJOBS_ATTEMPT"] == "1":
+        time.sleep(600)
+"""
 PREP = {
     "gpus": 0,
     "queue": "cpu",
@@ -182,3 +193,44 @@ def test_jobs_wait_for_a_head_of_another_group(cli: Cli, backend: Backend) -> No
 
 def _age(path: Path) -> float:
     return time.time() - path.stat().st_mtime
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("waiting", [False, True])
+def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bool) -> None:
+    """With ``waiting``, no job of one group has started when the first attempt ends."""
+    cli.write("attempt.py", ATTEMPT)
+    prep = {"directives": [backend.hold]} if waiting else {"start_workers": 2}
+    wanted = groups(gpu={"start_workers": 4}, prep=prep)
+    cluster = cli.submit({"groups": wanted, "requeue": 1, "run": ["python", "attempt.py"]})
+
+    def attempts() -> list[Any]:
+        return [json.loads(line) for line in cli("logs", cluster).stdout.splitlines()]
+
+    until(attempts, 120, "the first attempt", every=0.5)
+    jobs = cli.status(cluster)["jobs"]
+    assert [(job["attempt"], job["group"]) for job in jobs] == [
+        (attempt, group) for attempt in (1, 2) for group in ("gpu", "gpu", "prep", "prep")
+    ]
+    connected_now = (0, 2) if waiting else (2, 2)
+    assert numbers(cli, cluster) == {"gpu": (4, 4), "prep": connected_now}
+    backend.kill_job(next(job["id"] for job in jobs if job["head"]))
+    backend.wait_empty(120, cluster)
+    found = cli.status(cluster)
+    assert (found["state"], found["attempt"], found["attempts"]) == ("DONE", 2, 2), found
+    names = [
+        ["gpu-0-0", "gpu-0-1", "gpu-1-0", "gpu-1-1"],
+        ["gpu-4-0", "gpu-4-1", "gpu-5-0", "gpu-5-1"],
+    ]
+    if not waiting:
+        names = [[*names[0], "prep-2", "prep-3"], [*names[1], "prep-6", "prep-7"]]
+    assert attempts() == [
+        [number, [f"{cluster}-{name}" for name in own]]
+        for number, own in zip("12", names, strict=True)
+    ]
+    never_started = {job["number"] for job in found["jobs"] if not job["node"]}
+    assert never_started == ({2, 3, 6, 7} if waiting else set())
+    report = json.loads(cli("report", cluster, "--json").stdout)
+    assert report["most_gpus"] == 4
+    places = [(job["attempt"], job["group"]) for job in report["jobs"]]
+    assert places == [(job["attempt"], job["group"]) for job in jobs]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -267,6 +268,19 @@ def test_json_has_the_numbers() -> None:
     assert found["failures"] == [1]
     assert [job["replaced_by"] for job in found["jobs"]] == [None, 2, None]
     assert [gpu["busy"] for gpu in found["jobs"][0]["devices"]] == [pytest.approx(1), 0.5]
+
+
+def test_attempts_have_no_gpus_at_the_same_time() -> None:
+    """The end of a job is rounded up, and the next attempt may start in the same second."""
+    found = usage()
+    first, _, last = found.jobs
+    until = (last.started or 0.0) + 1
+    next_attempt = replace(last, report=replace(last.report, attempt=2))
+    both = replace(found, jobs=(replace(first, until=until), next_attempt))
+    assert both.most_gpus == 2
+    assert replace(found, jobs=(first, last)).most_gpus == 4
+    jobs: Any = usage_json(both)["jobs"]
+    assert [job["attempt"] for job in jobs] == [1, 2]
 
 
 def test_text_names_the_replacement() -> None:
