@@ -39,9 +39,9 @@ def main() -> None:
 
         rows, columns = options.rows, options.columns
         x = da.random.default_rng(42).normal(size=(rows, columns), chunks=(rows // 16, columns))
-        if all(client.run(on_gpu).values()):
-            print("the array is on the GPUs (CuPy)")
-            x = x.map_blocks(to_gpu)
+        gpu = all(client.run(on_gpu).values())
+        print("CuPy" if gpu else "NumPy (no CuPy or no GPU in the workers)")
+        x = x.map_blocks(to_gpu) if gpu else x
 
         started = time.perf_counter()
         mean, gram = da.compute(x.mean(), x.T @ x)

@@ -37,8 +37,8 @@ def fit(table):
     """Return the names of the workers of both steps, and the coefficients."""
     reader, x, y = table
     xp = array_module()
-    coefficients = xp.linalg.lstsq(xp.asarray(x), xp.asarray(y), rcond=None)[0]
-    return reader, get_worker().name, [round(float(value), 1) for value in coefficients]
+    coefficients = xp.linalg.lstsq(xp.asarray(x), xp.asarray(y), rcond=None)[0].round(1).tolist()
+    return reader, f"{get_worker().name} with {xp.__name__}", coefficients
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def train(rate, momentum):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--gpus", type=float, default=1, help="of a trial; 0.5: two on each GPU")
+    parser.add_argument("--gpus", type=float, default=1, help="the resource GPU of a trial")
     parser.add_argument("--study", default="study.log", help="a search continues with its file")
     options = parser.parse_args()
 
@@ -43,7 +43,8 @@ def main() -> None:
             return future
 
         at_once = int(gpus / options.gpus) or sum(client.nthreads().values())
-        print(f"{gpus:g} GPUs, {at_once} trials at a time", flush=True)
+        kind = "GPU" if gpus else "CPU"
+        print(f"{kind} workers: {len(workers)}; trials at a time: {at_once}", flush=True)
         running = as_completed([start() for _ in range(min(at_once, options.trials))])
         for future in running:
             failed = future.status == "error"

@@ -8,14 +8,19 @@ from dask.utils import format_bytes, parse_bytes
 from distributed import Client, wait
 
 
-def to_gpu(block):
-    """Copy a block to the GPU, if the process has CuPy and a GPU."""
+def on_gpu() -> bool:
+    """Return whether this process has CuPy and a GPU."""
     try:
         import cupy
+    except ImportError:
+        return False
+    return cupy.is_available()
 
-        cupy.cuda.runtime.getDeviceCount()
-    except Exception:
-        return block
+
+def to_gpu(block):
+    """Copy a block to the GPU of its worker; with CuPy in this process, cupy.asarray does it."""
+    import cupy
+
     return cupy.asarray(block)
 
 
@@ -29,9 +34,13 @@ def main() -> None:
     with Client() as client:
         client.wait_for_workers(1)
         array = da.random.default_rng(0).random((rows, columns), chunks=(2000, columns))
-        array = array.map_blocks(to_gpu).persist()
+        gpu = all(client.run(on_gpu).values())
+        if gpu:
+            array = array.map_blocks(to_gpu)
+        array = array.persist()
         wait(array)  # the whole array exists now: what does not fit in memory is on disk
-        print(f"array of {format_bytes(array.nbytes)}")
+        kind = "CuPy" if gpu else "NumPy (no CuPy or no GPU in the workers)"
+        print(f"array of {format_bytes(array.nbytes)}, {kind}")
         mean, squares = da.compute(array.mean(), (array**2).mean())
         print(f"mean {float(mean):.3f}, variance {float(squares - mean**2):.4f} (expected: 1/12)")
         assert np.isclose(float(mean), 0.5, atol=1e-3)

@@ -16,7 +16,7 @@ import pytest
 from ..conftest import make_cli, need_library, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
-from ..support.cli import ROOT, Cli, text_of
+from ..support.cli import NVML, ROOT, Cli, text_of
 from ..support.processes import until
 
 CPU = ["--set", "gpus=0", "--set", "workers.count=2"]
@@ -35,6 +35,17 @@ def run_example(cli: Cli, name: str, *words: str) -> str:
     done = cli("submit", f"examples/{name}/profile.yaml", "--wait", *words)
     assert done.returncode == 0, done.stderr
     return cli("logs", done.stdout.strip()).stdout
+
+
+def with_gpus(cli: Cli, count: int, *fakes: str) -> list[str]:
+    """Give this machine fake GPUs; return the options with which the jobs see them, too."""
+    gpus = {
+        "PYTHONPATH": os.pathsep.join(str(NVML.parent / name) for name in ("nvml", *fakes)),
+        "DASK_CUDA_TEST_SINGLE_GPU": "1",
+        "FAKE_NVML_GPUS": str(count),
+    }
+    cli.env.update(gpus)
+    return ["--set", f"env={json.dumps(gpus)}", "--set", f"start_workers={count}"]
 
 
 def write_inputs(folder: Path, count: int) -> None:
@@ -140,8 +151,8 @@ def test_groups_on_this_machine(local: Cli) -> None:
     done = local(*words)
     assert done.returncode == 0, done.stderr
     lines = local("logs", done.stdout.strip()).stdout.splitlines()
-    steps = [re.sub(r"\d+ on \S+-(gpu|prep)-\d+$", r"\1", line) for line in lines[:-1]]
-    assert set(steps) == {"read: prep", "fit: gpu"}
+    steps = [re.sub(r"\d+ on \S+-(gpu|prep)-\d+", r"\1", line) for line in lines[:-1]]
+    assert set(steps) == {"read: prep", "fit: gpu with numpy"}
     assert lines[-1] == "coefficients: 0.0 1.0 2.0 3.0 4.0 5.0 6.0 7.0"
 
 
@@ -156,7 +167,7 @@ def test_an_array_that_is_larger_than_memory(local: Cli) -> None:
     ]
     output = run_example(local, "spill", *words)
     assert output.splitlines() == [
-        "array of 1.00 GiB",
+        "array of 1.00 GiB, NumPy (no CuPy or no GPU in the workers)",
         "mean 0.500, variance 0.0833 (expected: 1/12)",
     ]
 
@@ -185,11 +196,41 @@ def test_optuna_continues_a_study(local: Cli) -> None:
     run = with_run("search", "--trials", "20", "--gpus", "0.5")
     words = [*run, "--set", "workers.threads=2", "--set", "workers.resources.GPU=1"]
     first, last = run_example(local, "search", *words).splitlines()
-    assert first == "2 GPUs, 4 trials at a time"  # two workers with the resource of a GPU worker
+    assert first == "GPU workers: 2; trials at a time: 4"  # with the resource of a GPU worker
     assert last.startswith("20 trials, best loss ")
     first, last = run_example(local, "search", *with_run("search", "--trials", "20")).splitlines()
-    assert first == "0 GPUs, 2 trials at a time"
+    assert first == "CPU workers: 2; trials at a time: 2"
     assert last.startswith("40 trials, best loss ")
+
+
+TOGETHER = """
+from distributed import Client, Event
+
+def wait_for_both(number):
+    Event(str(number)).set()
+    return Event(str(1 - number)).wait(60)
+
+with Client() as client:
+    trials = client.map(wait_for_both, range(2), resources={"GPU": 1})
+    print(client.gather(trials))
+"""
+"""A program whose two trials, each with `GPU: 1`, wait for each other."""
+
+
+@pytest.mark.slow
+def test_two_trials_on_each_gpu(local: Cli) -> None:
+    need_library("optuna")
+    gpus = with_gpus(local, 1)
+    ((program, *words),) = console("search")
+    assert program == "gpujobs"
+    done = local(*words, *gpus)
+    assert done.returncode == 0, done.stderr
+    first, last = local("logs", done.stdout.strip()).stdout.splitlines()
+    assert first == "GPU workers: 1; trials at a time: 2"
+    assert last.startswith("200 trials, best loss ")
+    local.write("together.py", TOGETHER)
+    done = local(*words, *gpus, "--set", "run=[python, together.py]")
+    assert local("logs", done.stdout.strip()).stdout == "[True, True]\n"
 
 
 @pytest.mark.slow
@@ -206,7 +247,7 @@ def test_a_numba_kernel_on_each_worker(local: Cli) -> None:
     need_library("numba")
     output = run_example(local, "kernel", *with_run("kernel", "--size", "100000"))
     lines = output.splitlines()
-    assert lines[0] == "2 workers compiled the kernel"
+    assert lines[0] == "2 workers compiled the kernel: CPUDispatcher"
     before, after = (float(text) for text in re.findall(r"0\.\d+", lines[1])[:2])
     assert (before, after) == pytest.approx((12**-0.5, 36**-0.5), abs=0.005)
 
@@ -221,6 +262,23 @@ def test_arrays_without_cupy(local: Cli) -> None:
         "sum of x + x.T",
         "tall-skinny SVD",
     ]
+
+
+@pytest.mark.slow
+def test_arrays_over_two_protocols(local: Cli) -> None:
+    gpus = with_gpus(local, 2, "ucxx", "rmm")
+    run = ["python", "examples/arrays/arrays.py", "--rows", "50000", "--side", "800"]
+    first = {}
+    for program, *words in console("arrays"):
+        assert program == "gpujobs"
+        done = local(*words, *gpus, "--set", f"run={json.dumps(run)}")
+        assert done.returncode == 0, done.stderr
+        first[words[-1]] = local("logs", done.stdout.strip()).stdout.splitlines()[0]
+    kind = "NumPy (no CuPy or no GPU in the workers)"
+    assert first == {
+        "network.protocol=ucxx": f"2 workers, ucxx, {kind}",
+        "network.protocol=tcp": f"2 workers, tls, {kind}",
+    }
 
 
 @pytest.mark.slow

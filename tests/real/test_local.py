@@ -42,6 +42,7 @@ def test_quickstart(local: Cli) -> None:
     done = local("submit", "examples/quickstart.yaml", "--wait")
     assert done.returncode == 0, done.stderr
     assert "no NVIDIA GPU on this machine, so CPU workers" in done.stderr
+    assert "NumPy (no CuPy or no GPU in the workers)" in done.stderr
     assert "they agree with the eigenvalues" in done.stderr
     until(lambda: not processes_with(done.stdout.strip()), 10)
 

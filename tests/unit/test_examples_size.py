@@ -1,7 +1,11 @@
-"""The examples stay small: each folder has a page, and a profile or a form, each script at most 60 lines."""
+"""The examples stay small and complete: each folder has a page, each script at most 60 lines, and what it needs is listed."""
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,46 @@ from ..support.cli import ROOT
 
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
+TABLE = (EXAMPLES / "README.md").read_text()
+ROW = re.compile(
+    r"^\| \[.*\]\((?P<name>[\w.]+)\) \| .* \| (?P<needs>.*) \| (?P<tests>.+) \|$", re.M
+)
+ROWS = {row["name"]: row for row in ROW.finditer(TABLE)}
+"""The rows of the list, by the folder or the script that they link to last."""
+
+EVERYWHERE = {"dask", "distributed", "gpujobs"}
+BY_OTHER_NAMES = {
+    "torch": "tools/install adds it",
+    "xgboost": "xgboost-cpu",
+    "jupyterlab": "dask-labextension",
+}
+"""Libraries of the tests that are not in pyproject.toml by their names, and why they are installed."""
+
+
+def imported(path: Path) -> set[str]:
+    """Return the libraries that a script imports anywhere, by the names of their packages."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    roots = {name.partition(".")[0] for name in found}
+    return {name.replace("_", "-") for name in roots - sys.stdlib_module_names - EVERYWHERE}
+
+
+def installed() -> set[str]:
+    """Return the libraries of the tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [line for extra in ("demo", "mpi", "test", "test-examples") for line in extras[extra]]
+    return {re.split(r"[^\w-]", line)[0] for line in lines} | set(BY_OTHER_NAMES)
+
+
+def needs(name: str) -> tuple[set[str], set[str]]:
+    """Return the packages that an example needs, and those that it needs on GPUs only."""
+    everywhere, _, on_gpus = ROWS[name]["needs"].partition("; on GPUs: ")
+    return set(re.findall("`(.+?)`", everywhere)), set(re.findall("`(.+?)`", on_gpus))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
@@ -21,4 +65,23 @@ def test_a_script_has_at_most_60_lines(path: Path) -> None:
 def test_a_folder_is_complete_and_in_the_list(folder: Path) -> None:
     assert (folder / "README.md").exists()
     assert (folder / "profile.yaml").exists() or (folder / "form.yml").exists()
-    assert f"]({folder.name})" in (EXAMPLES / "README.md").read_text()
+    assert folder.name in ROWS
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_list_has_what_a_script_imports(path: Path) -> None:
+    row = path.name if path.parent == EXAMPLES else path.parent.name
+    assert imported(path) <= set.union(*needs(row))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_tests_have_what_an_example_needs_without_gpus(name: str) -> None:
+    everywhere, on_gpus = needs(name)
+    assert everywhere <= installed()
+    assert not on_gpus & installed()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_example_is_run_by_a_test(name: str) -> None:
+    texts = [path.read_text() for path in (ROOT / "tests" / "real").glob("*.py")]
+    assert any(re.search(rf'examples/{name}|"{name}"', text) for text in texts)
