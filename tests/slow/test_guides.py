@@ -17,6 +17,7 @@ import pytest
 from distributed import Client
 
 from ..conftest import make_cli, nothing_left, unavailable
+from ..real.test_clusters import connected
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import NVML, ROOT, Cli, text_of
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.slow
 FIRST_JOB = ROOT / "docs" / "first-job.md"
 ID = r"[a-z]+-7f3a"
 """The id of a cluster in the documentation."""
-ID_OF_SVD = "svd-7f3a"
 WAITING = """
 import pathlib, time
 
@@ -36,6 +36,15 @@ while not pathlib.Path("stop").exists():
     time.sleep(0.5)
 """
 """A program that ends when `stop_later` writes a file."""
+RUN = {"run": ["python", "svd.py"]}
+GROUPS = {"gpu": {"gpus": 4}, "prep": {"gpus": 0, "workers": {"count": 1, "memory": "1GiB"}}}
+PROFILES: dict[str, dict[str, object]] = {
+    "svd": {"gpus": 4, **RUN},
+    "pipe": {"groups": GROUPS, **RUN},
+    "prepare": {"gpus": 1, "run": ["true"]},
+    "train": {"gpus": 1, "run": ["true"]},
+}
+"""What the pages submit."""
 FOLLOWS = re.compile(r"--watch|--wait|logs -f|top [\w-]+$")
 """Commands that end when the cluster does."""
 
@@ -71,6 +80,8 @@ def execute(cli: Cli, session: str, ids: dict[str, str]) -> dict[str, str]:
     env = {**cli.env, "PATH": f"{Path(cli.command).parent}:{cli.env['PATH']}"}
     for command, expected in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", session, re.M):
         own = re.sub(ID, lambda found: ids.get(found[0], found[0]), command)
+        if variable := re.match(r"(\w+)=\$\(", own):  # it is used in the next command
+            own += f" && printf %s ${variable[1]}"
         with stop_later(cli, own):
             done = run(["bash", "-c", own], env=env, user=cli.user, cwd=cli.work, timeout=180)
         assert done.returncode == 0, (own, done.stdout, done.stderr)
@@ -81,6 +92,8 @@ def execute(cli: Cli, session: str, ids: dict[str, str]) -> dict[str, str]:
                 (ids[line],) = (one for one in lines if re.fullmatch(rf"{name}-[0-9a-f]{{4}}", one))
             else:
                 assert line in lines, (own, done.stdout, done.stderr)
+        if variable:
+            env[variable[1]] = done.stdout
         printed[command] = done.stdout
     return printed
 
@@ -108,7 +121,7 @@ def delta(slurm_backend: SlurmBackend, home: Path) -> Iterator[Cli]:
     """A login node of the private Slurm, with the name of a site of the documentation."""
     cli = make_cli(slurm_backend, home, "ordinary")
     site = slurm_backend.site() | {"hostnames": [re.escape(socket.gethostname())]}
-    (home / "sites" / "here.yaml").unlink()
+    (home / "sites" / "here.yaml").rename(home / "sites" / "mahti.yaml")
     (home / "sites" / "delta.yaml").write_text(text_of(site))
     del cli.env["GPUJOBS_SITE"]
     yield cli
@@ -148,17 +161,17 @@ SESSIONS = [
 @pytest.mark.slurm
 @pytest.mark.parametrize("session", SESSIONS)
 def test_commands_beside_a_running_cluster(session: str, delta: Cli) -> None:
-    """The cluster `svd-7f3a` of the pages, of one job with four workers."""
+    """The clusters `svd-7f3a`, of one job with four workers, and `pipe-7f3a`, with groups."""
     (delta.work / "svd.py").write_text(WAITING)
-    profile = {"gpus": 4, "walltime": "10m", "account": "p1", "run": ["python", "svd.py"]}
+    (delta.work / "delta.yaml").write_text((delta.home / "sites" / "delta.yaml").read_text())
     ids = {}
-    if ID_OF_SVD in session:
-        submitted = delta.submit(profile, "--site", "delta", name="svd.yaml")
-        ids[ID_OF_SVD] = submitted
-        until(lambda: delta.status(submitted)["state"] == "RUNNING", 60, "workers")
-        until(lambda: delta("logs", submitted).stdout == "here\n", 60, "output")
-    else:
-        delta.write("svd.yaml", profile)
+    for name, own in PROFILES.items():
+        path = delta.write(f"{name}.yaml", {"walltime": "10m", "account": "p1", **own})
+        if f"{name}-7f3a" in session:
+            submitted = delta.submit(path.read_text(), "--site", "delta", name=path.name)
+            until(lambda one=submitted: delta("logs", one).stdout == "here\n", 60, "output")
+            connected(delta, submitted, 4)
+            ids[f"{name}-7f3a"] = submitted
     assert execute(delta, session, ids)
     assert delta("cancel", "--all").returncode == 0
 
