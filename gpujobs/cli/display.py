@@ -15,6 +15,7 @@ from ..clusters.report import (
     WorkerGpu,
     cluster_json,
 )
+from ..injob.idle import RULES
 from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, table
 
@@ -110,12 +111,18 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     if report.folder.address and not report.finished:
         yield f"  dask     {report.folder.address}"
     if report.ends_at:
-        ends = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
-        yield f"  ends     at {ends}, unless it gets work (`idle_timeout`)"
+        yield f"  ends     {_end_text(report.ends_at, report.folder.ends_by)}"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
     for note in report.notes:
         yield f"  note     {note}"
+
+
+def _end_text(ends_at: float, rule: str) -> str:
+    """Return when a cluster without work ends, and what it must stay without."""
+    clock = time.strftime("%H:%M:%S", time.localtime(ends_at))
+    condition = RULES.get(rule, "without work")  # of a newer version
+    return f"at {clock}, if it stays {condition}"
 
 
 def _missing_workers(report: ClusterReport) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from ..clusters.ledger import ClusterRecord
 from ..config.queue import Queue
+from ..injob.idle import RULES
 from ..injob.names import HEAD
 from ..injob.size import WorkerSize
 from ..planning.containers import Container
@@ -248,11 +249,21 @@ def _interface_text(plan: Plan) -> str:
 
 def _run_text(plan: Plan) -> str:
     if not plan.profile.run:
-        return "no command: the cluster runs until its walltime or `gpujobs cancel`"
+        return _ends_text(plan)
     command = shlex.join(plan.profile.run)
     wanted = "the first worker" if plan.start_workers == 1 else f"{plan.start_workers} workers"
     wanted += "".join(f", {number} of group {name}" for name, number in plan.start_groups.items())
     return f"{command} (in {plan.workdir}, starts with {wanted})"
+
+
+def _ends_text(plan: Plan) -> str:
+    """Return what ends a cluster without a command, whichever comes first."""
+    ends = [f"it is {RULES[rule]} for too long" for rule in plan.lifetime.end_after]
+    if any(jobs.walltime for jobs in plan.all_jobs):
+        ends.append("its walltime is over")
+    ends.append("`gpujobs cancel` is called")
+    listed = ", ".join(ends[:-1])
+    return f"no command: the cluster runs until {' or '.join(filter(None, [listed, ends[-1]]))}"
 
 
 def _limits_text(plan: Plan) -> str:

@@ -62,6 +62,8 @@ class FolderState:
     """Workers that were restarted because of their memory."""
     ends_at: float | None = None
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
+    ends_by: str = ""
+    """The rule by which it ends then (see `injob.idle`)."""
     waits_for: str = ""
     """The cluster after whose end this one starts; "" when that has ended."""
     removed: bool = False
@@ -146,6 +148,7 @@ class FolderReader:
             over_memory=registry.get("over_memory", {}),
             waits_for=self._waits_for(),
             ends_at=registry.get("ends_at"),
+            ends_by=registry.get("ends_by", ""),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},

@@ -162,7 +162,7 @@ class Site(Model):
     )
     max_queued_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
     max_idle_timeout: int | None = optional(
-        DURATION, "longest idle_timeout and client_timeout of clusters without run"
+        DURATION, "longest time without tasks of clusters without run, longest client_timeout"
     )
     layouts: tuple[LayoutName, ...] = optional(
         LAYOUTS, "layouts of profiles that the site allows; default: all", default=()

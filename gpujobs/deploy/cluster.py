@@ -218,8 +218,9 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         if self._pool.jobs.active:  # the head's job
             self._scaler.watch_soon()
         else:
-            registry = WorkerRegistry(self.scheduler, str(self.folder))
-            self.scheduler.add_plugin(registry, name="gpujobs")
+            end_after = self._pool.plan.lifetime.end_after
+            folder = str(self.folder)
+            WorkerRegistry(self.scheduler, folder, end_after, in_owner=True).install()
         self._lease.keep()
 
     async def _close(self) -> None:

@@ -13,8 +13,12 @@ RULES = {
     "idle": "without tasks",
     "client": "without clients",
     "unused": "without tasks and clients",
+    "idle_workers": "without tasks",
 }
-"""The conditions by name, in words for the user."""
+"""The conditions by name, in words for the user.
+
+``idle_workers``: while workers are connected; a Python process's cluster may have none for hours.
+"""
 _STEP = 2
 """A process that was stopped, or a busy event loop, counts as so many intervals, not as idle."""
 
@@ -40,18 +44,28 @@ class IdleWatch:
         self._seconds = dict.fromkeys(rules, 0.0)
         self._last: float | None = None
 
-    def observe(self, now: float, *, tasks: bool, clients: bool) -> None:
-        """Note whether there are unfinished tasks and clients at ``now``, in seconds."""
+    def observe(self, now: float, *, tasks: bool, clients: bool, workers: bool = True) -> None:
+        """Note whether there are unfinished tasks, clients and workers at ``now``, in seconds."""
         passed = 0.0 if self._last is None else min(now - self._last, _STEP * self.interval)
         self._last = now
-        true = {"idle": not tasks, "client": not clients, "unused": not (tasks or clients)}
+        true = {
+            "idle": not tasks,
+            "client": not clients,
+            "unused": not (tasks or clients),
+            "idle_workers": workers and not tasks,
+        }
         for name in self._rules:
             self._seconds[name] = self._seconds[name] + passed if true[name] else 0.0
 
     @property
-    def left(self) -> float | None:
-        """Seconds until the cluster ends if nothing changes; None while no rule is true."""
-        lefts = [self._rules[name] - spent for name, spent in self._seconds.items() if spent]
+    def next_end(self) -> tuple[float, str] | None:
+        """Seconds until the cluster ends if nothing changes, and by which rule.
+
+        None while no rule is true.
+        """
+        lefts = [
+            (self._rules[name] - spent, name) for name, spent in self._seconds.items() if spent
+        ]
         return min(lefts, default=None)
 
     @property

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from distributed import Scheduler, Worker
@@ -24,6 +25,8 @@ from .ports import limit_if_wanted
 from .threads import in_thread
 from .transfers import TransferRecorder, count_transfers
 
+_NAME = "gpujobs"
+"""Of the dask scheduler's plugin."""
 _NO_CLIENTS = ("fire-and-forget", "Client-worker-")
 """Starts of names in the dask scheduler's list of clients: a dummy, and tasks that submit tasks."""
 _RESTART_EVENT = "worker-restart-memory"
@@ -47,8 +50,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         count_transfers(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
-        registry = WorkerRegistry(server, str(folder.path), os.environ.get(END_AFTER, ""))
-        server.add_plugin(registry, name="gpujobs")
+        rules = parse_rules(os.environ.get(END_AFTER, ""))
+        WorkerRegistry(server, str(folder.path), rules).install()
         server.add_plugin(TransferRecorder(server, str(folder.path)), name="gpujobs-transfers")
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
@@ -65,7 +68,13 @@ def _report_gpu(worker: Worker) -> None:
 
 
 def idle_message(scheduler: Scheduler) -> str:
-    """Return that the dask scheduler has been idle for longer than its idle timeout, or ""."""
+    """Return that the dask scheduler has been idle for longer than its idle timeout, or "".
+
+    The limit of the site counts, too.
+    """
+    registry = scheduler.plugins.get(_NAME)
+    if isinstance(registry, WorkerRegistry) and registry.idle_reason:
+        return registry.idle_reason
     since, timeout = scheduler.idle_since, scheduler.idle_timeout
     if not since or not timeout or time.time() < since + timeout:
         return ""
@@ -80,8 +89,19 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     The file is written at most four times a second, and not on the event loop.
     """
 
-    def __init__(self, scheduler: Scheduler, folder: str, end_after: str = "") -> None:
-        """``end_after``: when a cluster without work ends, as an option (see `idle`)."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        folder: str,
+        end_after: Mapping[str, int],
+        *,
+        in_owner: bool = False,
+    ) -> None:
+        """``end_after``: when a cluster without work ends, seconds by rule (see `idle`).
+
+        ``in_owner``: the dask scheduler is in the process that owns the cluster, so that no head
+        ends it.
+        """
         self._scheduler = scheduler
         add_handler(scheduler)
         self._folder = Folder(folder)
@@ -94,10 +114,20 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._event_count = 0
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
-        self._ends_at: float | None = None
-        """When the cluster ends if it stays without work, since the epoch."""
-        if rules := parse_rules(end_after):
-            self._watching = asyncio.create_task(self._watch_idle(IdleWatch(rules)))
+        self._end: tuple[float, str] | None = None
+        """When the cluster ends if it stays without work, since the epoch, and by which rule."""
+        self._end_after = end_after
+        self._in_owner = in_owner
+        self.idle_reason = ""
+        """Why the cluster ends without work; "" while it does not."""
+        self._watching: asyncio.Task[None] | None = None
+
+    def install(self) -> None:
+        """Add this to the dask scheduler, and watch whether the cluster is without work."""
+        self._scheduler.add_plugin(self, name=_NAME)
+        if self._end_after:
+            watch = IdleWatch(self._end_after)
+            self._watching = asyncio.create_task(self._watch_idle(watch))
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Note a worker that registers. ``worker`` is its address."""
@@ -115,6 +145,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     async def before_close(self) -> None:
         """Write the last state of the workers, and whether the cluster ends because it was idle."""
+        if self._watching is not None:
+            self._watching.cancel()
         if message := idle_message(self._scheduler):
             await in_thread(self._folder.write, IDLE, {"reason": message})
         if self._writing is not None:
@@ -123,7 +155,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             await self._write_files()
 
     async def _watch_idle(self, watch: IdleWatch) -> None:
-        """Ask the head to end the cluster when it has been without work for too long.
+        """End the cluster, or ask the head to end it, when it has been without work for too long.
 
         A cluster whose workers are all pending is not without work: its user waits for them.
         """
@@ -132,9 +164,14 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         while not watch.reason:
             clients = any(not client.startswith(_NO_CLIENTS) for client in self._scheduler.clients)
             busy = self._scheduler.check_idle() is None
-            watch.observe(time.monotonic(), tasks=busy, clients=clients)
-            self._note_end(watch.left)
+            workers = bool(self._scheduler.workers)
+            watch.observe(time.monotonic(), tasks=busy, clients=clients, workers=workers)
+            self._note_end(watch.next_end)
             await asyncio.sleep(watch.interval)
+        self.idle_reason = watch.reason
+        if self._in_owner:
+            self._closing = asyncio.create_task(self._scheduler.close(reason=watch.reason))
+            return
         log(watch.reason)
         while True:  # the disk may be full for a while
             with contextlib.suppress(OSError):
@@ -142,13 +179,14 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
                 return
             await asyncio.sleep(watch.interval)
 
-    def _note_end(self, left: float | None) -> None:
-        ends_at = None if left is None else time.time() + left
-        known = self._ends_at
-        if known and ends_at and abs(known - ends_at) < _CLOCK_TOLERANCE:
-            return
-        if known != ends_at:
-            self._ends_at = ends_at
+    def _note_end(self, end: tuple[float, str] | None) -> None:
+        known = self._end
+        if end is not None:
+            end = (time.time() + end[0], end[1])
+            if known and known[1] == end[1] and abs(known[0] - end[0]) < _CLOCK_TOLERANCE:
+                return
+        if known != end:
+            self._end = end
             self._plan_write()
 
     def log_event(self, topic: str, msg: Any) -> None:
@@ -186,13 +224,15 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     async def _write_files(self) -> None:
         workers = {str(state.name): _row(state) for state in self._scheduler.workers.values()}
+        ends_at, ends_by = self._end or (None, "")
         value = {
             "version": 1,
             "time": time.time(),
             "workers": workers,
             "seen": sorted(self._seen.union(workers)),
             "over_memory": self._over_memory,
-            "ends_at": self._ends_at,
+            "ends_at": ends_at,
+            "ends_by": ends_by,
         }
         await in_thread(self._folder.write, "workers.json", value)
         events, self._events = self._events, []

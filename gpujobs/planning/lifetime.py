@@ -31,35 +31,60 @@ def plan_lifetime(
     groups: Iterable[JobGroup | None],
     owned: bool,
 ) -> Lifetime:
-    """Return the lifetime of a cluster of these jobs; if a process owns it, that decides."""
-    if owned:
-        return Lifetime()
+    """Return the lifetime of a cluster of these jobs; ``owned``: by a Python process."""
     planned = [group for group in groups if group]
     jobs = sum(group.shape.jobs for group in planned)
     walltime = max((group.walltime or 0 for group in planned), default=0)
+    if owned:
+        return Lifetime(_end_after_owned(diagnostics, walltime))
     return Lifetime(_end_after(diagnostics, walltime), _attempts(diagnostics, scheduler, jobs))
+
+
+def _end_after_owned(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
+    """Return when a Python process's cluster without work ends: only the site limits it."""
+    most = diagnostics.spec.site.site.max_idle_timeout
+    if most is None or _ends_before(walltime, most):
+        return {}
+    diagnostics.note(_note("idle_workers", most, of_site=True))
+    return {"idle_workers": most}
 
 
 def _end_after(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
     """Return when a cluster without work ends: seconds by rule (see `injob.idle`).
 
     `idle_timeout` and `client_timeout` act each by itself. Without both of them, a cluster without
-    `run` ends after `DEFAULT` seconds without tasks and clients, or the site's limit, unless its
-    ``walltime`` (seconds; 0: none) ends it before.
+    `run` ends after `DEFAULT` seconds without tasks and clients. The site's limit always limits
+    the time without tasks, because a notebook that was left open is a client. What the ``walltime``
+    (seconds; 0: none) ends before has no such default or limit.
     """
     profile = diagnostics.spec.profile
-    most = None if profile.run else diagnostics.spec.site.site.max_idle_timeout
     given = {"idle": profile.idle_timeout, "client": profile.client_timeout}
+    rules = {name: seconds for name, seconds in given.items() if seconds}
+    most = None
+    if not profile.run:
+        most = diagnostics.spec.site.site.max_idle_timeout
+        rules = _defaults(set(given.values()) == {None}, most, walltime) | rules
     for name, seconds in given.items():
         _check_limit(diagnostics, f"{name}_timeout", seconds, most)
-    rules = {name: seconds for name, seconds in given.items() if seconds}
-    if not profile.run and set(given.values()) == {None}:
-        rules = {"unused": min(DEFAULT, most or DEFAULT)}
-        if 0 < walltime <= rules["unused"]:
-            return {}
     for name, seconds in rules.items():
-        diagnostics.note(_note(name, seconds, can_turn_off=not most))
+        of_site = most is not None and not given.get(name)
+        diagnostics.note(_note(name, seconds, of_site=of_site))
     return rules
+
+
+def _defaults(unset: bool, most: int | None, walltime: int) -> dict[str, int]:
+    """Return the rules of a cluster without `run`; ``unset``: the profile has no timeouts."""
+    rules = {}
+    if unset and (most is None or most > DEFAULT):
+        rules["unused"] = DEFAULT
+    if most is not None:
+        rules["idle"] = most
+    return {name: seconds for name, seconds in rules.items() if not _ends_before(walltime, seconds)}
+
+
+def _ends_before(walltime: int, seconds: int) -> bool:
+    """Return whether the walltime (seconds; 0: none) ends a cluster within so many seconds."""
+    return 0 < walltime <= seconds
 
 
 def _attempts(diagnostics: Diagnostics, scheduler: Scheduler, jobs: int) -> int:
@@ -98,9 +123,11 @@ def _check_limit(diagnostics: Diagnostics, key: str, seconds: int | None, most: 
     diagnostics.profile_error(f"`{key}`: {message}", key, hint=f"{key}: {limit}", related=place)
 
 
-def _note(name: str, seconds: int, *, can_turn_off: bool) -> str:
+def _note(name: str, seconds: int, *, of_site: bool) -> str:
     text = f"the cluster ends after {_duration(seconds)} {RULES[name]}"
-    if name == "unused" and can_turn_off:
+    if of_site and name != "unused":
+        text += " (`max_idle_timeout` of the site)"
+    if name == "unused" and not of_site:
         text += "; `idle_timeout: 0` turns this off"
     return text
 

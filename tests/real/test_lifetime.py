@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 
 import pytest
 
-from ..support.backend import Backend
+from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, until
 from .test_clusters import state
+from .test_slurm import wrapped
 
 WAITING_TASK = """
 import sys, time
@@ -41,6 +44,95 @@ def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
     assert (found["kind"], found["state"], found["exit_code"]) == ("idle", "DONE", 0)
     assert found["reason"] == f"the cluster was without tasks for {seconds} s"
     assert found["ends_at"] is None
+    backend.wait_empty(20, cluster)
+
+
+STAYS = """
+import sys, time
+from pathlib import Path
+from distributed import fire_and_forget
+import gpujobs
+
+cluster, folder, hold, task = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+client = gpujobs.connect(cluster)
+time.sleep(hold)
+assert not (folder / "ended").exists()
+fire_and_forget(client.submit(time.sleep, task))
+client.close()
+time.sleep(min(hold, task))
+print("ended" if (folder / "ended").exists() else "lives")
+while not (folder / "ended").exists():
+    time.sleep(0.5)
+"""
+"""A client without tasks for ``hold`` seconds, then a task of ``task`` seconds without clients."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_end_without_clients(cli: Cli, backend: Backend) -> None:
+    """A client without tasks keeps the cluster; a task without clients does not."""
+    seconds = math.ceil(patience(10))
+    cluster = cli.submit({"gpus": 1, "idle_timeout": "1h", "client_timeout": f"{seconds}s"})
+    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
+    folder = cli.status(cluster)["folder"]
+    done = cli.python_run(STAYS, cluster, folder, str(1.3 * seconds), "600")
+    assert done.returncode == 0, done.stderr
+    found = cli.status(cluster)
+    assert (found["kind"], found["state"]) == ("idle", "DONE")
+    assert found["reason"] == f"the cluster was without clients for {seconds} s"
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+@pytest.mark.filterwarnings("default")
+def test_end_without_tasks_and_clients(cli: Cli, backend: SlurmBackend) -> None:
+    """The default, of seconds instead of minutes: a client keeps the cluster, and so does a task."""
+    seconds = math.ceil(patience(10))
+    rule = f"s/--end-after=unused=1800/--end-after=unused={seconds}/"
+    site = wrapped(cli, backend, "sbatch", f'sed {rule} | REAL "$@"')
+    done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "walltime": "1h"})), "--site", site)
+    assert "the cluster ends after 30 minutes without tasks and clients; " in done.stderr
+    cluster = done.stdout.strip()
+    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
+    folder = cli.status(cluster)["folder"]
+    hold = str(1.3 * seconds)
+    done = cli.python_run(STAYS, cluster, folder, hold, hold)
+    assert done.stdout == "lives\n", done.stderr
+    found = cli.status(cluster)
+    assert (found["kind"], found["state"]) == ("idle", "DONE")
+    assert found["reason"] == f"the cluster was without tasks and clients for {seconds} s"
+    backend.wait_empty(20, cluster)
+
+
+TASK = """
+import sys, time
+import gpujobs
+
+handle = gpujobs.ClusterHandle(sys.argv[1])
+with gpujobs.connect(sys.argv[1]) as client:
+    task = client.submit(time.sleep, 600)
+    while handle.status().ends_at is not None:
+        time.sleep(0.5)
+    client.restart()  # which ends the task
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_when_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
+    path = str(cli.write("p.yaml", {"gpus": 1, "idle_timeout": "30m"}))
+    done = cli("submit", path)
+    assert "the cluster ends after 30 minutes without tasks\n" in done.stderr
+    cluster = done.stdout.strip()
+    until(lambda: cli.status(cluster)["ends_at"], 60, "the time of the end", every=0.5)
+    assert time.time() < cli.status(cluster)["ends_at"] <= time.time() + 1800
+    text = cli("status", cluster).stdout
+    assert re.search(r"^  ends     at [\d:]{8}, if it stays without tasks$", text, re.M), text
+    done = cli.python_run(TASK, cluster)
+    assert done.returncode == 0, done.stderr
+    until(lambda: cli.status(cluster)["ends_at"], 60, "the time of the end", every=0.5)
+    assert cli("cancel", cluster).returncode == 0
+    assert cli.status(cluster)["ends_at"] is None
     backend.wait_empty(20, cluster)
 
 

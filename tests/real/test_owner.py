@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pty
 import random
@@ -205,6 +206,29 @@ def test_the_end_of_a_dask_scheduler_in_this_process(
     cluster.close()
     assert time.monotonic() - started < patience(10)
     assert calls(home, "sbatch") == 1
+
+
+@pytest.mark.parametrize("mode", ["local", pytest.param("job", marks=pytest.mark.slow)])
+def test_the_limit_of_the_site_ends_a_cluster_without_tasks(
+    make: Callable[..., Any], site: Callable[..., str], backend: SlurmBackend, mode: str
+) -> None:
+    """A notebook that was left open: its client does not keep the GPUs, a task does."""
+    seconds = math.ceil(patience(6))
+    options = {"local": {"dashboard_address": ":0"}, "job": None}[mode]
+    limit = {"max_idle_timeout": f"{seconds}s"}
+    cluster = make(changes=limit, scheduler=mode, scheduler_options=options)
+    time.sleep(1.5 * seconds)  # without workers
+    if mode == "local":
+        assert not cluster._pool.errors and not (cluster.folder / "ended").exists()
+    cluster.scale(1)
+    cluster.wait_for_workers(1, timeout=patience(90))
+    with cluster.get_client() as client:
+        client.submit(time.sleep, 1.5 * seconds).result()
+        reason = f"the cluster was without tasks for {seconds} s"
+        wait_for_end(cluster, f"{cluster.id} has ended: {reason}")
+    ended = json.loads((cluster.folder / "ended").read_text())
+    assert (ended["kind"], ended["reason"]) == ("idle", reason)
+    backend.wait_empty(30)
 
 
 # -- bounded submission ----------------------------------------------------------------------------

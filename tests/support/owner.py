@@ -54,17 +54,19 @@ def site(backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def make(site: Callable[..., str]) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes clusters, which are closed at the end."""
+    """Return a function that makes clusters, which are closed at the end; ``changes``: of the site."""
     made: list[Any] = []
 
-    def cluster(scale: int | None = None, **keywords: Any) -> Any:
+    def cluster(
+        scale: int | None = None, changes: dict[str, Any] | None = None, **keywords: Any
+    ) -> Any:
         keywords = {
             "worker_memory": "1GiB",
             "quiet": True,
             "scheduler_options": {"dashboard_address": ":0"},
             **keywords,
         }
-        found = gpujobs.GPUSLURMCluster(site(), **keywords)
+        found = gpujobs.GPUSLURMCluster(site(**(changes or {})), **keywords)
         made.append(found)
         if scale is not None:
             found.scale(scale)

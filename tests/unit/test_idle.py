@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.cli.plan_text import plan_text
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.idle import IdleWatch, parse_rules, rules_text
 from gpujobs.planning.render import render
@@ -15,12 +17,16 @@ from .support import SLURM, error_of, made_plan
 CAPPED = f"{SLURM}max_idle_timeout: 20m\n"
 
 
-def observe(rules: dict[str, int], seen: str, step: float = 5.0) -> tuple[str, float | None]:
-    """Return reason and seconds left after observations: t and c are tasks and clients."""
+def observe(
+    rules: dict[str, int], seen: str, step: float = 5.0
+) -> tuple[str, tuple[float, str] | None]:
+    """Return reason and next end after observations: t, c, w are tasks, clients, workers."""
     watch = IdleWatch(rules)
     for n, letters in enumerate(seen.split()):
-        watch.observe(n * step, tasks="t" in letters, clients="c" in letters)
-    return watch.reason, watch.left
+        watch.observe(
+            n * step, tasks="t" in letters, clients="c" in letters, workers="w" in letters
+        )
+    return watch.reason, watch.next_end
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,10 @@ def observe(rules: dict[str, int], seen: str, step: float = 5.0) -> tuple[str, f
         ({"client": 20}, "t t t t t", "without clients for 20 s"),
         ({"idle": 100, "client": 20}, "t t t t t", "without clients for 20 s"),
         ({"idle": 20, "client": 100}, "c t c c c c c", "without tasks for 20 s"),
+        ({"idle_workers": 20}, "wc wc wc wc wc", "without tasks for 20 s"),
+        ({"idle_workers": 20}, "wt w w w t w w w", ""),
+        ({"idle_workers": 20}, "c c c c c c c", ""),
+        ({"idle_workers": 20}, "w w w - w w w", ""),
     ],
 )
 def test_when_a_cluster_ends(rules: dict[str, int], seen: str, ends: str) -> None:
@@ -45,12 +55,14 @@ def test_when_a_cluster_ends(rules: dict[str, int], seen: str, ends: str) -> Non
 
 def test_seconds_until_the_end() -> None:
     assert observe({"unused": 20}, "c c")[1] is None
-    assert observe({"unused": 20}, "c - - -")[1] == 5
-    assert observe({"idle": 60, "client": 30}, "- - -")[1] == 20
+    assert observe({"unused": 20}, "c - - -")[1] == (5, "unused")
+    assert observe({"idle": 60, "client": 30}, "- - -")[1] == (20, "client")
+    assert observe({"idle": 60, "client": 30}, "c - -")[1] == (20, "client")
+    assert observe({"idle": 60, "client": 30}, "- c c")[1] == (50, "idle")
 
 
 def test_a_process_that_was_stopped_was_not_idle() -> None:
-    assert observe({"unused": 1800}, "- -", step=7200.0) == ("", 1790.0)
+    assert observe({"unused": 1800}, "- -", step=7200.0) == ("", (1790.0, "unused"))
 
 
 def test_rules_as_an_option() -> None:
@@ -82,10 +94,59 @@ def test_timeouts_of_a_profile(home: Path, keys: str, option: str, note: str) ->
     assert ("--end-after" in script.text) is bool(option)
 
 
+@pytest.mark.parametrize(
+    ("most", "keys", "rules"),
+    [
+        ("20m", "", {"idle": 1200}),
+        ("2h", "walltime: 8h", {"unused": 1800, "idle": 7200}),
+        ("2h", "walltime: 1h", {"unused": 1800}),
+        ("20m", "walltime: 10m", {}),
+        ("20m", "client_timeout: 20m", {"idle": 1200, "client": 1200}),
+        ("20m", "idle_timeout: 5m", {"idle": 300}),
+        ("20m", "idle_timeout: 5m\nclient_timeout: 1m", {"idle": 300, "client": 60}),
+        ("20m", "run: sleep 9\nclient_timeout: 1h", {"client": 3600}),
+        ("20m", "run: sleep 9", {}),
+    ],
+)
+def test_the_site_limits_the_time_without_tasks(
+    home: Path, most: str, keys: str, rules: dict[str, int]
+) -> None:
+    """An open notebook is a client, which must not keep GPUs without tasks until the walltime."""
+    (home / "s.yaml").write_text(f"{SLURM}max_idle_timeout: {most}\n")
+    plan = made_plan(home, f"gpus: 1\n{keys}\n")
+    assert plan.lifetime.end_after == rules
+    by_site = [note for note in plan.notes if note.endswith("(`max_idle_timeout` of the site)")]
+    assert len(by_site) == ("idle" in rules and "idle_timeout" not in keys)
+
+
+@pytest.mark.parametrize(("most", "rules"), [("20m", {"idle_workers": 1200}), ("2h", {}), ("", {})])
+def test_the_site_limits_a_cluster_of_python(home: Path, most: str, rules: dict[str, int]) -> None:
+    (home / "s.yaml").write_text(SLURM + (most and f"max_idle_timeout: {most}\n"))
+    (home / "p.yaml").write_text("gpus: 1\n")
+    plan = make_cluster_plan(load_spec(home / "p.yaml", site=str(home / "s.yaml")), elastic=True)
+    assert plan.lifetime.end_after == rules
+    assert [note for note in plan.notes if "ends after" in note] == [
+        "the cluster ends after 20 minutes without tasks (`max_idle_timeout` of the site)"
+    ] * len(rules)
+
+
+@pytest.mark.parametrize(
+    ("keys", "ends"),
+    [
+        ("", "it is without tasks and clients for too long, its walltime is over or"),
+        ("idle_timeout: 0", "its walltime is over or"),
+        ("idle_timeout: 1h\nclient_timeout: 1m", "it is without tasks for too long, it is without clients for too long,"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_cluster_without_a_command(home: Path, keys: str, ends: str) -> None:
+    text = plan_text(made_plan(home, f"gpus: 1\n{keys}\n"), "svd-0000")
+    assert f"no command: the cluster runs until {ends}" in text
+    assert "`gpujobs cancel` is called\n" in text
+
+
 def test_limit_of_the_site(home: Path) -> None:
     (home / "s.yaml").write_text(CAPPED)
     plan = made_plan(home, "gpus: 1\n")
-    assert plan.lifetime.end_after == {"unused": 1200}
     assert not any("turns this off" in note for note in plan.notes)
     for text in ("0", "1h"):
         message = error_of(home, f"gpus: 1\nidle_timeout: {text}\n")

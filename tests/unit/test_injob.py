@@ -354,7 +354,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
 
     async def main() -> None:
         scheduler = SimpleNamespace(workers={}, handlers={}, status=Status.running)
-        registry = WorkerRegistry(scheduler, str(tmp_path))
+        registry = WorkerRegistry(scheduler, str(tmp_path), {})
         for name in ("b-1", "b-0"):
             scheduler.workers[f"tls://{name}"] = state(name)
             registry.add_worker(scheduler, f"tls://{name}")
@@ -386,7 +386,7 @@ def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_pa
 
     async def main() -> None:
         async with Scheduler(port=0, dashboard=False) as scheduler:
-            scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path)), name="gpujobs")
+            scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path), {}), name="gpujobs")
             async with Worker(scheduler.address, name="p-0") as worker:
                 while not workers():
                     await asyncio.sleep(0.05)
