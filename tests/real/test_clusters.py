@@ -280,7 +280,7 @@ def test_workers_that_cannot_start(
     assert done.returncode == 5, done.stderr
     assert re.search(said, done.stderr), done.stderr
     backend.wait_empty(15, done.stdout.strip())
-    assert time.monotonic() - started < patience(60)  # not at the walltime
+    assert time.monotonic() - started < 240  # not after `start_timeout`, 300 s
 
 
 @pytest.mark.conformance

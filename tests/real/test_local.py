@@ -163,7 +163,7 @@ def test_walltime(local: Cli) -> None:
     )
     assert done.returncode == 5
     assert "walltime is nearly over" in done.stderr
-    assert time.monotonic() - started < patience(90)
+    assert time.monotonic() - started < 300  # not the time of `run`, 600 s
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "ws"])

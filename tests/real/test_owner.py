@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import math
 import os
-import pty
 import random
-import re
-import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +27,8 @@ from gpujobs.errors import InputError, JobFailedError, RefusedError
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
-from ..support.processes import patience, pause, until
+from ..support.processes import NO_TIMEOUT, patience, pause, until
+from ..support.screen import Screen
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -64,76 +60,6 @@ def wrap(home: Path, name: str, script: str, backend: SlurmBackend) -> None:
     real = backend.slurm.command("which", name).strip()
     text = script.replace("REAL", real).replace("CALLS", str(home / "calls"))
     (home / name).write_text(text)
-
-
-class Screen:
-    """A process on a terminal; ``text`` is all that it wrote."""
-
-    def __init__(self, *argv: str, cwd: Path) -> None:
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            argv, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(slave)
-        self.text = ""
-
-    def read(self) -> str:
-        with contextlib.suppress(OSError):  # its end
-            while select.select([self.master], [], [], 0)[0]:
-                self.text += os.read(self.master, 65536).decode()
-        return self.text
-
-    def until(self, pattern: str, seconds: float = 90) -> re.Match[str]:
-        until(lambda: re.search(pattern, self.read()), seconds, f"{pattern} on {self.text!r}")
-        found = re.search(pattern, self.text)
-        assert found
-        return found
-
-    def type(self, line: str) -> None:
-        os.write(self.master, f"{line}\n".encode())
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self.master)
-
-
-# -- close -----------------------------------------------------------------------------------------
-CLOSES = """
-import time, gpujobs
-from distributed import Client
-
-if __name__ == "__main__":
-    for clients in (0, 2):
-        cluster = gpujobs.GPUSLURMCluster({site!r}, quiet=True, scheduler={mode!r}, worker_memory="1GiB", n_workers=1)
-        opened = [Client(cluster) for _ in range(clients)]
-        cluster.wait_for_workers(1)
-        assert all(client.submit(sum, [1, 2]).result() == 3 for client in opened)
-        started = time.monotonic()
-        cluster.close()
-        print(f"closed after {{time.monotonic() - started:.1f}} s", flush=True)
-        time.sleep(2)
-"""
-
-
-@pytest.mark.parametrize("mode", ["local", "job"])
-def test_close_is_quick_and_silent(site: Callable[..., str], home: Path, mode: str) -> None:
-    script = home / "closes.py"
-    script.write_text(CLOSES.format(site=site(), mode=mode))
-    screen = Screen(sys.executable, str(script), cwd=home)
-    try:
-        until(lambda: screen.read() is not None and screen.process.poll() is not None, 120)
-        lines = screen.read().splitlines()
-    finally:
-        screen.close()
-    seconds = [float(line.split()[2]) for line in lines if line.startswith("closed after")]
-    assert len(seconds) == len(lines) == 2, lines  # not a line more
-    print(f"close, scheduler {mode}: {seconds}")
-    assert max(seconds) < patience(
-        10
-    )  # not the 30 of a connection to a dask scheduler that is gone
 
 
 # -- the end of a cluster --------------------------------------------------------------------------
@@ -204,7 +130,7 @@ def test_the_end_of_a_dask_scheduler_in_this_process(
     backend.wait_empty(30)
     started = time.monotonic()
     cluster.close()
-    assert time.monotonic() - started < patience(10)
+    assert time.monotonic() - started < NO_TIMEOUT
     assert calls(home, "sbatch") == 1
 
 

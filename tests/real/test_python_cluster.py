@@ -308,7 +308,7 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
         match=r"jobs in a row ended before their workers connected[\s\S]*nosuch/python",
     ) as caught:
         cluster.wait_for_workers(4, timeout=patience(60))
-    assert time.monotonic() - started < patience(30)
+    assert time.monotonic() - started < 240  # not after `start_timeout`, 300 s
     assert "  | " in str(caught.value)  # the log's tail
     assert {job["phase"] for job in cluster.jobs} == {"FAILED"}
     assert any(

@@ -40,6 +40,11 @@ USUAL = 0.8
 """Seconds that `import distributed` takes on a machine that is not busy."""
 
 
+NO_TIMEOUT = 25.0
+"""Seconds that no step takes, even on a busy machine, unless it waits for a connection to a process
+that is gone, which dask tries for 30 s."""
+
+
 def measure_slowness() -> float:
     """Return how many times slower this machine is now than one that is not busy; at least 1."""
     started = time.monotonic()
@@ -56,7 +61,8 @@ def slowness() -> float:
 def patience(seconds: float) -> float:
     """Return how long to wait for something that takes ``seconds`` at most if nothing else runs.
 
-    Only for waiting: nothing that a test asserts depends on how busy the machine is.
+    Only for waiting: nothing that a test asserts depends on how busy the machine is. A test that
+    asserts a duration compares it with a fixed number, or with what else it measures itself.
     """
     return seconds * slowness()
 
