@@ -13,6 +13,7 @@ from ..errors import InputError, UnavailableError
 from . import messages, options
 
 if TYPE_CHECKING:
+    from ..doctor.checks import Check
     from ..doctor.sitereport import SiteReport
 
 EXIT_FINDINGS = 1
@@ -66,12 +67,20 @@ def _more_checks(
         report = replace(
             report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
         )
-    if with_job and report.correct:
-        from ..doctor import job
-
-        checks = job.check_job(site, settings, options.open_ledger())
-        report = replace(report, checks=[*report.checks, *checks])
+    if with_job:
+        jobs = _job_checks(report, site, settings)
+        report = replace(report, checks=[*report.checks, *jobs])
     return report
+
+
+def _job_checks(report: SiteReport, site: str, settings: tuple[str, ...]) -> list[Check]:
+    if not report.correct:
+        from ..doctor.checks import warning
+
+        return [warning("job", "not run, because there are findings")]
+    from ..doctor import job
+
+    return job.check_job(site, settings, options.open_ledger())
 
 
 @click.command("show")

@@ -1,9 +1,9 @@
-"""The free nodes, GPUs and CPUs of each queue of a site, for `gpujobs queues`."""
+"""The free nodes, GPUs and CPUs of each queue and GPU type of a site, for `gpujobs queues`."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,17 +24,20 @@ from .siteclient import ask_with, site_client
 
 PREFERENCES = ("soonest",)
 """Orders in which `queue: auto` may try the queues instead of the site's."""
+_Job = tuple[str, object]
+"""The queue and the GPU type of a job; None: any type."""
 
 
 @dataclass(frozen=True)
 class FreeQueue:
-    """The free resources of one queue; None: not reported."""
+    """The free resources of one queue, or of its nodes with one GPU type; None: not reported."""
 
     queue: str
     """The queue's key in the site file."""
     name: str
     """The batch scheduler's name of it."""
     gpu_type: str | None
+    """As a profile names it; all of `gpu_types` with commas, if no types are reported."""
     gpus_per_node: int
     nodes: int
     usable_nodes: int
@@ -51,18 +54,18 @@ class FreeQueue:
 
 
 def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueue]:
-    """Return the free resources of all queues of a site, as the batch scheduler reports them.
+    """Return the free resources of all queues of a site, by GPU type if a queue has several.
 
     ``estimate``: also query the start of the smallest job in each queue. Raises InputError if
     gpujobs cannot ask this batch scheduler, UnavailableError if it does not answer.
     """
     client, site = site_client(site_file), site_file.site
     nodes = _nodes(client)
-    found = [_free(site, key, nodes) for key in site.queues]
+    found = [free for key in site.queues for free in _free(site, key, nodes)]
     if not estimate:
         return found
     starts = dict(_starts(client, site_file))
-    return [replace(free, start=starts.get(free.queue)) for free in found]
+    return [replace(free, start=_start(starts, free)) for free in found]
 
 
 def with_preference(spec: ClusterSpec, prefer: str | None) -> ClusterSpec:
@@ -88,19 +91,33 @@ def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec
     stay in the order of the site, as do those whose free GPUs are not reported.
     """
     profiles = [one.profile for one in group_specs(spec).values()]
+    types = {profile.gpu_type for profile in profiles if profile.gpu_type}
     wanted = sum(profile.gpus for profile in profiles if isinstance(profile.gpus, int))
     largest = max((profile.gpus_per_job or 1 for profile in profiles), default=1)
 
-    def free(queue: FreeQueue) -> int:
-        fits = (queue.most_free_gpus or 0) >= min(largest, queue.gpus_per_node)
-        return min(queue.free_gpus or 0, wanted) * fits
+    def free(key: str) -> int:
+        parts = _parts(queues, key, types)
+        fitting = [part for part in parts if _fits(part, largest)]
+        return min(sum(part.free_gpus or 0 for part in fitting), wanted)
 
-    order = sorted(queues, key=free, reverse=True)  # which keeps the order of equal ones
-    return replace(spec, queue_order=tuple(queue.queue for queue in order))
+    keys = dict.fromkeys(queue.queue for queue in queues)
+    order = sorted(keys, key=free, reverse=True)  # which keeps the order of equal ones
+    return replace(spec, queue_order=tuple(order))
+
+
+def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str]) -> list[FreeQueue]:
+    """Return the parts of the queue ``key`` with one of ``types``; all if it has no such part."""
+    parts = [queue for queue in queues if queue.queue == key]
+    return [part for part in parts if part.gpu_type in types] or parts
+
+
+def _fits(part: FreeQueue, gpus: int) -> bool:
+    """Return whether a job of ``gpus`` GPUs, or as many as a node has, could start now."""
+    return (part.most_free_gpus or 0) >= min(gpus, part.gpus_per_node)
 
 
 def queues_text(queues: Sequence[FreeQueue]) -> str:
-    """Return a table with a line for each queue."""
+    """Return a table with a line for each queue and GPU type."""
     header = ["QUEUE", "GPU TYPE", "NODES", "FREE GPUS", "ON ONE NODE", "FREE CPUS", "WALLTIME"]
     estimated = any(free.start for free in queues)
     rows = [[*_row(free), *([free.start or "-"] if estimated else [])] for free in queues]
@@ -135,16 +152,29 @@ def _this_node() -> LiveNode:
     return LiveNode(name, "", True, cpus, cpus, machine.memory, gpus=gpus, free_gpus=free)
 
 
-def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> FreeQueue:
+def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> list[FreeQueue]:
+    """Return the free resources of one queue, by GPU type if its nodes report several."""
     queue, name = site.queues[key], site.queue_name(key)
     if get_scheduler(site.scheduler).on_this_machine:
         queue = replace(queue, gpus_per_node=nodes[0].gpus)
     own = [node for node in nodes if _belongs(node, queue, name, nodes)]
+    types = queue.named_types
+    if len(types) < 2 or not all(node.gpu_type for node in own):
+        return [_free_of_type(key, name, queue, ", ".join(types) or None, own)]
+    return [
+        _free_of_type(key, name, queue, kind, [node for node in own if node.gpu_type == reported])
+        for kind, reported in types.items()
+    ]
+
+
+def _free_of_type(
+    key: str, name: str, queue: Queue, gpu_type: str | None, own: Sequence[LiveNode]
+) -> FreeQueue:
     usable = [node for node in own if node.usable]
     return FreeQueue(
         queue=key,
         name=name,
-        gpu_type=", ".join(queue.named_types) or None,
+        gpu_type=gpu_type,
         gpus_per_node=queue.gpus_per_node or 0,
         nodes=_count(own),
         usable_nodes=_count(usable),
@@ -179,11 +209,18 @@ def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode])
     return has_gpus and (not types or node.gpu_type in {"", *types})
 
 
-def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[str, str | None]]:
+def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[_Job, str | None]]:
+    """Yield the start of the smallest job in each queue, and of that with each GPU type."""
     for result in try_site(site_file, NO_SETTINGS, any_account=False):
-        if result.trial.shape == SMALLEST and result.scripts:
+        trial, gpu_type = result.trial, result.trial.profile.get("gpu_type")
+        if result.scripts and (trial.shape == SMALLEST or gpu_type):
             script = result.scripts[0].text
-            yield result.trial.queue, client.estimate(script, Path.cwd())
+            yield (trial.queue, gpu_type), client.estimate(script, Path.cwd())
+
+
+def _start(starts: Mapping[_Job, str | None], free: FreeQueue) -> str | None:
+    typed = (free.queue, free.gpu_type)
+    return starts.get(typed, starts.get((free.queue, None)))
 
 
 def _row(free: FreeQueue) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,3 +144,56 @@ def test_free_gpus(cli: Cli, backend: Backend) -> None:
     assert free()["main"]["most_free_gpus"] == 4
     cli("cancel", cluster)
     backend.wait_empty(15)
+
+
+def test_the_start_of_the_smallest_job_in_each_queue(cli: Cli, backend: Backend) -> None:
+    done = cli("queues", "--estimate", "--json")
+    assert done.returncode == 0, done.stderr
+    expected = {"slurm": r"\d{4}-\d\d-\d\dT.*", "sge": "Grid Engine reports no time; there are .*"}
+    starts = {queue["queue"]: queue["start"] for queue in json.loads(done.stdout)["queues"]}
+    assert starts.keys() == backend.site()["queues"].keys()
+    assert all(re.fullmatch(expected[backend.name], start) for start in starts.values()), starts
+    header, *rows = cli("queues", "--estimate").stdout.splitlines()
+    assert header.endswith("START") and len(rows) == len(starts)
+    assert all(re.search(f"{expected[backend.name]}$", row) for row in rows), rows
+    assert "START" not in cli("queues").stdout
+    assert backend.queue() == []
+
+
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) -> None:
+    partitions = {"left": "node1", "right": "node[2-4]"}
+    for name, nodes in partitions.items():
+        backend.slurm.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}")
+    site = backend.site()
+    site["queues"] = dict.fromkeys(partitions, site["queues"]["main"])
+    path = str(cli.write("two.yaml", site))
+    profile = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
+
+    def queue(*arguments: str) -> str:
+        done = cli("plan", profile, "--site", path, "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["jobs"][0]["queue"])
+
+    try:
+        assert queue("--prefer", "soonest") == queue() == "left"
+        cluster = cli.submit({"gpus": 4, "gpus_per_job": 4}, "--site", path, name="fill.yaml")
+        until(lambda: queue("--prefer", "soonest") == "right", 60, "the other queue")
+        assert queue() == "left"
+        second = cli.submit({"gpus": 4}, "--site", path, "--prefer", "soonest", name="second.yaml")
+        until(lambda: "RUNNING" in cli.status(second)["state"], 60, "the second cluster")
+        cli("cancel", cluster, second)
+        backend.wait_empty(15)
+    finally:
+        backend.clean()
+        for name in partitions:
+            backend.slurm.command("scontrol", "delete", f"PartitionName={name}")
+
+
+def test_no_job_is_run_if_there_are_findings(cli: Cli, backend: Backend) -> None:
+    site = backend.site()
+    site["queues"]["nosuch"] = {"gpus_per_node": 4}
+    found = report(cli, str(cli.write("s.yaml", site)), "--live", "--run", code=1)
+    (job,) = [check for check in found["checks"] if check["name"] == "job"]
+    assert (job["state"], job["result"]) == ("warning", "not run, because there are findings")
+    assert backend.queue() == []

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import gpujobs
 from gpujobs.cli.main import main
+from gpujobs.clusters.freequeues import FreeQueue, soonest_first
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.errors import InputError
 from gpujobs.schedulers import get_scheduler
@@ -162,6 +163,92 @@ def test_queues(
     assert value["version"] == 1 and value["site"] == "q"
     lines = [line.split() for line in text.splitlines()]
     assert [line[0] for line in lines[1:]] == list(expected)
+
+
+MIXED = """description: x
+scheduler: slurm
+defaults: {walltime: 5m}
+queues:
+  mixed: {name: short, gpus_per_node: 4, cpus_per_node: 16, memory_per_node: 64GiB, gpu_types: {big: h100, small: a100}}
+  small: {name: main, gpus_per_node: 4, cpus_per_node: 16, memory_per_node: 64GiB, gpu_type: a100}
+"""
+
+
+@pytest.fixture
+def mixed(home: Path, programs: Path) -> Path:
+    """A folder with a site, a profile, and a Slurm: node1 and node2 have A100s, the others H100s."""
+    found = recorded("slurm", *RECORDED["slurm"]).stdout
+    types = ("a100", "a100", "a100", "a100", "h100", "h100", "h100", "h100")
+    lines = [
+        line.replace("gpu:4     ", f"gpu:{kind}:4", 1).replace(f"gpu:{used}     ", f"gpu:{kind}:{used}", 1)
+        for line, kind in zip(found.splitlines(), types, strict=True)
+        for used in [3 if line.startswith("node1") else 0]
+    ]  # fmt: skip
+    (home / "output").write_text("\n".join(lines) + "\n")
+    for name, text in (("sinfo", f"cat {home}/output"), ("sbatch", ESTIMATE)):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    (home / "q.yaml").write_text(MIXED)
+    (home / "p.yaml").write_text("gpus: 4\nrun: ls\n")
+    return home
+
+
+ESTIMATE = """
+day=01
+while read -r line; do
+    case $line in *gres=gpu:h100:*) day=02 ;; *partition=main*) day=03 ;; esac
+done
+echo "sbatch: Job 7 to start at 2026-11-${day}T10:00:00 using 1 processors on nodes node1" >&2
+"""
+"""A program: later for H100s, and later still for the queue `main`."""
+
+
+def test_a_line_for_each_gpu_type(mixed: Path) -> None:
+    done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml", "--json"])
+    keys = ("queue", "gpu_type", "nodes", "usable_nodes", "gpus", "free_gpus", "most_free_gpus")
+    assert [tuple(one[key] for key in keys) for one in json.loads(done.stdout)["queues"]] == [
+        ("mixed", "big", 2, 1, 8, 4, 4),
+        ("mixed", "small", 2, 2, 8, 5, 4),
+        ("small", "a100", 2, 2, 8, 5, 4),
+    ]
+    text = CliRunner().invoke(main, ["queues", "--site", "./q.yaml"]).stdout
+    rows = [line.split()[:2] for line in text.splitlines()[1:]]
+    assert rows == [["mixed", "big"], ["mixed", "small"], ["small", "a100"]]
+
+
+def test_the_start_of_each_gpu_type(mixed: Path) -> None:
+    done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml", "--estimate"])
+    assert done.exit_code == 0, done.output
+    header, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert header[-1] == "START"
+    starts = [(row[0], row[-1][:10]) for row in rows]
+    assert starts == [("mixed", "2026-11-02"), ("mixed", "2026-11-01"), ("small", "2026-11-03")]
+
+
+def test_types_that_are_not_reported_are_one_line(mixed: Path) -> None:
+    (mixed / "output").write_text(recorded("slurm", *RECORDED["slurm"]).stdout)
+    done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml", "--json"])
+    found = [(one["queue"], one["gpu_type"]) for one in json.loads(done.stdout)["queues"]]
+    assert found == [("mixed", "big, small"), ("small", "a100")]
+
+
+def free_queue(queue: str, gpu_type: str, free_gpus: int) -> FreeQueue:
+    most = min(free_gpus, 4)
+    return FreeQueue(queue, queue, gpu_type, 4, 2, 2, 8, free_gpus, most, 8, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first"), [("gpu_type: h100", "small"), ("gpu_type: small", "mixed"), ("", "mixed")]
+)
+def test_the_gpus_of_the_wanted_type_count(mixed: Path, wanted: str, first: str) -> None:
+    (mixed / "s.yaml").write_text(MIXED.replace("gpu_type: a100", "gpu_type: h100"))
+    queues = [
+        free_queue("mixed", "h100", 0),
+        free_queue("mixed", "small", 8),
+        free_queue("small", "h100", 4),
+    ]
+    found = soonest_first(make_spec(mixed, f"gpus: 4\n{wanted}\n", "./s.yaml"), queues)
+    assert found.queue_order[0] == first and len(found.queue_order) == 2
 
 
 @pytest.fixture

@@ -52,6 +52,16 @@ def test_shipped_sites_are_correct(file: Path) -> None:
     assert all(result.scripts for result in report.results)
 
 
+def test_no_job_is_run_if_there_are_findings(home: Path) -> None:
+    wrong = SLURM.replace("gpus_per_node: 4", "gpus_per_node: 4, min_gpus: 9, max_gpus: 3")
+    for text in (wrong, SLURM.replace("queues:", "queues: [] #")):
+        checks = json.loads(check(home, text, "--run", "--json").stdout)["checks"]
+        assert [(one["name"], one["state"]) for one in checks] == [("job", "warning")]
+    done = check(home, wrong, "--run")
+    assert "warning  job" in done.stdout and "not run, because there are findings" in done.stdout
+    assert json.loads(check(home, wrong, "--json").stdout)["checks"] == []
+
+
 def test_all_shapes_that_a_queue_allows_are_tried(home: Path) -> None:
     ordinary = ["smallest job", "one GPU", "part of a node", "full node", "two nodes"]
     rest = ["mpi", "CPU", "walltime at the limit", "head of its own"]
