@@ -103,8 +103,9 @@ def choose_transport(
             "of its node, without a password and without encryption"
         )
     interface = network.interface or _interface(diagnostics, networks)
-    if interface is None and "ucxx" in protocols and _on_this_machine(diagnostics):
-        interface = LOOPBACK_INTERFACE  # UCX takes interfaces, not addresses
+    by_name = "ucxx" in protocols or diagnostics.spec.profile.layout == "mpi"
+    if interface is None and by_name and _on_this_machine(diagnostics):
+        interface = LOOPBACK_INTERFACE  # UCX and dask-mpi take interfaces, not addresses
     return Transport(tuple(protocols), interface, encryption_required=required)
 
 

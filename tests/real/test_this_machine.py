@@ -13,6 +13,7 @@ from distributed.comm.registry import backends
 
 import gpujobs
 
+from ..support import mpi
 from ..support.cli import NVML, Cli
 from ..support.listeners import Listener, all_listeners, listeners_of
 from ..support.processes import patience, processes_with, until
@@ -37,6 +38,32 @@ def local(home: Path, gpus: dict[str, str]) -> Cli:
     return Cli(home, {"GPUJOBS_SITE": "local", **gpus}, None)
 
 
+LOCAL_MPI = {
+    "description": "this machine, with MPI",
+    "scheduler": "local",
+    "queues": {"local": {}},
+    "mpi": {
+        **mpi.LAUNCHERS["mpirun"],
+        "setup": f"{mpi.LAUNCHERS['mpirun']['setup']}\nexport OMPI_MCA_btl=self,sm",
+    },
+}
+"""A site whose ranks of MPI have no listeners of their own; those of the launcher are its own."""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "workers": {"layout": "workers"},
+    "mpi": {"layout": "mpi", "site": "./here.yaml"},
+    "ranks": {"layout": "mpi", "site": "./here.yaml", "run_on": "ranks", "run": ["ranks.py"]},
+}
+IN_RANKS = """
+import time
+from dask_mpi import initialize
+
+if __name__ == "__main__":
+    initialize()
+    time.sleep(300)
+"""
+LAUNCHER = ("mpirun", "prterun", "prted")
+
+
 def listeners(cluster: str) -> dict[int, list[Listener]]:
     """Return the listeners of the processes of a cluster, by process."""
     return listeners_of(processes_with(cluster))
@@ -52,17 +79,23 @@ def check_loopback(cluster: str) -> None:
         Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]: open_to_all
         for pid, own in found.items()
         if (open_to_all := [listener for listener in own if not listener.loopback_only])
+        and Path(f"/proc/{pid}/comm").read_text().strip() not in LAUNCHER
     }
     assert exposed == {}
 
 
-@pytest.mark.parametrize("layout", ["workers"])
+@pytest.mark.parametrize("layout", ["workers", "mpi", "ranks"])
 @pytest.mark.parametrize("protocol", ["auto", "ucxx"])
 def test_listeners_are_on_the_loopback_interface(
     local: Cli, gpus: dict[str, str], protocol: str, layout: str
 ) -> None:
-    profile = {"gpus": 2, "env": gpus, "network": {"protocol": protocol}, "layout": layout}
-    cluster = local.submit(profile, "--wait")
+    profile = {"gpus": 2, "env": gpus, "network": {"protocol": protocol}, **LAYOUTS[layout]}
+    if layout != "workers":
+        if why := mpi.missing():
+            pytest.skip(why)
+        local.write("here.yaml", LOCAL_MPI)
+        local.write("ranks.py", IN_RANKS)
+    cluster = local.submit(profile)
     try:
         until(lambda: len(local.gpus(cluster)) == 2, 90)
         scheme = {"auto": "tls", "ucxx": "ucxx"}[protocol]
