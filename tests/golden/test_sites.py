@@ -19,6 +19,9 @@ from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
+from gpujobs.planning.sitecheck import try_site
+from gpujobs.planning.trials import SMALLEST
+from gpujobs.text import plural
 
 from ..support.cli import text_of
 from ..unit.support import PYTHON
@@ -83,12 +86,27 @@ def excerpt(script: str, setup: str) -> str:
     return "\n".join([header.rstrip("\n"), *setup.splitlines(), *launcher, *options]) + "\n"
 
 
+def requests_of_queues(name: str) -> Iterator[str]:
+    """Yield a section for each queue: the requests of its smallest job and of MPI on several nodes."""
+    sections: dict[str, list[str]] = {}
+    for result in try_site(load_site(name)):
+        trial, jobs = result.trial, result.scripts[-1].jobs
+        section = sections.setdefault(trial.queue, [])
+        size = f"{plural(jobs.shape.nodes, 'node')}, {plural(jobs.shape.gpus, 'GPU')}"
+        if trial.shape == SMALLEST or (trial.shape == "mpi" and f"[{size}" not in section[0]):
+            devices = jobs.visible_devices or "none"
+            section.append(f"[{size}, {trial.shape}, visible devices: {devices}]")
+            section += [*jobs.lines, *(f"argument: {word}" for word in jobs.submit_arguments)]
+    for queue, lines in sections.items():
+        if queue:  # the trial of the site's `defaults` has none
+            yield "\n".join([f"=== queue {queue}", *lines, ""])
+
+
 def kept_text(name: str, folder: Path) -> str:
     """Return the text that is compared with the stored one."""
     setup = load_site(name).site.setup
-    return "\n".join(
-        f"=== {title}\n{excerpt(text, setup)}" for title, text in scripts(name, folder)
-    )
+    excerpts = (f"=== {title}\n{excerpt(text, setup)}" for title, text in scripts(name, folder))
+    return "\n".join([*excerpts, *requests_of_queues(name)])
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +125,13 @@ def test_site_is_unchanged(name: str, tmp_path: Path) -> None:
 
 def test_every_stored_text_has_a_site() -> None:
     assert sorted(path.stem for path in KEPT.glob("*.txt")) == SITES
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_queue_has_a_request(name: str) -> None:
+    kept = (KEPT / f"{name}.txt").read_text()
+    titles = re.findall(r"^=== queue (\S+)\n\[.*smallest job, .*\]\n\S", kept, re.M)
+    assert titles == list(load_site(name).site.queues)
 
 
 @pytest.mark.parametrize("name", SITES)
