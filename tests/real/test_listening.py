@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -11,11 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-from ..conftest import make_cli, nothing_left
+import gpujobs
+
+from ..conftest import make_cli, nothing_left, unavailable
+from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.listeners import Listener, listeners_of
-from ..support.processes import processes_with, until
+from ..support.processes import patience, processes_with, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -71,12 +75,85 @@ def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     assert cli("cancel", cluster).returncode == 0
 
 
+RANGE = range(21000, 21064)
+
+
+def limited(backend: SlurmBackend) -> dict[str, Any]:
+    """Return the site with a range of ports."""
+    ports = f"{RANGE[0]}-{RANGE[-1]}"
+    return backend.site() | {"network": {"ports": ports}, "mpi": mpi.LAUNCHERS["mpirun"]}
+
+
+PORTS = """
+import json
+from distributed import Client
+
+def ports(client):
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    nannies = [worker["nanny"] for worker in workers.values()]
+    addresses = [client.scheduler.address, *workers, *nannies]
+    return [int(address.rpartition(":")[2]) for address in addresses]
+
+if __name__ == "__main__":
+    BEFORE
+    with Client() as client:
+        client.wait_for_workers(2)
+        print(json.dumps(ports(client)), flush=True)
+"""
+INITIALIZE = "from dask_mpi import initialize; initialize()"
+
+
+@pytest.mark.parametrize(
+    ("profile", "before"),
+    [
+        ({"layout": "mpi", "run": ["python", "ports.py"]}, ""),
+        ({"layout": "mpi", "run_on": "ranks", "run": ["ports.py"]}, INITIALIZE),
+    ],
+    ids=["mpi", "ranks"],
+)
+def test_ports_of_the_site_with_mpi(
+    cli: Cli, backend: SlurmBackend, profile: dict[str, Any], before: str
+) -> None:
+    """The addresses of dask's processes: MPI has listeners of its own in them."""
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    (cli.home / "sites" / "here.yaml").write_text(text_of(limited(backend)))
+    cli.write("ports.py", PORTS.replace("BEFORE", before or "pass"))
+    cluster = cli.submit({"gpus": 2, **profile}, "--wait")
+    ports = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert len(set(ports)) == len(ports) == 5
+    assert set(ports) <= set(RANGE)
+
+
+def test_ports_of_the_site_from_python(
+    backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dask scheduler of this process takes a port of the range, too."""
+    for name, value in {**backend.env(), "HOME": str(home)}.items():
+        monkeypatch.setenv(name, value)
+    (home / "here.yaml").write_text(text_of(limited(backend)))
+    options = {"dashboard_address": "127.0.0.1:0"}
+    with gpujobs.GPUSLURMCluster(
+        str(home / "here.yaml"),
+        n_workers=1,
+        scheduler_options=options,
+        worker_memory="1GiB",
+        quiet=True,
+    ) as cluster:
+        cluster.wait_for_workers(1, timeout=patience(90))
+        with cluster.get_client() as client:
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+        nannies = [worker["nanny"] for worker in workers.values()]
+        addresses = [cluster.scheduler_address, *workers, *nannies]
+        ports = [int(address.rpartition(":")[2]) for address in addresses]
+    assert len(set(ports)) == 3 and set(ports) <= set(RANGE)
+
+
 def test_ports_of_the_site(cli: Cli, backend: SlurmBackend) -> None:
     """Processes of both jobs are on one host here, and share the range."""
-    site = backend.site() | {"network": {"ports": "21000-21063"}}
-    (cli.home / "sites" / "here.yaml").write_text(text_of(site))
+    (cli.home / "sites" / "here.yaml").write_text(text_of(limited(backend)))
     cluster, found = running(cli, dashboard="on")
     ports = {item.port for item in found if not item.loopback_only}
     assert len(ports) == 6
-    assert ports <= set(range(21000, 21064))
+    assert ports <= set(RANGE)
     assert cli("cancel", cluster).returncode == 0

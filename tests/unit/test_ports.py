@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from gpujobs.injob.ports import first_free, port_range
 
+from ..support.cli import ROOT
 from ..support.processes import free_ports
 from .support import SLURM, error_of, made_plan
 
@@ -35,6 +37,56 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+UCXX = """
+import asyncio, json, sys
+from distributed.comm import connect, listen
+from gpujobs.injob.ports import limit, port_range
+from distributed.protocol.serialize import to_serialize
+
+async def answer(comm):
+    await comm.write({"got": await comm.read()})
+
+async def main():
+    limit(port_range(sys.argv[1]))
+    limit(port_range(sys.argv[1]))
+    found, problem = [], ""
+    try:
+        for _ in range(5):
+            found.append(await listen("ucxx://127.0.0.1:0", answer))
+    except OSError as error:
+        problem = str(error)
+    ports = [int(one.contact_address.rpartition(":")[2]) for one in found]
+    comm = await connect(found[0].contact_address)
+    await comm.write("x")
+    got = (await comm.read())["got"]
+    found[0].stop()
+    await asyncio.sleep(0.1)
+    again = await listen(f"ucxx://127.0.0.1:{ports[0]}", answer)  # a port that was asked for
+    again = int(again.contact_address.rpartition(":")[2])
+    print(json.dumps({"ports": ports, "error": problem, "got": got, "again": again}))
+
+asyncio.run(main())
+"""
+
+
+def test_listeners_of_ucxx_have_ports_of_the_range() -> None:
+    """The stand-in fails like ucxx if a port is in use, and listens on all interfaces."""
+    ports = free_range(3)
+    with socket.socket() as other:  # which another process has taken
+        other.bind(("", ports[1]))
+        other.listen()
+        text = f"{ports[0]}-{ports[-1]}"
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "fakes" / "ucxx")}
+        argv = [sys.executable, "-c", UCXX, text]
+        done = subprocess.run(argv, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(found["ports"]) == [ports[0], ports[2]]
+    assert found["error"] == f"[Errno 98] no port is free of {text} (`network.ports` of the site)"
+    assert found["got"] == "x"
+    assert found["again"] == found["ports"][0]
 
 
 def free_range(count: int) -> range:

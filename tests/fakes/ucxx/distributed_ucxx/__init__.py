@@ -6,6 +6,7 @@ of a trial are not sent at all, but wait for a timer if nothing polls, as in UCX
 """
 
 import asyncio
+import errno
 import os
 
 import dask.config
@@ -35,13 +36,27 @@ class UCXXConnector(TCPConnector):
     comm_class = UCXX
 
 
+class UCXXBusyError(Exception):
+    """The error of ucxx if a port is in use."""
+
+
 class UCXXListener(TCPListener):
     prefix = "ucxx://"
     comm_class = UCXX
 
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._input_port = self.port  # the original has the wanted port under this name
+
     async def start(self):
         wanted, self.ip = self.ip, "0.0.0.0"
-        await super().start()
+        self.port = self._input_port
+        try:
+            await super().start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise UCXXBusyError("Device is busy") from None
         self.bound_address = (wanted, self.bound_address[1])
 
 
