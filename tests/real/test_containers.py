@@ -312,7 +312,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 def reason_of(cli: Cli, cluster: str) -> str:
     """Return the line that says why a cluster failed, once it has."""
-    until(lambda: cli.status(cluster)["state"] == "FAILED", patience(15), "the end of the cluster")
+    until(lambda: cli.status(cluster)["state"] == "FAILED", 15, "the end of the cluster")
     reason: str = cli.status(cluster)["reason"]
     assert "\n" not in reason
     assert re.search(r" on node[1-4]\b", reason), reason
@@ -330,11 +330,36 @@ def test_a_container_that_cannot_start_ends_the_cluster(
     assert words in reason_of(cli, cli.submit(profile))
 
 
+@pytest.mark.parametrize("layout", ["workers", "mpi"])
 def test_an_image_without_dask_ends_the_cluster(
-    cli: Cli, backend: SlurmBackend, image: Image
+    cli: Cli, backend: SlurmBackend, image: Image, layout: str
 ) -> None:
     write_site(cli, backend, containers=image.site(packages=False))
-    assert "No module named 'distributed'" in reason_of(cli, cli.submit(PROFILE))
+    profile = {"gpus": 4, "layout": layout, "environment": PROFILE["environment"]}
+    assert "No module named 'distributed'" in reason_of(cli, cli.submit(profile))
+
+
+FAULTS_OF_FAKES = {
+    "image": "no image /no/such/image",
+    "runtime": "no command apptainer",
+    "dask": "No module named 'distributed'",
+}
+"""Not those that the runtime itself reports: its messages are not those of the fakes."""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "fault"),
+    [*(("apptainer", fault) for fault in FAULTS_OF_FAKES), ("pyxis", "image"), ("pyxis", "dask")],
+)
+@pytest.mark.parametrize("layout", ["workers", "mpi"])
+def test_other_runtimes_that_cannot_start_end_the_cluster(
+    cli: Cli, backend: SlurmBackend, image: Image, runtime: str, fault: str, layout: str
+) -> None:
+    setup = "true" if fault == "runtime" else image.fake_setup(cli.python)
+    write_site(cli, backend, setup, containers=image.fake_site(runtime, packages=fault != "dask"))
+    name = "/no/such/image" if fault == "image" else "mine"
+    profile = {"gpus": 4, "layout": layout, "environment": {"container": {"image": name}}}
+    assert FAULTS_OF_FAKES[fault] in reason_of(cli, cli.submit(profile))
 
 
 def test_waiting_jobs_are_cancelled_at_the_end(

@@ -55,14 +55,14 @@ class Image:
         binds = [*self._binds(packages), f"{NVML}:/opt/nvml"]
         return {"runtime": "charliecloud", "images": {"mine": str(self.folder)}, "binds": binds}
 
-    def fake_site(self, runtime: str) -> dict[str, Any]:
+    def fake_site(self, runtime: str, *, packages: bool = True) -> dict[str, Any]:
         """Return `containers` of a site file for a fake of ``runtime``, which makes GPUs visible by itself."""
         file = self.folder.with_suffix(".sif")
         file.write_text(f"{self.folder}\n")
         calls = self.calls_file
         calls.touch()
         calls.chmod(0o666)
-        return {"runtime": runtime, "images": {"mine": str(file)}, "binds": self._binds()}
+        return {"runtime": runtime, "images": {"mine": str(file)}, "binds": self._binds(packages)}
 
     def fake_setup(self, python: str) -> str:
         """Return the bash text that puts the fakes on PATH."""
