@@ -150,3 +150,27 @@ def test_a_python_cluster_over_ucxx(scheduler: str) -> None:
         assert bool(own) == (scheduler == "local")
         found = [item for every in listeners(cluster.id).values() for item in every]
         assert found and [listener for listener in found if not listener.loopback_only] == []
+
+
+def visible_devices() -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("busy", "keywords", "devices"),
+    [("1,3", {}, ["0,2", "2,0"]), ("1", {"gpus_per_worker": 2}, ["0,2"])],
+)
+def test_n_workers_auto_is_a_worker_on_each_free_gpu(
+    monkeypatch: pytest.MonkeyPatch, busy: str, keywords: dict[str, int], devices: list[str]
+) -> None:
+    """Of 4 GPUs; those of ``busy`` have a process. The first device of each worker is its own."""
+    monkeypatch.setenv("FAKE_NVML_GPUS", "4")
+    monkeypatch.setenv("FAKE_NVML_BUSY", busy)
+    protocol = {"protocol": "tcp"}
+    with gpujobs.GPULocalCluster(n_workers="auto", **protocol, **options(**keywords)) as cluster:
+        assert sum(len(job["workers"]) for job in cluster.jobs) == len(devices)
+        cluster.wait_for_workers(len(devices), timeout=patience(90))
+        with cluster.get_client() as client:
+            assert sorted(client.run(visible_devices).values()) == devices
