@@ -199,6 +199,8 @@ def _age(path: Path) -> float:
 @pytest.mark.parametrize("waiting", [False, True])
 def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bool) -> None:
     """With ``waiting``, no job of one group has started when the first attempt ends."""
+    if waiting and backend.name not in ("slurm", "sge"):
+        pytest.skip("on the others the next attempt waits for such jobs, and these never start")
     cli.write("attempt.py", ATTEMPT)
     prep = {"directives": [backend.hold]} if waiting else {"start_workers": 2}
     wanted = groups(gpu={"start_workers": 4}, prep=prep)
