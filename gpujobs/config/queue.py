@@ -114,11 +114,20 @@ class Option(Model):
     )
     required: bool = optional(FLAG, "refuse profiles without a value", default=False)
     hint: str | None = optional(TEXT, "shown if a value does not match, or is missing")
+    separator: Literal["+", ",", ":"] | None = optional(
+        choice("+", ",", ":"), "a value that starts with it is added to the default"
+    )
 
     def check(self) -> None:
-        """Refuse a default of an option that must be chosen."""
+        """Refuse a default of an option that must be chosen, and additions to no default."""
         if self.required and self.default is not None:
             raise ValueError("cannot have `default` with `required: true`")
+        if self.separator and self.default is None:
+            raise ValueError("needs `default` with `separator`: values are added to it")
+
+    def extends_default(self, value: str) -> bool:
+        """Return whether the profile's ``value`` is added to the default."""
+        return self.separator is not None and value.startswith(self.separator)
 
 
 def check_options(options: Mapping[str, Option]) -> None:

@@ -51,6 +51,7 @@ _OF_PLAN: Mapping[str, Callable[[Plan], Value]] = {
 }
 _SUPPLIED: Mapping[str, str] = {
     "gpu_type": "gpu_type",
+    "idle_timeout": "max_idle_timeout",
     "network.interface": "network.interface",
     "workers.local_directory": "scratch",
     "environment.python": "environment.staging",
@@ -64,6 +65,7 @@ _ADDED: Mapping[str, str] = {
 }
 """Key of a queue or the site whose value applies in addition to that of the profile."""
 _APPLIES: Mapping[str, Callable[[ClusterSpec, JobGroup], bool]] = {
+    "idle_timeout": lambda spec, _: not spec.profile.run,
     "environment.python": lambda _, jobs: jobs.software.staging is not None,
     "environment.container.args": lambda spec, jobs: (
         _runtime(jobs) is not None and _runtime(jobs) == spec.site.site.containers.runtime
@@ -144,7 +146,7 @@ def supplied_by_site(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Ori
     _, of_group = split_group(key)
     table, _, name = of_group.partition(".")
     supplier = _SUPPLIED.get(of_group)
-    if table == "options" and name:
+    if table == "options" and not _extends_default(spec, plan, key):
         supplier = f"options.{name}.default"
     if supplier is None or not _applies(spec, plan, of_group):
         return []
@@ -155,9 +157,22 @@ def added_by_site(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Origin
     """Return the value of the queue, else of the site, that applies in addition to ``key``."""
     _, of_group = split_group(key)
     adder = _ADDED.get(of_group)
+    if _extends_default(spec, plan, key):
+        adder = f"{of_group}.default"
     if adder is None or not _applies(spec, plan, of_group):
         return []
     return [*_of_queue(spec, plan, key, adder), *_of_site(spec, adder)][:1]
+
+
+def _extends_default(spec: ClusterSpec, plan: Plan | None, key: str) -> bool:
+    """Return whether ``key`` is an option whose value is added to the site's default."""
+    table, _, name = split_group(key)[1].partition(".")
+    profile, site = spec.profile, spec.site.site
+    if plan:
+        jobs = jobs_of(plan, key)
+        profile, site = jobs.profile, site.in_queue(jobs.queue_key)
+    option, value = site.options.get(name), profile.options.get(name)
+    return bool(table == "options" and option and value and option.extends_default(value))
 
 
 def _applies(spec: ClusterSpec, plan: Plan | None, key: str) -> bool:

@@ -30,14 +30,7 @@ def option_directives(
             _report_unknown(diagnostics, name, queue)
     found = []
     for name, option in site.options.items():
-        value = wanted.get(name)
-        if value is not None:
-            _check(diagnostics, scheduler, name, value, spec.queue_place(queue, "options", name))
-        elif option.default is not None:
-            place = spec.queue_place(queue, "options", name, "default")
-            value = _expand(diagnostics, option.default, values, name, place)
-        elif option.required:
-            _report_missing(diagnostics, name, spec.queue_place(queue, "options", name))
+        value = _value(diagnostics, scheduler, values, queue, name)
         if value is not None:
             place = spec.queue_place(queue, "options", name, "directive")
             text = _expand(diagnostics, option.directive, {**values, name: value}, name, place)
@@ -46,6 +39,28 @@ def option_directives(
                 position = spec.position("options", name)
             found.append(Directive(text, position))
     return found
+
+
+def _value(
+    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str, name: str
+) -> str | None:
+    """Return the value of the option ``name``: of the profile, the default, or both together."""
+    spec = diagnostics.spec
+    option, wanted = spec.site.site.options[name], spec.profile.options.get(name)
+    place = spec.queue_place(queue, "options", name)
+    if wanted is not None and not option.extends_default(wanted):
+        _check(diagnostics, scheduler, name, wanted, place)
+        return wanted
+    if option.default is None:
+        if option.required:
+            _report_missing(diagnostics, name, place)
+        return None
+    at = spec.queue_place(queue, "options", name, "default")
+    default = _expand(diagnostics, option.default, values, name, at)
+    if wanted is None:
+        return default
+    _check(diagnostics, scheduler, name, default + wanted, place)
+    return default + wanted
 
 
 def reservation(

@@ -313,13 +313,22 @@ def test_the_container_of_a_site(rich: Path) -> None:
     assert (image["value"], image["used"]) == ("rapids", {"": "/images/rapids.sif"})
 
 
-@pytest.mark.parametrize("key", ["idle_timeout", "client_timeout"])
-def test_the_end_of_a_cluster_without_run(rich: Path, key: str) -> None:
+@pytest.mark.parametrize(("key", "used"), [("idle_timeout", "20m"), ("client_timeout", None)])
+def test_the_end_of_a_cluster_without_run(rich: Path, key: str, used: str | None) -> None:
     found = explained(key)
-    assert found["used"] == {"": "20m"}
+    assert (found["value"], found["used"]) == (used, {"": used})
     assert [(one["limit"], one["line"]) for one in found["limits"]] == [("max_idle_timeout", 5)]
     with_run = explained(key, "--set", "run=true")
-    assert with_run["used"] == {"": None} and with_run["limits"] == []
+    assert (with_run["value"], with_run["limits"], with_run["used"]) == (None, [], {"": None})
+    own = explained(key, "--set", f"{key}=9m")
+    assert (own["value"], own["used"], own["set_by"]["kind"]) == ("9m", {"": "9m"}, "command line")
+
+
+def test_the_default_end_of_a_cluster_without_run(folder: Path) -> None:
+    (folder / "t.yaml").write_text("extends: ./s.yaml\n")
+    for key in ("idle_timeout", "client_timeout"):
+        found = explained(key)
+        assert (found["value"], found["used"], found["limits"]) == (None, {"": "30m"}, [])
 
 
 @pytest.mark.parametrize(
@@ -338,6 +347,18 @@ def test_an_option_of_the_profile(rich: Path) -> None:
     (rich / "p.yaml").write_text("gpus: 1\noptions: {storage: own}\n")
     assert place(explained("options.storage")["set_by"]) == ("own", "profile", "p.yaml", 2)
     assert explained("options.project")["set_by"] is None
+
+
+def test_an_option_that_is_added_to_the_default(rich: Path) -> None:
+    text = SITE_KEYS.replace("default: gdata,", 'default: gdata, separator: "+",')
+    (rich / "s.yaml").write_text(text)
+    found = explained("options.storage", "--set", "options.storage=+own")
+    assert (found["value"], found["set_by"]["kind"]) == ("+own", "command line")
+    (added,) = found["added"]
+    assert (added["value"], added["site_key"]) == ("gdata", "options.storage.default")
+    assert [origin["kind"] for origin in found["overrode"]] == []
+    replaced = explained("options.storage", "--set", "options.storage=own")
+    assert replaced["added"] == [] and replaced["overrode"] == [added]
 
 
 TABLES = ["env", "options", "workers.options", "workers.resources"]

@@ -45,6 +45,40 @@ def test_a_profile_chooses_the_value(home: Path) -> None:
     assert "`account` is needed: option storage of the site names it" in error_of(home, "gpus: 4\n")
 
 
+ADDABLE = STORAGE.replace("}}", """, pattern: '[a-z0-9/+]+', separator: "+"}}""")
+
+
+def test_a_profile_adds_to_the_default(home: Path) -> None:
+    site(home, ADDABLE)
+    added = "account: ab12\noptions: {storage: +gdata/xy34}\n"
+    assert "-l storage=gdata/ab12+gdata/xy34" in lines(home, added)
+    assert "-l storage=gdata/xy34" in lines(home, added.replace("+", ""))
+    assert "-l storage=gdata/ab12" in lines(home, "account: ab12\n")
+    in_group = "account: ab12\ngroups: {g: {gpus: 4, options: {storage: +gdata/xy34}}}\n"
+    assert "-l storage=gdata/ab12+gdata/xy34" in made_plan(home, in_group).groups[0].lines
+    assert "`account` is needed" in error_of(home, "gpus: 4\noptions: {storage: +gdata/xy34}\n")
+    message = error_of(home, f"gpus: 4\n{added.replace('xy34', 'XY34')}")
+    assert "storage 'gdata/ab12+gdata/XY34' does not match the site's pattern" in message
+    assert "p.yaml:3:" in message or "svd.yaml:3:" in message
+
+
+def test_without_a_separator_a_value_replaces_the_default(home: Path) -> None:
+    site(home, STORAGE)
+    assert "-l storage=+x" in lines(home, "account: ab12\noptions: {storage: +x}\n")
+
+
+def test_an_addition_cannot_set_another_option(home: Path) -> None:
+    site(home, ADDABLE.replace("[a-z0-9/+]+", ".*"))
+    message = error_of(home, "gpus: 4\naccount: a\noptions: {storage: '+x,ngpus=9'}\n")
+    assert "would set another option of the batch scheduler" in message
+
+
+def test_a_separator_needs_a_default(home: Path) -> None:
+    site(home, ADDABLE.replace('default: "gdata/{account}", ', ""))
+    with pytest.raises(InputError, match="needs `default` with `separator`"):
+        load_site("./s.yaml")
+
+
 def test_an_option_without_a_value_has_no_directive(home: Path) -> None:
     site(home, STORAGE.replace(', default: "gdata/{account}"', ""))
     assert "storage" not in str(lines(home, "account: ab12\n"))
