@@ -36,7 +36,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         ended = _last_sign(started, own, gpus)
     until = ended or now
     start = started or until
-    within = tuple(_within(own, start, until))
+    within = tuple(_within(own, start, ended, now))
     return JobUsage(
         report=_excused(cluster, job),
         gpus=group.gpus_per_job if group else 0,
@@ -68,11 +68,14 @@ def _last_sign(
     return max(times)
 
 
-def _within(connections: Iterable[Connection], start: float, end: float) -> Iterable[Connection]:
+def _within(
+    connections: Iterable[Connection], start: float, ended: float | None, now: float
+) -> Iterable[Connection]:
     """Yield the connections, cut at the start and the end of their job."""
     for one in connections:
-        since, until = max(one.since, start), min(one.until or end, end)
-        if since < until:
+        since, ends = max(one.since, start), (one.until, ended)
+        until = min((end for end in ends if end is not None), default=None)
+        if since < (until or now):
             yield replace(one, since=since, until=until)
 
 
@@ -118,14 +121,17 @@ def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list
     """Return the jobs, each lost one with the job that was submitted in its place.
 
     A job replaces the first one of its group that ended by itself, and has no replacement yet,
-    before it was submitted.
+    before it was submitted. Jobs of one submission replace no job of it: the recorded end of a job
+    that fails at once may be before it.
     """
     lost = sorted(_lost(cluster, jobs), key=lambda job: job.until)
     replaced: dict[int, int] = {}
     for new in sorted(jobs, key=lambda job: job.submitted or 0.0):
         latest = (new.submitted or 0.0) + ROUNDING
         for job in lost:
-            if job is not new and job.report.group == new.report.group and job.until < latest:
+            same_group = job.report.group == new.report.group
+            later = (job.submitted or 0.0) < (new.submitted or 0.0)
+            if same_group and later and job.until < latest:
                 replaced[job.report.number] = new.report.number
                 lost.remove(job)
                 break

@@ -5,6 +5,7 @@ Times are in seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,7 +48,7 @@ class JobUsage:
     until: float
     """The end, or now if it runs."""
     connections: tuple[Connection, ...]
-    """Of its workers, within the job."""
+    """Of its workers, within the job; those of connected workers have no end."""
     gpu_samples: tuple[GpuSamples, ...]
     transfers: tuple[WorkerTransfers, ...] | None = None
     """Of the workers that were connected; None if transfers were not recorded."""
@@ -163,10 +164,9 @@ class UsageReport:
     @property
     def workers(self) -> Steps:
         """The number of connected workers over time."""
-        spans = [
-            (one.since, one.until or job.until, 1) for job in self.jobs for one in job.connections
-        ]
-        return steps(spans)
+        connections = [one for job in self.jobs for one in job.connections]
+        found = steps((one.since, one.until or math.inf, 1) for one in connections)
+        return [(time, number) for time, number in found if time != math.inf]
 
     @property
     def targets(self) -> Steps:

@@ -52,7 +52,6 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
         WorkerRegistry(server, str(folder.path), rules).install()
-        server.add_plugin(TransferRecorder(server, str(folder.path)), name="gpujobs-transfers")
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
 
@@ -123,8 +122,10 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._watching: asyncio.Task[None] | None = None
 
     def install(self) -> None:
-        """Add this to the dask scheduler, and watch whether the cluster is without work."""
+        """Add this and `TransferRecorder` to the dask scheduler; watch whether it has work."""
         self._scheduler.add_plugin(self, name=_NAME)
+        recorder = TransferRecorder(self._scheduler, str(self._folder.path))
+        self._scheduler.add_plugin(recorder, name=f"{_NAME}-transfers")
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))

@@ -65,6 +65,7 @@ def test_a_failed_and_replaced_worker(make: Callable[..., Any]) -> None:
     assert found.hours.busy_fraction == pytest.approx(0.8)
     assert found.hours.busy < found.hours.granted
     assert usage_json(found)["failures"] == [1]
+    assert usage_json(found)["received"] == 0  # it was counted, also in the owner's process
     assert "replaced by job 2" in usage_text(found)
     html = page(found).replace("&#39;", "'")
     assert failed.report.reason in html

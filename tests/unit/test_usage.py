@@ -37,7 +37,7 @@ from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.usage import interval
 from gpujobs.schedulers import JobState
 
-from ..support.cli import NVML
+from ..support.cli import NVML, ROOT
 from ..support.processes import stop, until
 from .report_data import (
     GROUPED,
@@ -74,6 +74,13 @@ def test_a_job_that_failed_and_its_replacement() -> None:
     assert found.jobs[2].served == START + 2 * HOUR
 
 
+def test_a_job_that_fails_at_once_is_not_replaced_by_one_of_its_submission() -> None:
+    past = history()
+    started, ended = {**past.started, 1: START}, {**past.ended, 1: START + 0.5}
+    found = usage(replace(past, started=started, ended=ended))
+    assert [job.replaced_by for job in found.jobs] == [None, 2, None]
+
+
 def test_a_job_that_still_exits_after_the_end_of_its_cluster_has_not_failed() -> None:
     found = usage().cluster
     closing = replace(found.jobs[2], phase=JobPhase.LOST, state=JobState.RUNNING)
@@ -94,6 +101,39 @@ def test_workers_against_the_target() -> None:
     assert times == [(0.25, 4), (1.0, 3), (1.25, 2), (2.0, 4), (3.0, 0)]
     unchanged = replace(RECORD, targets=())
     assert usage(record=unchanged).targets == [(START, 4)]
+
+
+def test_workers_of_a_running_cluster_stay_connected() -> None:
+    past = history()
+    events = replace(past, ended={1: past.ended[1]})
+    cluster = usage().cluster
+    jobs = (
+        replace(cluster.jobs[0], phase=JobPhase.RUNNING, state=JobState.RUNNING),
+        *cluster.jobs[1:],
+    )
+    running = replace(cluster, jobs=jobs, folder=replace(cluster.folder, ended=None))
+    found = make_usage(running, events, START + 3 * HOUR)
+    assert found.workers[:3] == usage().workers[:3] and found.workers[-1][1] == 2
+    first, *_ = usage_json(found)["jobs"]
+    assert [one["until"] for one in first["workers"]] == [None, None]
+    assert phases(found, 0)[-1] == ("running", 0.25, 3)
+    assert found.jobs[0].connected_seconds == pytest.approx(2 * 2.75 * HOUR)
+
+
+def keys(value: object) -> set[str]:
+    """Return all keys of a JSON object and of those in it."""
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set()
+
+
+def test_all_keys_of_the_json_are_documented() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    section = text.split("\n## report\n")[1].split("\n## ")[0]
+    found = keys(usage_json(usage(grouped_history(), GROUPED)))
+    assert found and not {key for key in found if f"`{key}`" not in section}
 
 
 def test_the_line_of_submit() -> None:
