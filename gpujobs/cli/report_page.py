@@ -18,6 +18,8 @@ TEMPLATE = "report.html.j2"
 WIDTH, HEIGHT = 1000, 100
 """Size of the coordinates of a chart; a browser stretches it."""
 TICKS = 4
+_GAP = 1.0
+"""Seconds between two samples of transfers that follow each other: their times are rounded."""
 
 
 @dataclass(frozen=True)
@@ -192,31 +194,31 @@ def _line(
 def _transfer_charts(usage: UsageReport, axis: Axis) -> list[TransferChart]:
     """Return a chart for each worker that received data; all have the same scale."""
     workers = [one for one in usage.transfers if one.received]
-    rates = [_rate(sample) for one in workers for sample in shorter_transfers(one.samples)]
+    rates = [1, *(_rate(sample) for one in workers for sample in shorter_transfers(one.samples))]
     return [_transfer_chart(one, axis, max(rates)) for one in workers]
 
 
-def _transfer_chart(worker: WorkerTransfers, axis: Axis, most: float) -> TransferChart:
+def _transfer_chart(worker: WorkerTransfers, axis: Axis, most: int) -> TransferChart:
     samples = shorter_transfers(worker.samples)
     return TransferChart(
         name=worker.worker,
-        rate=_rate_line(samples, axis, most),
+        rate=_step_line([(axis.start, 0), *_rate_steps(samples)], axis, most),
         received=short_size_text(worker.received),
-        most=f"{short_size_text(round(max(map(_rate, samples))))}/s",
+        most=f"{short_size_text(max(map(_rate, samples)))}/s",
     )
 
 
-def _rate(sample: Received) -> float:
+def _rate(sample: Received) -> int:
     """Return bytes per second; a sample of less than a second stands for one."""
-    return sample.size / max(1.0, sample.seconds)
+    return round(sample.size / max(1.0, sample.seconds))
 
 
-def _rate_line(samples: Sequence[Received], axis: Axis, most: float) -> str:
-    """Return the points of a line that is 0 where no sample is."""
-    points = [f"0,{HEIGHT}"]
+def _rate_steps(samples: Sequence[Received]) -> Steps:
+    """Return the rate over time; it is 0 where no sample is."""
+    found: Steps = []
     for sample in samples:
-        start, end = axis.x(sample.time - sample.seconds), axis.x(sample.time)
-        y = HEIGHT * (1 - _rate(sample) / most)
-        points += [f"{start:.1f},{HEIGHT}", f"{start:.1f},{y:.1f}"]
-        points += [f"{end:.1f},{y:.1f}", f"{end:.1f},{HEIGHT}"]
-    return " ".join([*points, f"{WIDTH},{HEIGHT}"])
+        start = sample.time - sample.seconds
+        if found and start - found[-1][0] < _GAP:
+            found.pop()
+        found += [(start, _rate(sample)), (sample.time, 0)]
+    return found

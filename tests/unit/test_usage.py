@@ -46,6 +46,7 @@ from .report_data import (
     REASON,
     RECORD,
     START,
+    WORKERS,
     grouped_history,
     history,
     usage,
@@ -211,10 +212,20 @@ def test_transfers() -> None:
     text = page(found)
     assert text.count('<figure class="transfers">') == 2
     assert f"{NAME}-0-0: 120MiB, up to 2MiB/s" in text
-    x, start = 1000 / 3, f"{1000 / 3:.1f}"  # 1 h of 3 h; a square of a minute
     line = re.search(r'class="rate-line" points="([^"]*)"', text)
-    assert line and line[1].startswith(f"0,100 {start},100 {start},0.0 ")
-    assert line[1].endswith(f" {x + 1000 / 180:.1f},100 1000,100")
+    assert line
+    points = [point.split(",") for point in line[1].split()]
+    steps = [(float(x) * 3 * 60 / 1000, float(y)) for x, y in points]  # minutes
+    changes = [(round(x, 1), y) for x, y in steps]
+    assert changes[0] == (0, 100) and changes[-1] == (180, 100)
+    flat = [x for x, y in changes if y == 0]  # 2 MiB/s, without a gap between samples
+    assert (min(flat), max(flat)) == (60, 61)
+    assert not [x for x, y in changes if 60 < x < 61 and y]
+
+
+def test_a_worker_that_receives_few_bytes_has_a_chart() -> None:
+    slow = {WORKERS[0]: (Received(START + HOUR, 600.0, 100),)}
+    assert "up to 0B/s" in page(usage(replace(history(), transfers=slow)))
 
 
 def test_a_folder_without_transfers_still_has_a_report() -> None:
