@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ..conftest import nothing_left
-from ..support.backend import SlurmBackend
-from ..support.cli import Cli
+from ..support.backend import SlurmBackend, nvml_path
+from ..support.cli import ROOT, Cli
 
 pytestmark = pytest.mark.slurm
+FAKES = ROOT / "tests" / "fakes"
 
 
 @pytest.fixture
@@ -146,6 +148,28 @@ def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
     site["setup"] += f"\nexport PYTHONPATH={tag.parent}:$PYTHONPATH"
     found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
     assert found["state"] == "warning" and "25.2.0 in the job" in found["result"]
+
+
+def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
+    """The measured rates within a job, and between two; `doctor --run` itself starts one job."""
+    paths = [nvml_path(backend), str(FAKES / "ucxx"), str(FAKES / "rmm")]
+    site = backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}
+    site["setup"] += f"\nexport PYTHONPATH={':'.join(paths)}"
+    path = str(cli.write("s.yaml", site))
+    number = r"[\d.]+(e[+-]\d+)?"
+    found = checks(cli, "--run", "--site", path)["transport"]
+    assert found["state"] == "ok", found
+    assert re.search(
+        rf"^ucxx, {number} GB/s between two workers \(host memory\); "
+        rf"ucxx: {number} GB/s within a job; tls: {number} GB/s within a job$",
+        found["result"],
+    ), found
+    slow = {**site, "setup": f"{site['setup']}\nexport FAKE_UCXX=slow UCX_TLS=other"}
+    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", slow)))["transport"]
+    assert found["state"] == "warning"
+    assert found["result"].startswith("tls, ") and "; ucxx: " in found["result"]
+    assert "tls is faster here than ucxx" in found["result"]
+    backend.wait_empty(15)
 
 
 def test_local(cli: Cli, backend: SlurmBackend) -> None:
