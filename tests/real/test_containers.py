@@ -137,6 +137,32 @@ def test_one_group_in_the_image(cli: Cli, backend: SlurmBackend, image: Image, h
     backend.wait_empty(20, cluster)
 
 
+DEVICES = """
+import json, os, stat
+devices = {}
+for folder, _, names in os.walk("/dev"):
+    for path in (os.path.join(folder, name) for name in names):
+        found = os.lstat(path)
+        if stat.S_ISCHR(found.st_mode) and not path.startswith("/dev/pts/"):
+            devices[path] = found.st_rdev
+print(json.dumps([devices, os.listdir("/sys/class")]))
+"""
+
+
+def test_devices_of_the_node_are_visible_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
+    """Those of InfiniBand are in a folder in /dev, and what UCX reads of them is in /sys."""
+    write_site(cli, backend, containers=image.site())
+    cli.write("devices.py", DEVICES)
+    cluster = cli.submit({**PROFILE, "run": ["python3", "devices.py"]}, "--wait")
+    devices, classes = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    on_host, classes_on_host = json.loads(cli.python_run(DEVICES).stdout)
+    assert on_host and devices.items() >= on_host.items()
+    assert set(classes) >= set(classes_on_host)
+    backend.wait_empty(20, cluster)
+
+
 @pytest.mark.parametrize("run_on", ["head", "ranks"])
 def test_mpi_ranks_run_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, run_on: str
