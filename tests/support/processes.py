@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -82,14 +83,19 @@ def reaper(*marks: str) -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
+    """Return ports that nothing listens on.
+
+    They are below those that Linux gives to outgoing connections, so that none of these takes a port before its daemon
+    listens there. They are random, so that two test processes rarely have the same.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(10_000, 32_768), 1000):
+        with socket.socket() as item, contextlib.suppress(OSError):
+            item.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"{len(found)} of {count} ports are free")
 
 
 def until(
