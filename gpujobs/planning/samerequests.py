@@ -55,10 +55,10 @@ class SameRequests:
 
     def _other_types(self) -> Iterator[tuple[OtherGPUs, JobShape]]:
         queues = self.spec.site.site.queues
-        own = self.spec.profile.gpu_type or queues[self.queue_key].gpu_type
+        own = queues[self.queue_key].type_name(self.spec.profile.gpu_type)
         for key, queue in queues.items():
-            for name in queue.named_types:
-                if own not in (None, name):
+            for name, other in queue.named_types.items():
+                if own not in (None, other):  # several names of one type are no difference
                     yield OtherGPUs(key, gpu_type=name), self.shape
 
     def _other_nodes(self) -> Iterator[tuple[OtherGPUs, JobShape]]:
@@ -74,8 +74,12 @@ class SameRequests:
     def _request(
         self, key: str, gpu_type: str | None, shape: JobShape
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the directives and the arguments of such jobs in the queue ``key``."""
-        spec = replace(self.spec, profile=replace(self.spec.profile, gpu_type=gpu_type))
+        """Return the directives and the arguments of such jobs in the queue ``key``.
+
+        A reservation is left out: some batch schedulers name it in place of the queue.
+        """
+        profile = replace(self.spec.profile, gpu_type=gpu_type, reservation=None)
+        spec = replace(self.spec, profile=profile)
         diagnostics = Diagnostics(spec.in_queue(key))
         writer = DirectiveWriter(diagnostics, self.scheduler, key, shape, self.walltime)
         return writer.lines(), writer.submit_arguments()

@@ -93,6 +93,18 @@ def test_queues_that_jobs_do_not_name(home: Path) -> None:
     assert found(home) == [], "the queues have names of their own"
 
 
+def test_two_names_of_one_type(home: Path) -> None:
+    site(home, "pbs", "", ("gpu_type: v100", "gpu_types: {a100: a100, large: a100}"))
+    assert found(home) == [] and notes(home, gpu_type="large") == []
+
+
+def test_a_reservation_in_place_of_the_queue(home: Path) -> None:
+    """PBS names a reservation as a queue; its nodes are not those of all queues."""
+    site(home, "pbs", "", ("name: q, ", ""))
+    profile = {"gpus": 1, "gpu_type": "v100", "reservation": "R123"}
+    assert "-q R123" in made_plan(home, profile).groups[0].lines
+
+
 def test_the_types_of_one_queue(home: Path) -> None:
     (home / "s.yaml").write_text(
         "description: test\nscheduler: pbs\nvisible_devices: scheduler\ndefaults: {walltime: 1h}\n"
