@@ -32,6 +32,22 @@ def check_writers(path: Path, folder: Path, *, alternative: str = "") -> None:
         raise InputError(f"{path} is not used: {error.strerror}: {error.filename}") from None
 
 
+def check_owners(path: Path, folder: Path) -> None:
+    """Check that no other user has added the file ``path`` to ``folder``, which the user has named.
+
+    Every entry from the folder to the file must belong to root, to the user or to the folder's
+    owner. Raises InputError.
+    """
+    trusted = _root_and_user() | {folder.stat().st_uid}
+    for place in (path, *path.parents):
+        if place == folder:
+            return
+        status = place.lstat()
+        if status.st_uid not in trusted:
+            reason = f"{place} belongs to {_user(status.st_uid)}"
+            raise InputError(f"{path} is not used: {reason}", hint=_cure(place, status))
+
+
 def _check(path: Path, trusted: frozenset[int], alternative: str) -> None:
     for place in _places(path.absolute()):
         status = place.lstat()

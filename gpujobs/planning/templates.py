@@ -26,7 +26,7 @@ from jinja2 import (
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sitefiles import data_folder, site_folders
-from ..config.trust import check_writers
+from ..config.trust import check_owners, check_writers
 from ..errors import InputError, Position, Problem
 from ..text import control_character
 from .bash import Bash
@@ -61,27 +61,25 @@ def fill(template: Template, context: Mapping[str, object]) -> str:
 
 
 class _CheckedLoader(FileSystemLoader):
-    """Templates, and files that they include, in a folder of the search path."""
+    """Templates of a site, and files that they include.
 
-    def __init__(self, site_folder: Path) -> None:
+    ``searched``: the site's folder is one of the search path.
+    """
+
+    def __init__(self, site_folder: Path, searched: bool) -> None:
         super().__init__(site_folder / "templates")
-        self._site_folder = site_folder
+        self._site_folder, self._searched = site_folder, searched
 
     def get_source(
         self, environment: Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
         """Return the source. InputError if other users could have written it."""
         source = super().get_source(environment, template)
-        check_writers(Path(source[1]), self._site_folder)
+        if self._searched:
+            check_writers(Path(source[1]), self._site_folder)
+        else:
+            check_owners(Path(source[1]), self._site_folder)
         return source
-
-
-def _own_loaders(site_folder: Path | None, searched: bool) -> list[FileSystemLoader]:
-    if site_folder is None:
-        return []
-    if searched:
-        return [_CheckedLoader(site_folder)]
-    return [FileSystemLoader(site_folder / "templates")]
 
 
 @lru_cache(maxsize=8)
@@ -91,7 +89,7 @@ def _environment(site_folder: Path | None, searched: bool) -> ImmutableSandboxed
     ``searched``: the site's folder is one of the search path.
     """
     ours = FileSystemLoader(data_folder("templates"))
-    own = _own_loaders(site_folder, searched)
+    own = [_CheckedLoader(site_folder, searched)] if site_folder else []
     environment = ImmutableSandboxedEnvironment(
         loader=ChoiceLoader([*own, ours, PrefixLoader({"gpujobs": ours})]),
         undefined=StrictUndefined,

@@ -185,5 +185,10 @@ def test_a_hostile_site(
         done = owner(command, profile, **environ)
         assert done.returncode == 2 and " is not used: " in done.stderr, done
         assert f"user {OTHER}" in done.stderr or "is writable by" in done.stderr
+    if attack == "templates":  # the user's own site file in a folder such as /tmp
+        shutil.chown(sites / "here.yaml", ORDINARY_USER)
+        by_path = {"GPUJOBS_SITE": str(sites / "here.yaml"), "GPUJOBS_SITE_PATH": ""}
+        done = owner("submit", profile, **by_path)
+        assert done.returncode == 2 and f"belongs to user {OTHER}" in done.stderr, done
     assert not mark.exists()
     shutil.rmtree(open_folder)

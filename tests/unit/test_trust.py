@@ -259,3 +259,19 @@ def test_templates_beside_a_path_of_the_user(template: Path, tmp_path: Path) -> 
     folder = template.parents[1].rename(tmp_path / "own")
     folder.chmod(0o777)
     assert fill(load_template("local", folder), {}) == "# of the site\n"
+
+
+@as_root
+@pytest.mark.parametrize(
+    "place", ["templates", "templates/local.sh.j2", "templates/parts/part.txt"]
+)
+def test_templates_that_another_user_has_added_beside_a_path(
+    template: Path, tmp_path: Path, place: str
+) -> None:
+    folder = template.parents[1].rename(tmp_path / "own")
+    folder.chmod(0o1777)
+    os.chown(folder / place, OTHER, OTHER)
+    with pytest.raises(InputError, match=f"{folder / place} belongs to user nobody"):
+        fill(load_template("local", folder), {})
+    os.chown(folder, OTHER, OTHER)  # the user trusts who owns it
+    assert fill(load_template("local", folder), {}) == "# of the site\n"
