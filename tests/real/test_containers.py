@@ -324,7 +324,7 @@ def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image
     write_site(cli, backend, containers=image.site())
     done = cli.python_run(OWNER, "local", "/no/such/image")
     (line,) = [line for line in done.stderr.splitlines() if "JobFailedError" in line]
-    assert "no image /no/such/image" in line
+    assert re.search(r" on node[1-4]: no image /no/such/image", line), line
     backend.wait_empty(20)
 
 
