@@ -35,7 +35,7 @@ def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("first", range(0, 1000, PART))
 def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + PART):
-        churn(folder_of(tmp_path, seed), seed, HOURS, rest=False)
+        churn(folder_of(tmp_path, seed), seed, HOURS)
 
 
 @pytest.mark.slow

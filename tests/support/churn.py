@@ -14,10 +14,14 @@ from .simulated import SimulatedJob, SimulatedSlurm
 
 STEP = 20.0
 """Seconds between two looks of the owner."""
+REFUSAL_TIME = 600.0
+"""Seconds after a refusal in which `adapt` requests no more jobs than were accepted."""
 QUIET = 1800.0
 """Seconds without faults at the end: longer than the longest pauses."""
-HOLD = 1800.0
-"""Seconds for which idle jobs are kept at most."""
+SHORTEST_HOLD, HOLD = 120.0, 1800.0
+"""Seconds for which idle jobs are kept at least and at most."""
+SHORTAGE = 400.0
+"""Seconds within which jobs that a fault has ended are replaced, if no fault prevents that."""
 GRACE = 30.0
 """Seconds for which `adapt` leaves a job in the queue, whatever the demand is."""
 MOST_JOBS = 8
@@ -100,23 +104,53 @@ class Churn:
         self.site: dict[str, Any] = {"queues": queues, "defaults": {"walltime": walltime}, **limit}
         self.cluster: SimulatedCluster
         self.orphaned: dict[str, float] = {}
+        self.short: dict[str, float] = {}
+        """Since when groups have fewer jobs than their minimum."""
+        self.refused_until = 0.0
+        """Until when refusals limit the number of jobs."""
         self.slurm.watchers.append(self.check)
+        self.slurm.scattered = self.random.random() < 0.5
 
     def check(self) -> None:
         """Note a broken rule; called after each submission and each step of the time.
 
         It is raised later, because it would be an error inside of the code under test.
         """
-        jobs = [job for job in self.slurm.alive if job.occupies and not job.restored]
+        present = [job for job in self.slurm.alive if job.occupies]
+        jobs = [job for job in present if not job.restored]
         if self.limited:
             self.check_number(jobs, MOST_JOBS)
         for group in self.groups.values():
             own = group.of(jobs)
             if group.adapts:
                 self.check_number(own, group.maximum)
+                self.check_minimum(group, group.of(present))
             else:  # each job may have a successor; a lost one is replaced while it is cancelled
                 released = self.cluster.released
                 self.check_number([job for job in own if job.id not in released], 2 * group.maximum)
+
+    def check_minimum(self, group: GroupChurn, jobs: list[SimulatedJob]) -> None:
+        """Note a fault if a group has long had fewer jobs than its minimum without a reason."""
+        slurm, workers = self.slurm, self.cluster.pool.groups[group.name]
+        prevented = workers.attempts.pausing() or self.cluster.pool.error_of(workers) is not None
+        if prevented or len(jobs) >= group.minimum:
+            self.short.pop(group.name, None)
+            return
+        since = self.short.setdefault(group.name, slurm.seconds)
+        since = max(since, slurm.away_until, self.refused_until)
+        if slurm.seconds - since > SHORTAGE:
+            slurm.faults.append(f"{len(jobs)} of {group.minimum} jobs since {since:.0f} s")
+
+    def check_release(self, jobs: list[SimulatedJob]) -> None:
+        """Note a fault if `adapt` releases jobs below the minimum of their group."""
+        released = {job.number for job in jobs}
+        for group in self.groups.values():
+            counting = {job.report.number for job in self.cluster.counting(group.name)}
+            left = len(counting - released)
+            if group.of(jobs) and left < group.minimum:
+                numbers = ", ".join(str(job.number) for job in group.of(jobs))
+                message = f"{numbers} released, {left} jobs left of at least {group.minimum}"
+                self.slurm.faults.append(f"at {self.slurm.seconds:.0f} s: {message}")
 
     def check_number(self, jobs: list[SimulatedJob], most: int) -> None:
         """Note a fault if there are more than ``most`` jobs."""
@@ -127,12 +161,14 @@ class Churn:
     def check_jobs(self) -> None:
         """Assert the rules, and that the pool knows each job when a lost reply has been found."""
         assert not self.slurm.faults, self.slurm.faults[0]
+        for adaptive in self.cluster.adaptives.values():
+            assert SHORTEST_HOLD <= adaptive.hold <= HOLD
         now = self.slurm.seconds
         orphans = self.cluster.orphans
         self.orphaned = {job: self.orphaned.get(job, now) for job in orphans}
         faults = self.slurm.away_until
         for job, since in self.orphaned.items():
-            assert now - max(since, faults) < 400, f"job {job} is an orphan since {since}"
+            assert now - max(since, faults) < SHORTAGE, f"job {job} is an orphan since {since}"
 
     def check_young(self) -> None:
         """Assert that `adapt` has not cancelled a job that had been in the queue for a moment."""
@@ -169,6 +205,7 @@ class Churn:
             slurm.away_until = slurm.seconds + random.expovariate(1 / 120)
         elif kind == "refuse":
             slurm.refuse_until = slurm.seconds + random.expovariate(1 / 60)
+            self.refused_until = slurm.refuse_until + REFUSAL_TIME
         elif kind == "restore":
             if ended := [job for job in slurm.jobs if job.listed and not job.alive]:
                 slurm.restore(random.choice(ended[-MOST_JOBS:]))
@@ -181,12 +218,13 @@ class Churn:
             else:
                 getattr(slurm, kind)(job)
 
-    async def play(self, folder: Path, hours: float, rest: bool) -> None:
+    async def play(self, folder: Path, hours: float) -> None:
         """Run: churn, then a time without faults: of much work, then perhaps of none."""
         slurm = self.slurm
         self.cluster = cluster = SimulatedCluster(
             folder, slurm, site=self.site, profile=self.profile, interval=STEP
         )
+        cluster.dask.on_release = self.check_release
         for group in self.groups.values():
             await group.start(cluster)
         end = slurm.seconds + hours * 3600
@@ -196,7 +234,7 @@ class Churn:
             if slurm.seconds < end:
                 self.disturb()
         await self.settle()
-        if rest and any(group.adapts for group in self.groups.values()):
+        if any(group.adapts for group in self.groups.values()):
             await self.rest()
         self.check_young()
         cluster.stop()
@@ -265,8 +303,7 @@ def churn(
     seed: int,
     hours: float = 0.7,
     groups: tuple[str, ...] = ("",),
-    rest: bool = True,
 ) -> None:
     """Run one seed; raises AssertionError if a rule is broken."""
     run = Churn(folder, seed, groups)
-    simulate(run.slurm, lambda: run.play(folder, hours, rest))
+    simulate(run.slurm, lambda: run.play(folder, hours))

@@ -53,7 +53,8 @@ class SimulatedCluster(ElasticCluster):
         self.interval = interval
         self.ledger = Ledger(folder / "ledger")
         self._pool = JobPool(spec, plan, self.ledger, slurm)
-        self._dask = self.scheduler_comm = SimulatedDask(slurm)  # type: ignore[assignment]
+        self.dask = SimulatedDask(slurm, hold_of=lambda group: self.adaptives[group].hold)
+        self._dask = self.scheduler_comm = self.dask  # type: ignore[assignment]
         self._scaler = Scaler(self._pool, self._dask, interval)
         self.id = self._pool.id
         self.adaptives: dict[str, Any] = {}
@@ -77,6 +78,7 @@ class SimulatedCluster(ElasticCluster):
         adaptive = JobAdaptive(self, interval=0, group=group, **options)
         self._dask.adapting.add(group)  # type: ignore[attr-defined]
         self._scaler.forget_failures([group])
+        self.adaptives[group] = adaptive
 
         async def repeat() -> None:
             while True:

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import selectors
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class SimulatedJob:
     connects: float = 0.0
     connected: float = -1.0
     """The start after which its workers have connected."""
+    idle_since: float = 0.0
+    """When its workers have connected, or `adapt` last saw one of them with a task."""
     exits: float | None = None
     """When it leaves the queue."""
     final: str = ""
@@ -104,6 +107,8 @@ class SimulatedSlurm(System):
     """Probability that a submission is accepted although its reply is lost."""
     demand: Callable[[str], int] = lambda group: 0
     """Returns how many workers of a group the tasks need."""
+    scattered: bool = False
+    """Whether some jobs have workers with tasks and others without."""
     seconds: float = 0.0
     jobs: list[SimulatedJob] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
@@ -149,10 +154,16 @@ class SimulatedSlurm(System):
 
     @property
     def busy(self) -> set[str]:
-        """Names of the workers with tasks: those of each group that have been there for longest."""
+        """Names of the workers with tasks: those of each group that have been there for longest.
+
+        Or, if `scattered`, the same arbitrary ones as long as they are connected.
+        """
+        workers = list(self.connected.items())
+        if self.scattered:
+            workers.sort(key=lambda item: zlib.crc32(item[0].encode()))
         left = {group: self.demand(group) for group in self.workers_per_job}
         found = set()
-        for name, job in self.connected.items():
+        for name, job in workers:
             if name not in self.retired and left[job.group] > 0:
                 left[job.group] -= 1
                 found.add(name)
@@ -245,7 +256,7 @@ class SimulatedSlurm(System):
         elif job.connects <= self.seconds and job.workers[0] not in self.connected:
             self.connected.update(dict.fromkeys(job.workers, job))
             self._seen.update(job.workers)
-            job.connected = job.started
+            job.connected, job.idle_since = job.started, self.seconds
             self.on_connect()
             (self.folder / "workers.json").write_text(json.dumps({"seen": sorted(self._seen)}))
 
@@ -371,6 +382,10 @@ class SimulatedDask:
 
     slurm: SimulatedSlurm
     adapting: set[str] = field(default_factory=set)
+    hold_of: Callable[[str], float] = lambda group: 0.0
+    """Returns for how long `adapt` keeps an idle job of a group."""
+    on_release: Callable[[list[SimulatedJob]], None] = lambda jobs: None
+    """Called with the jobs that `adapt` releases."""
     messages: list[str] = field(default_factory=list)
     open: bool = True
 
@@ -391,11 +406,28 @@ class SimulatedDask:
         return dict.fromkeys(self.slurm.busy, 1)
 
     async def retire(self, names: list[str]) -> None:
-        busy = self.slurm.busy.intersection(names)
-        jobs = {name: self.slurm.connected[name] for name in busy}
-        if adapting := [name for name in busy if self._may_stay(jobs[name])]:
-            self.slurm.faults.append(f"{adapting} were released while they were busy")
+        connected = self.slurm.connected
+        jobs = {connected[name].id: connected[name] for name in names if name in connected}
+        for job in jobs.values():
+            self._check_release(job, names)
+        self.on_release([job for job in jobs.values() if self._may_stay(job)])
         self.slurm.retired.update(names)
+
+    def _check_release(self, job: SimulatedJob, names: Collection[str]) -> None:
+        """Note a fault if workers of a job stay, or if `adapt` releases a job that has tasks.
+
+        Or if it releases one that has not been idle for its `hold`.
+        """
+        slurm = self.slurm
+        if left := self.connected.intersection(job.workers).difference(names):
+            slurm.faults.append(f"{job.id} was released without {sorted(left)}")
+        if not self._may_stay(job):
+            return
+        if busy := slurm.busy.intersection(job.workers):
+            slurm.faults.append(f"{job.id} was released while {sorted(busy)} were busy")
+        idle, hold = slurm.seconds - job.idle_since, self.hold_of(job.group)
+        if idle < hold:
+            slurm.faults.append(f"{job.id} was released after {idle:.0f} of {hold:.0f} s")
 
     def _may_stay(self, job: SimulatedJob) -> bool:
         """Return whether `adapt` must leave a busy job alone."""
@@ -415,6 +447,8 @@ class SimulatedDask:
         return self.slurm.demand(prefix.split("-")[-2])
 
     async def processing(self) -> dict[str, list[str]]:
+        for name in self.slurm.busy:
+            self.slurm.connected[name].idle_since = self.slurm.seconds
         return {f"tcp://{name}": ["task"] for name in self.slurm.busy}
 
 
