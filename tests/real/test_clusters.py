@@ -418,7 +418,8 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 
 
 # -- limits of time ------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.slow  # it takes two minutes; `-m conformance --site` includes it
+@pytest.mark.conformance
 def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
     done = cli(
@@ -435,6 +436,19 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
     found = cli.status(cluster)
     assert (found["kind"], found["reason"], found["state"]) == ("walltime", reason, "FAILED")
     backend.wait_empty(30)
+
+
+def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
+    setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
+    environment = {"setup": setup, "python": cli.python}
+    profile = {"gpus": 1, "environment": environment, "run": "echo here"}
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "activate" in line]
+    assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
+    cluster = done.stdout.strip()
+    assert "setup: source venv/bin/activate failed (exit code 1)" in cli.status(cluster)["notes"]
+    backend.wait_empty(20, cluster)
 
 
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
