@@ -133,7 +133,6 @@ def test_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend)
     code = (
         "import gpujobs, os, sys\n"
         "with gpujobs.connect(sys.argv[1]) as client:\n"
-        "    client.wait_for_workers(2, timeout=60)\n"
         "    print(*client.run(os.getpid).values())\n"
     )
     before = set(map(int, cli.python_run(code, cluster).stdout.split()))
