@@ -385,7 +385,7 @@ def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_pa
         return list(json.loads(path.read_text())["workers"]) if path.exists() else []
 
     async def main() -> None:
-        async with Scheduler(port=0, dashboard=False) as scheduler:
+        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
             scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path), {}), name="gpujobs")
             async with Worker(scheduler.address, name="p-0") as worker:
                 while not workers():

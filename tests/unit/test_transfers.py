@@ -25,7 +25,7 @@ def with_workers(folder: Path, body: Body) -> None:
     """Run ``body`` with a dask scheduler and three workers in this process."""
 
     async def main() -> None:
-        async with Scheduler(port=0, dashboard=False) as scheduler:
+        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
             recorder = TransferRecorder(scheduler, str(folder))
             scheduler.add_plugin(recorder, name="gpujobs-transfers")
             workers = [Worker(scheduler.address, name=f"p-{n}", nthreads=1) for n in range(3)]
