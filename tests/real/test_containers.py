@@ -328,6 +328,7 @@ def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image
     backend.wait_empty(20)
 
 
+LAYOUTS = ["workers", pytest.param("mpi", marks=pytest.mark.slow)]
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"image": "/no/such/image"}, "no image /no/such/image"),
     "runtime": ({"image": "mine", "runtime": "singularity"}, "no command singularity"),
@@ -346,7 +347,7 @@ def reason_of(cli: Cli, cluster: str) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("layout", ["workers", "mpi"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_container_that_cannot_start_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, fault: str, layout: str
 ) -> None:
@@ -356,7 +357,7 @@ def test_a_container_that_cannot_start_ends_the_cluster(
     assert words in reason_of(cli, cli.submit(profile))
 
 
-@pytest.mark.parametrize("layout", ["workers", "mpi"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_image_without_dask_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, layout: str
 ) -> None:
@@ -377,7 +378,7 @@ FAULTS_OF_FAKES = {
     ("runtime", "fault"),
     [*(("apptainer", fault) for fault in FAULTS_OF_FAKES), ("pyxis", "image"), ("pyxis", "dask")],
 )
-@pytest.mark.parametrize("layout", ["workers", "mpi"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_runtimes_that_cannot_start_end_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, runtime: str, fault: str, layout: str
 ) -> None:

@@ -106,7 +106,7 @@ INITIALIZE = "from dask_mpi import initialize; initialize()"
 @pytest.mark.parametrize(
     ("profile", "before"),
     [
-        ({"layout": "mpi", "run": ["python", "ports.py"]}, ""),
+        pytest.param({"layout": "mpi", "run": ["python", "ports.py"]}, "", marks=pytest.mark.slow),
         ({"layout": "mpi", "run_on": "ranks", "run": ["ports.py"]}, INITIALIZE),
     ],
     ids=["mpi", "ranks"],
