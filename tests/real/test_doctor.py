@@ -150,6 +150,7 @@ def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
     assert found["state"] == "warning" and "25.2.0 in the job" in found["result"]
 
 
+@pytest.mark.slow
 def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
     """The measured rates within a job, and between two; `doctor --run` itself starts one job."""
     paths = [nvml_path(backend), str(FAKES / "ucxx"), str(FAKES / "rmm")]

@@ -84,7 +84,9 @@ def check_loopback(cluster: str) -> None:
     assert exposed == {}
 
 
-@pytest.mark.parametrize("layout", ["workers", "mpi", "ranks"])
+@pytest.mark.parametrize(
+    "layout", ["workers", pytest.param("mpi", marks=pytest.mark.slow), "ranks"]
+)
 @pytest.mark.parametrize("protocol", ["auto", "ucxx"])
 def test_listeners_are_on_the_loopback_interface(
     local: Cli, gpus: dict[str, str], protocol: str, layout: str

@@ -251,7 +251,7 @@ def test_settings_of_isolated_jobs(
     assert "UCX keeps your" not in cli("status", cluster).stdout
 
 
-@pytest.mark.parametrize("place", ["site", "profile"])
+@pytest.mark.parametrize("place", ["site", pytest.param("profile", marks=pytest.mark.slow)])
 def test_ones_own_settings_win_and_that_is_said_once(
     cli: Cli, backend: SlurmBackend, place: str
 ) -> None:
