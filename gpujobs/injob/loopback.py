@@ -35,7 +35,7 @@ def _is_loopback(address: object) -> bool:
     """Return whether one address has a host, and this is on the loopback interface."""
     if isinstance(address, str):
         address = address.split(":")
-    host = str(address[0]) if isinstance(address, list | tuple) and address else ""
+    host = str(address[0]) if isinstance(address, (list, tuple)) and address else ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

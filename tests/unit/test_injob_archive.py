@@ -68,6 +68,15 @@ def test_syntax_of_older_pythons(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_unions_at_run_time(path: Path) -> None:
+    """Python 3.9 cannot evaluate ``list | tuple``; annotations are not evaluated."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 2]
+    checks = [call for call in calls if ast.unparse(call.func) in ("isinstance", "issubclass")]
+    assert not [ast.unparse(call) for call in checks if isinstance(call.args[1], ast.BinOp)]
+
+
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
