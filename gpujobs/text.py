@@ -80,6 +80,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def alternatives(words: Sequence[str]) -> str:
+    """Return ``a``, ``a or b``, or ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]

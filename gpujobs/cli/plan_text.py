@@ -15,7 +15,7 @@ from ..planning.containers import Container
 from ..planning.isolation import notes
 from ..planning.limits import job_limits
 from ..planning.plan import JobGroup, Plan
-from ..text import number_text, plural, short_size_text, walltime_text
+from ..text import alternatives, number_text, plural, short_size_text, walltime_text
 from . import memory_text
 
 SHOWN_NAMES = 8
@@ -262,8 +262,7 @@ def _ends_text(plan: Plan) -> str:
     if any(jobs.walltime for jobs in plan.all_jobs):
         ends.append("its walltime is over")
     ends.append("`gpujobs cancel` is called")
-    listed = ", ".join(ends[:-1])
-    return f"no command: the cluster runs until {' or '.join(filter(None, [listed, ends[-1]]))}"
+    return f"no command: the cluster runs until {alternatives(ends)}"
 
 
 def _limits_text(plan: Plan) -> str:

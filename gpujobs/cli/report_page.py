@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.html import html_template
-from ..clusters.series import mean, shorter_samples, shorter_transfers
+from ..clusters.series import busy_fraction, shorter_samples, shorter_transfers
 from ..clusters.timeline import Phase, PhaseKind, timeline
 from ..clusters.usage import JobUsage, Steps, UsageReport, WorkerTransfers
 from ..text import clock_text, measured_size_text, plural, short_size_text
@@ -156,14 +156,13 @@ def _step_line(steps: Steps, axis: Axis, most: int) -> str:
 
 def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
     used = [sample.used for sample in gpu.samples if sample.used is not None]
-    busy = mean(gpu.samples, lambda sample: sample.busy)
     samples = shorter_samples(gpu.samples)
     owner = ", ".join(job.workers_of(gpu.uuid)) or f"job {job.report.number}"
     return Chart(
         name=f"{owner}, {gpu.node}, {gpu.uuid}",
         busy=_line(samples, axis, lambda sample: sample.busy, 100),
         memory=_line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
-        mean=percent_text(None if busy is None else busy / 100),
+        mean=percent_text(busy_fraction(gpu.samples)),
         most=_most_memory(used, gpu.memory),
     )
 
@@ -193,13 +192,14 @@ def _line(
 # -- transfers -------------------------------------------------------------------------------------
 def _transfer_charts(usage: UsageReport, axis: Axis) -> list[TransferChart]:
     """Return a chart for each worker that received data; all have the same scale."""
-    workers = [one for one in usage.transfers if one.received]
-    rates = [1, *(_rate(sample) for one in workers for sample in shorter_transfers(one.samples))]
-    return [_transfer_chart(one, axis, max(rates)) for one in workers]
+    found = [(one, shorter_transfers(one.samples)) for one in usage.transfers if one.received]
+    most = max((_rate(sample) for _, samples in found for sample in samples), default=1)
+    return [_transfer_chart(one, samples, axis, max(1, most)) for one, samples in found]
 
 
-def _transfer_chart(worker: WorkerTransfers, axis: Axis, most: int) -> TransferChart:
-    samples = shorter_transfers(worker.samples)
+def _transfer_chart(
+    worker: WorkerTransfers, samples: Sequence[Received], axis: Axis, most: int
+) -> TransferChart:
     return TransferChart(
         name=worker.worker,
         rate=_step_line([(axis.start, 0), *_rate_steps(samples)], axis, most),

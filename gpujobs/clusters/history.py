@@ -119,14 +119,13 @@ def connections(events: Iterable[Mapping[str, Any]]) -> Iterator[Connection]:
 
 def transfers(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Received, ...]] | None:
     """Return the transfers by the name of the worker; None without a line."""
+    rows = list(lines)
+    if not rows:
+        return None
     found: dict[str, list[Received]] = {}
-    recorded = False
-    for line in lines:
-        recorded = True
+    for line in rows:
         for worker, size in line.get("received", {}).items():
             found.setdefault(worker, []).append(Received(line["time"], line["seconds"], size))
-    if not recorded:
-        return None
     return {worker: tuple(samples) for worker, samples in found.items()}
 
 

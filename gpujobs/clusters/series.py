@@ -19,8 +19,8 @@ def shorter_samples(samples: Sequence[Sample]) -> list[Sample]:
         Sample(
             time=some[-1].time,
             seconds=sum(one.seconds for one in some),
-            busy=mean(some, lambda sample: sample.busy),
-            used=_rounded(mean(some, lambda sample: sample.used)),
+            busy=_mean(some, lambda sample: sample.busy),
+            used=_rounded(_mean(some, lambda sample: sample.used)),
         )
         for some in _parts(samples)
     ]
@@ -38,7 +38,13 @@ def shorter_transfers(samples: Sequence[Received]) -> list[Received]:
     ]
 
 
-def mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
+def busy_fraction(samples: Sequence[Sample]) -> float | None:
+    """Return which part of the time a GPU was busy; None if that is not known."""
+    percent = _mean(samples, lambda sample: sample.busy)
+    return None if percent is None else percent / 100
+
+
+def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
     """Return the mean, weighted by the times for which the samples stand; None without values."""
     pairs = [(one.seconds, found) for one in samples if (found := value(one)) is not None]
     total = sum(seconds for seconds, _ in pairs)

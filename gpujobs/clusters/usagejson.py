@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .history import GpuSamples
 from .report import Json
-from .series import mean, shorter_samples, shorter_transfers
+from .series import busy_fraction, shorter_samples, shorter_transfers
 from .timeline import timeline
 from .usage import GpuHours, JobUsage, UsageReport, WorkerTransfers
 
@@ -79,14 +79,13 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
 
 
 def _gpu_json(job: JobUsage, gpu: GpuSamples) -> dict[str, Json]:
-    busy = mean(gpu.samples, lambda sample: sample.busy)
     return {
         "node": gpu.node,
         "uuid": gpu.uuid,
         "workers": list[Json](job.workers_of(gpu.uuid)),
         "memory": gpu.memory,
         "most_used": max((sample.used or 0 for sample in gpu.samples), default=None),
-        "busy": None if busy is None else busy / 100,
+        "busy": busy_fraction(gpu.samples),
         "samples": [
             [one.time, one.seconds, one.busy, one.used] for one in shorter_samples(gpu.samples)
         ],

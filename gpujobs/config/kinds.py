@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from ..errors import InputError, Position, Problem
+from ..text import alternatives
 from . import fields
 from .document import Document, Loc
 
@@ -264,7 +265,7 @@ ARGV = Items(TEXT, split=fields.argv, text_too=True)
 def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
     """Return the kind of a value that is one of ``words``, or a synonym of one."""
     others = synonyms or {}
-    listed = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    listed = alternatives(words)
 
     def parse(value: object) -> L:
         for word in words:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, Position, Problem
 from ..injob.loopback import on_loopback
+from ..injob.names import is_encrypted
 from ..planning.plan import Plan
-from ..planning.transport import encryption_rule, is_encrypted
+from ..planning.transport import contact_text, encryption_rule
 
 
 def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None:
@@ -18,13 +19,12 @@ def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None
     required = plan.transport.encryption_required
     if required is None:
         return
-    rule, contact = encryption_rule(plan.site_name), plan.site.contact
-    end = f"; the contact of the site is {contact}" if contact else ""
+    rule, contact = encryption_rule(plan.site_name), contact_text(plan.site)
     problems = [
         Problem(
             f"{rejected.option}: {rejected.message}: {rule}",
             Position(place),
-            hint=f"{rejected.hint}{end}",
+            hint="; ".join(filter(None, (rejected.hint, contact))),
             related=required,
         )
         for rejected in _REJECTED
@@ -45,7 +45,7 @@ class _Rejected(NamedTuple):
 def _has_unencrypted(protocols: Any) -> bool:
     """Return whether one of the protocols, a text or a list, is not encrypted. None: it is tls."""
     listed = protocols if isinstance(protocols, list | tuple) else [protocols]
-    return any(name and not is_encrypted(str(name).removesuffix("://")) for name in listed)
+    return any(name and not is_encrypted(str(name)) for name in listed)
 
 
 _REJECTED = (

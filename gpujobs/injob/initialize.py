@@ -13,8 +13,7 @@ from types import FrameType
 from typing import Any
 
 from .loopback import on_loopback
-from .names import PRELOAD, PROTOCOL, dashboard_address
-from .network import ENCRYPTED
+from .names import PRELOAD, PROTOCOL, dashboard_address, is_encrypted
 from .options import RankOptions
 
 _PLAN = "GPUJOBS_INITIALIZE"
@@ -83,8 +82,8 @@ def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, A
 
 def _check_encryption(given: dict[str, Any], worker_options: dict[str, Any]) -> None:
     """Raise ValueError for arguments of the script that open a listener without encryption."""
-    protocol = given.get("protocol") or ENCRYPTED[0]
-    if protocol.removesuffix("://") not in ENCRYPTED:
+    protocol = given.get("protocol")
+    if protocol and not is_encrypted(protocol):
         raise ValueError(f"protocol {protocol} is not encrypted: {_RULE}")
     for name, options in (("", given), ("worker_options: ", worker_options)):
         if "dashboard_address" in options and not on_loopback(options["dashboard_address"]):

@@ -26,10 +26,17 @@ PROTOCOL = "GPUJOBS_PROTOCOL"
 """Variable of jobs with the protocol of dask's processes."""
 UCX_WARNINGS = "UCX_WARN_UNUSED_ENV_VARS"
 """With ``n``, UCX does not warn of UCX_MEMTYPE_CACHE, which ucxx sets and newer UCX ignores."""
+ENCRYPTED = ("tls", "wss")
+"""Protocols of dask that are encrypted."""
 CERTIFICATE, KEY = "tls-cert.pem", "tls-key.pem"
 """Files in the cluster's folder, if dask's processes may encrypt their traffic."""
 EXTRA_RANKS = 2
 """Ranks without GPUs if the user's script runs in all ranks: dask scheduler and client."""
+
+
+def is_encrypted(protocol: str) -> bool:
+    """Return whether a protocol of dask, such as ``tls`` or ``tls://``, is encrypted."""
+    return protocol.removesuffix("://") in ENCRYPTED
 
 
 def dashboard_address(dashboard: str) -> str:

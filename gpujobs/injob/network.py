@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from .log import log
-from .names import CERTIFICATE, KEY
+from .names import CERTIFICATE, KEY, is_encrypted
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
 
-ENCRYPTED = ("tls", "wss")
-"""Protocols of dask that are encrypted."""
 _COMM = "DASK_DISTRIBUTED__COMM__"
 _CONNECT_TIMEOUT = 5
 _UCXX_CONNECT_TIMEOUT = 20
@@ -41,7 +39,7 @@ def own_address(interface: str | None) -> str:
 
 def dask_config(folder: Path, protocol: str) -> dict[str, str]:
     """Return dask's configuration for processes with this protocol, as environment variables."""
-    if protocol not in ENCRYPTED:
+    if not is_encrypted(protocol):
         return {}
     return {f"{_COMM}REQUIRE_ENCRYPTION": "True", **tls_files(folder)}
 
@@ -77,7 +75,7 @@ def reach(address: str, environ: Mapping[str, str]) -> Reach:
     except (OSError, TypeError):
         return Reach.NOTHING
     with connection:
-        if parts.scheme not in ENCRYPTED:
+        if not is_encrypted(parts.scheme):
             return Reach.ANSWERS
         try:
             with _tls_context(environ).wrap_socket(connection):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
 from .loopback import confine_if_wanted
 from .ports import limit_if_wanted
-from .threads import in_thread
+from .threads import AppendedLines, in_thread
 from .transfers import TransferRecorder, count_transfers
 
 _NAME = "gpujobs"
@@ -108,8 +107,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._names: dict[str, tuple[str, int]] = {}
         """Name and memory limit of each worker, by its address."""
         self._over_memory: dict[str, OverMemory] = {}
-        self._events: list[str] = []
-        """Lines for the file of events, which are not written yet."""
+        self._events = AppendedLines(self._folder, EVENTS)
         self._event_count = 0
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
@@ -204,7 +202,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         if name and self._event_count < _MOST_EVENTS:
             self._event_count += 1
             line = {"time": round(time.time(), 2), "event": event, "worker": name, **more}
-            self._events.append(json.dumps(line))
+            self._events.add(line)
 
     def _plan_write(self) -> None:
         if not self._write_planned:
@@ -236,12 +234,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "ends_by": ends_by,
         }
         await in_thread(self._folder.write, "workers.json", value)
-        events, self._events = self._events, []
-        try:
-            await in_thread(self._folder.append, EVENTS, events)
-        except OSError:
-            self._events = events + self._events  # for the next time
-            raise
+        await self._events.write()
 
 
 def _row(state: WorkerState) -> RegisteredWorker:

@@ -6,8 +6,8 @@ A worker adds the bytes of each transfer to a sum, which its heartbeats carry to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .folder import TRANSFERS, Folder
-from .threads import in_thread
+from .threads import AppendedLines
 from .usage import interval
 
 METRIC = "gpujobs_received"
@@ -83,14 +83,13 @@ class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]
     """
 
     def __init__(self, scheduler: Scheduler, folder: str) -> None:
-        self._folder = Folder(folder)
         self._states: dict[str, WorkerState] = dict(scheduler.workers)
         """By address; those that have left stay until the next sample."""
         self._left: set[str] = set()
         self._counted: dict[str, int] = {}
         self._before = time.monotonic()
-        self._lines = [json.dumps({"time": round(time.time(), 1), "received": {}})]
-        """They are not written yet."""
+        self._lines = AppendedLines(Folder(folder), TRANSFERS)
+        self._lines.add({"time": round(time.time(), 1), "received": {}})
         self._recording = asyncio.create_task(self._record())
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -118,15 +117,10 @@ class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]
         now = time.monotonic()
         if received := self._sample():
             line = {"time": round(time.time(), 1), "seconds": round(now - self._before, 1)}
-            self._lines.append(json.dumps({**line, "received": received}))
+            self._lines.add({**line, "received": received})
         self._before = now
-        lines, self._lines = self._lines, []
-        if not lines:
-            return
-        try:
-            await in_thread(self._folder.append, TRANSFERS, lines)
-        except OSError:  # a full disk: the next sample may find room
-            self._lines = lines + self._lines
+        with contextlib.suppress(OSError):  # a full disk: the next sample may find room
+            await self._lines.write()
 
     def _sample(self) -> dict[str, int]:
         """Return the bytes since the last sample, by the name of the worker."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ..config.groups import group_specs
 from ..config.profile import Profile
 from ..config.queue import SiteNetwork
+from ..config.site import Site
 from ..config.sitekinds import Protocol
 from ..errors import Position, Problem
 from ..injob.loopback import on_loopback
-from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE
+from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE, is_encrypted
 from ..injob.ports import port_range
 from ..schedulers import Scheduler, get_scheduler
 from .diagnostics import Diagnostics
@@ -69,11 +70,6 @@ class Transport:
         if not self.interface and scheduler.on_this_machine:
             return [f"--host={LOOPBACK}"]
         return self.interface_option()
-
-
-def is_encrypted(protocol: str) -> bool:
-    """Return whether the protocol with dask's name ``protocol`` is encrypted."""
-    return protocol in ENCRYPTED.values()
 
 
 def choose_transport(
@@ -134,7 +130,7 @@ def _network_position(diagnostics: Diagnostics, queue: str, name: str) -> Positi
 def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
     """Report what is not encrypted in the profile although the site requires encryption."""
     spec = diagnostics.spec
-    network, contact = spec.profile.network, spec.site.site.contact
+    network = spec.profile.network
     unencrypted = {
         "protocol": network.protocol == "ucxx" and "ucxx is not encrypted",
         "encryption": network.encryption is False and "`encryption: false` is not possible",
@@ -146,7 +142,7 @@ def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
                 f"{message}: {encryption_rule(spec.site.name)}",
                 "network",
                 key,
-                hint=f"the contact of the site is {contact}" if contact else "",
+                hint=contact_text(spec.site.site),
                 related=required,
             )
     _check_workers(diagnostics, required)
@@ -156,6 +152,11 @@ def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
 def encryption_rule(site: str) -> str:
     """Return the end of messages on what is not encrypted."""
     return f"site {site} requires encryption between its nodes"
+
+
+def contact_text(site: Site) -> str:
+    """Return whom to ask about a rule of the site, "" if it does not say."""
+    return f"the contact of the site is {site.contact}" if site.contact else ""
 
 
 def _check_workers(diagnostics: Diagnostics, required: Position) -> None:
