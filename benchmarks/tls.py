@@ -74,7 +74,7 @@ def exchange(client: Any, module: str, size: int, count: int) -> dict[str, float
     """Move ``count`` arrays of ``size`` bytes from each worker to the other one."""
     from distributed import wait
 
-    pair = list(client.scheduler_info(n_workers=-1)["workers"])
+    pair = list(client.nthreads())
     arrays = {
         target: [
             client.submit(filled, module, size, workers=[source], pure=False) for _ in range(count)

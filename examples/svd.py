@@ -25,6 +25,11 @@ def to_gpu(block):
     return cupy.asarray(block)
 
 
+def gpus(dask_worker):
+    """Return the resource GPU of a worker."""
+    return dask_worker.state.total_resources.get("GPU", 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=200_000)
@@ -33,8 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     with Client() as client:  # no arguments inside `run` of a profile
         client.wait_for_workers(options.workers)
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        cuda = sum(1 for worker in workers if worker["resources"].get("GPU"))
+        workers = client.run(gpus).values()
+        cuda = sum(1 for n in workers if n)
         print(f"{len(workers)} workers: {cuda} CUDA workers, {len(workers) - cuda} CPU workers")
 
         rows, columns = options.rows, options.columns

@@ -115,7 +115,9 @@ class _Group:
 
 def _places(client: Client) -> list[_Place]:
     """Return the workers of the cluster: those with GPUs, or all if there are none."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    # Client.scheduler_info returns an attribute that a periodic callback replaces by one without
+    # workers, at any moment.
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     places = [
         _Place(address, str(worker["name"]), worker["resources"].get("GPU", 0))
         for address, worker in workers.items()

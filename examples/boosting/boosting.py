@@ -9,6 +9,11 @@ from xgboost import dask as xgboost
 COLUMNS = 20
 
 
+def gpus(dask_worker):
+    """Return the resource GPU of a worker."""
+    return dask_worker.state.total_resources.get("GPU", 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -18,8 +23,8 @@ def main() -> None:
 
     with Client() as client:
         client.wait_for_workers(options.workers)
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        device = "cuda" if all(w["resources"].get("GPU") for w in workers) else "cpu"
+        workers = client.run(gpus)
+        device = "cuda" if all(workers.values()) else "cpu"
 
         random = da.random.default_rng(0)  # a real program reads its tables
         x = random.standard_normal((options.rows, COLUMNS), chunks=(options.rows // 16, COLUMNS))

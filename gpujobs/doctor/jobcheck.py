@@ -204,7 +204,7 @@ def collect(client_addresses: list[str]) -> JobFacts:
     with Client() as client:
         client.wait_for_workers(int(os.environ["GPUJOBS_DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
         facts["address"] = client.scheduler.address
-        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        workers = sorted(client.nthreads())
         if len(workers) > 1:
             facts["bandwidth"] = bandwidth(client, workers[0], workers[1])
     return facts

@@ -5,13 +5,12 @@ import json, os
 from distributed import Client
 
 def who(dask_worker):
-    return [os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("SLURMD_NODENAME") or os.uname().nodename, os.environ.get("OWN", "")]
+    return dask_worker.name, [os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("SLURMD_NODENAME") or os.uname().nodename, os.environ.get("OWN", "")]
 
 if __name__ == "__main__":
     with Client() as client:
         client.wait_for_workers(int(os.environ.get("WANTED", "1")))
-        names = {address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
-        found = {names[address]: value for address, value in client.run(who).items()}
+        found = dict(client.run(who).values())
         print(json.dumps({"workers": found, "address": client.scheduler.address}))
 """
 """Prints, as JSON, every worker's CUDA_VISIBLE_DEVICES and node."""

@@ -22,12 +22,15 @@ import json
 import dask
 from distributed import Client, get_worker
 
+def name(dask_worker):
+    return dask_worker.name
+
 def where(n):
     return get_worker().name
 
 if __name__ == "__main__":
     with Client() as client:
-        names = sorted(worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+        names = sorted(client.run(name).values())
         with dask.annotate(resources={"GPU": 1}):
             on_gpus = [dask.delayed(where)(n) for n in range(12)]
         with dask.annotate(resources={"MEMORY": 4}):
@@ -41,7 +44,7 @@ from distributed import Client
 
 if __name__ == "__main__":
     with Client() as client:
-        names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+        names = client.run(lambda dask_worker: dask_worker.name).values()
     print(json.dumps([os.environ["GPUJOBS_ATTEMPT"], sorted(names)]), flush=True)
     if os.environ["GPUJOBS_ATTEMPT"] == "1":
         time.sleep(600)

@@ -89,7 +89,7 @@ import json
 from distributed import Client
 
 def ports(client):
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     nannies = [worker["nanny"] for worker in workers.values()]
     addresses = [client.scheduler.address, *workers, *nannies]
     return [int(address.rpartition(":")[2]) for address in addresses]
@@ -142,7 +142,7 @@ def test_ports_of_the_site_from_python(
     ) as cluster:
         cluster.wait_for_workers(1, timeout=patience(90))
         with cluster.get_client() as client:
-            workers = client.scheduler_info(n_workers=-1)["workers"]
+            workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
         nannies = [worker["nanny"] for worker in workers.values()]
         addresses = [cluster.scheduler_address, *workers, *nannies]
         ports = [int(address.rpartition(":")[2]) for address in addresses]

@@ -94,7 +94,7 @@ KERNEL = """
 from distributed import Client
 with Client() as client:
     client.wait_for_workers(1)
-    print(client.submit(sum, [1, 2]).result(), "of", len(client.scheduler_info()["workers"]), "worker")
+    print(client.submit(sum, [1, 2]).result(), "of", len(client.nthreads()), "worker")
 """
 
 

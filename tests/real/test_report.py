@@ -92,7 +92,7 @@ from distributed import Client
 if __name__ == "__main__":
     with Client() as client:
         client.wait_for_workers(2)
-        first, second = sorted(info["name"] for info in client.scheduler_info(n_workers=-1)["workers"].values())
+        first, second = sorted(client.run(lambda dask_worker: dask_worker.name).values())
         data = client.submit(bytes, 10_000_000, workers=[first])
         print(client.submit(len, data, workers=[second]).result(), flush=True)
         while not Path("continue").exists():

@@ -116,7 +116,7 @@ if __name__ == "__main__":
         assert len({tuple(where) for where in client.who_has().values()}) == 2  # both workers have some
         print("ready", flush=True)
         input()
-        while len(client.scheduler_info(n_workers=-1)["workers"]) > 1:
+        while len(client.nthreads()) > 1:
             time.sleep(0.2)
         assert client.gather(futures) == before, "the values are other ones"
         print("the same,", Path(path).stat().st_size, "calls")

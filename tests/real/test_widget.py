@@ -88,8 +88,7 @@ def transfer_data(handle: gpujobs.ClusterHandle) -> None:
     """Have one worker with a GPU receive data from the other one, for `LENGTH_OF_REPORT`."""
     end = time.monotonic() + LENGTH_OF_REPORT
     with handle.client() as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        first, second = sorted(worker["name"] for worker in workers)
+        first, second = sorted(client.run(lambda dask_worker: dask_worker.name).values())
         while (left := end - time.monotonic()) > 0:
             size = round(2e6 * (1 + left % 40))
             data = client.submit(bytes, size, workers=[first], pure=False)

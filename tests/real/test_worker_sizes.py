@@ -29,12 +29,11 @@ import json, os
 from distributed import Client
 
 def look(dask_worker):
-    return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("SLURMD_NODENAME", ""), dask_worker.state.available_resources, dask_worker.state.nthreads]
+    return dask_worker.name, [os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("SLURMD_NODENAME", ""), dask_worker.state.available_resources, dask_worker.state.nthreads]
 
 if __name__ == "__main__":
     with Client() as client:
-        names = {address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
-        print(json.dumps({names[address]: value for address, value in client.run(look).items()}), flush=True)
+        print(json.dumps(dict(client.run(look).values())), flush=True)
 """
 
 

@@ -217,7 +217,6 @@ def test_with_nthreads_each_rank_but_the_first_has_a_worker_for_every_gpu(tmp_pa
         with Client(scheduler_file=str(found), timeout=patience(30)) as client:
             assert client.scheduler.address.startswith("tcp://")  # without encryption
             client.wait_for_workers(4, timeout=patience(60))
-            workers = client.scheduler_info(n_workers=-1)["workers"].values()
-            names = sorted(str(worker["name"]) for worker in workers)
+            names = sorted(client.run(lambda dask_worker: str(dask_worker.name)).values())
             assert names == [f"dask_mpi-1-{gpu}" for gpu in range(4)]
             client.shutdown()

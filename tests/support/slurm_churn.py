@@ -253,7 +253,7 @@ def _steady(cluster: Any) -> list[str]:
 
 
 def _connected(client: Any) -> int:
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    return len(client.nthreads())
 
 
 def _compute(client: Any, result: Result) -> None:

@@ -1,0 +1,38 @@
+"""The workers that `run_ddp` finds."""
+
+from __future__ import annotations
+
+import re
+
+import dask
+import pytest
+from distributed import Client
+
+from gpujobs import torch
+
+from ..support.cli import ROOT
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_all_workers_are_found_while_the_client_refreshes_its_information() -> None:
+    """`Client.scheduler_info` returns what a periodic callback may have replaced meanwhile."""
+    with (
+        dask.config.set({"distributed.client.scheduler-info-interval": "1ms"}),
+        Client(
+            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as client,
+    ):
+        assert [len(torch._places(client)) for _ in range(100)] == [2] * 100
+
+
+def test_nobody_reads_what_the_client_refreshes() -> None:
+    files = [
+        file
+        for folder in ("gpujobs", "examples", "benchmarks", "tests", "docs")
+        for file in (ROOT / folder).rglob("*.*")
+        if file.suffix in {".py", ".md", ".ipynb", ".j2"}
+    ]
+    assert len(files) > 300
+    calls = [file for file in files if re.search(r"\.scheduler_info\(", file.read_text())]
+    assert not calls
