@@ -1,6 +1,7 @@
 """Read the history of a cluster from its folder: times of jobs, workers, GPUs and transfers.
 
-`injob.preload`, `injob.usage` and `injob.transfers` write it. Times are in seconds since the epoch.
+`injob.registry`, `injob.usage` and `injob.transfers` write it. Times are in seconds since the
+epoch.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..clusters.prepare import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError
 from ..injob.folder import EndKind
-from ..injob.preload import WorkerRegistry
+from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from .attached import AttachedCluster
 from .control import DaskControl

@@ -14,7 +14,7 @@ from distributed.deploy.spec import SpecCluster
 from distributed.objects import SchedulerInfo
 
 from ..injob.folder import EndKind
-from ..injob.preload import idle_message
+from ..injob.registry import idle_message
 
 RETIRE_TIMEOUT = 30.0
 """Seconds for workers that must go to transfer their data."""

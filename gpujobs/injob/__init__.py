@@ -23,7 +23,7 @@ The protocol of the cluster's folder (every file is small, and written atomicall
                    owner: which job that is; heartbeat: written again and again
     transport.json the protocol of dask's processes, and why it is not a better one
     scheduler.json dask's scheduler file
-    workers.json   the registered workers, written by the dask scheduler (`preload.WorkerRegistry`)
+    workers.json   the registered workers, written by the dask scheduler (`registry.WorkerRegistry`)
     events.jsonl   workers that connected and disconnected, appended by the dask scheduler
     transfers.jsonl
                    samples of the bytes that each worker received, appended by the dask scheduler

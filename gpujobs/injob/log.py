@@ -57,12 +57,15 @@ def in_plain_words(line: str) -> str:
 def launcher_reason(path: Path, offset: int) -> str:
     """Return the first paragraph of the first message of an MPI launcher, as one line.
 
-    The last line of such a message is a general advice.
+    The last line of such a message is a general advice. A message of the first moment, about the
+    user root, has a line of dashes only at its end.
     """
-    boxes = _BOX.split(_tail(path, offset))
+    boxes = [box.strip() for box in _BOX.split(_tail(path, offset))]
+    if boxes[1:] == [""]:
+        boxes.insert(0, "")
     if len(boxes) < 3:
         return reason_in(path, offset=offset)
-    paragraph = boxes[1].strip().partition("\n\n")[0]
+    paragraph = boxes[1].partition("\n\n")[0]
     return " ".join(paragraph.split())[:_LONGEST_LINE]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -23,6 +25,8 @@ _COMM = "DASK_DISTRIBUTED__COMM__"
 _CONNECT_TIMEOUT = 5
 _UCXX_CONNECT_TIMEOUT = 20
 _UCXX_TIMEOUT = 40
+_DRIVER = (("libcuda.so.1", "cuInit"), ("libnvidia-ml.so.1", "nvmlInitWithFlags"))
+"""The function of each library of the NVIDIA driver that initialises it; its argument is 0."""
 
 
 def node_name() -> str:
@@ -100,6 +104,20 @@ def _tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     certificate = environ[f"{_COMM}TLS__WORKER__CERT"]
     context.load_cert_chain(certificate, environ[f"{_COMM}TLS__WORKER__KEY"])
     return context
+
+
+def initialise_driver() -> None:
+    """Initialise CUDA and NVML in threads, while this process imports UCX, which needs both.
+
+    With several GPUs, each takes half a second. UCX initialises them, too, one after the other.
+    """
+    for library, function in _DRIVER:
+        threading.Thread(target=_call, args=(library, function), daemon=True).start()
+
+
+def _call(library: str, function: str) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # UCX reports what is missing
+        getattr(ctypes.CDLL(library), function)(0)
 
 
 async def initialise_ucx() -> None:

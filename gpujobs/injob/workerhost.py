@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import forkserver
 from .log import log
 from .loopback import confine_if_wanted
-from .names import NANNY_PRELOAD, PACKAGE, PRELOAD, PROTOCOL
+from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY
 from .network import initialise_ucx
 from .options import WorkersOptions
 from .ports import limit_if_wanted
@@ -31,9 +31,9 @@ _PRE_SPAWN = "distributed.nanny.pre-spawn-environ"
 _CUDA_COMMAND = "dask_cuda.cli"
 _DASK = (
     "distributed", "distributed.http.worker", "tornado.platform.asyncio",
-    "multiprocessing.popen_forkserver", "multiprocessing.synchronize", PRELOAD,
+    "multiprocessing.popen_forkserver", "multiprocessing.synchronize", REGISTRY,
 )  # fmt: skip
-"""Modules that all workers import."""
+"""Modules that all workers import. Not PRELOAD: each worker is to run it."""
 _DASK_CUDA = ("dask_cuda", "dask_cuda.initialize", "dask_cuda.plugins")
 
 

@@ -140,7 +140,7 @@ def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> No
     """In a job it is a package of another name, in an environment without gpujobs."""
     others = {"dask", "distributed", "tornado", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
     assert modules(path) <= others | sys.stdlib_module_names
-    if path.name not in ("preload.py", "transfers.py"):  # their processes are dask's
+    if path.name not in ("registry.py", "transfers.py"):  # their processes are dask's
         assert not modules(path, lazy=False) & others
     assert all(target.parent == PACKAGE / "injob" for target in imported(path))
 

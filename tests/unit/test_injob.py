@@ -28,8 +28,8 @@ from gpujobs.injob.options import (
     TryUcxxOptions,
     parse,
 )
-from gpujobs.injob.preload import WorkerRegistry
 from gpujobs.injob.process import ManagedProcess, with_archive
+from gpujobs.injob.registry import WorkerRegistry
 from gpujobs.injob.supervise import supervise
 from gpujobs.injob.walltime import Walltime
 from gpujobs.injob.workers import Workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,12 +14,24 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from msgpack import _cmsgpack
 
 import gpujobs.injob
 from gpujobs.clusters import folder
 from gpujobs.injob import archive
-from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD
+from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 
+LIBRARIES = ["libcuda.so.1", "libnvidia-ml.so.1"]
+DRIVER = f"""
+import threading
+import {PRELOAD}
+
+for thread in threading.enumerate()[1:]:
+    thread.join(5)
+with open("/proc/self/maps") as maps:
+    loaded = {{line.rpartition("/")[2].strip() for line in maps}}
+    print([name for name in {LIBRARIES} if name in loaded])
+"""
 SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
 
 
@@ -114,3 +127,16 @@ def test_preload_is_importable_from_the_archive(pyz: Path) -> None:
     code = f"import {PRELOAD} as preload; print(preload.__file__, preload.dask_setup.__name__)"
     done = run("-c", code, PYTHONPATH=f"/nosuch:{pyz}")
     assert done.stdout == f"{pyz}/{PACKAGE}/preload.py dask_setup\n", done.stderr
+
+
+@pytest.mark.parametrize(("protocol", "libraries"), [("ucxx", LIBRARIES), ("tls", [])])
+def test_preload_initialises_the_driver_for_ucx(
+    pyz: Path, tmp_path: Path, protocol: str, libraries: list[str]
+) -> None:
+    """Other libraries stand for CUDA and NVML; their functions are missing, as in old drivers."""
+    for name in LIBRARIES:
+        shutil.copy(_cmsgpack.__file__, tmp_path / name)
+    variables = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(pyz), PROTOCOL: protocol}
+    done = run("-c", DRIVER, **variables)
+    assert done.stdout == f"{libraries}\n", done.stderr
+    assert not done.stderr

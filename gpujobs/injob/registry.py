@@ -1,0 +1,240 @@
+"""Workers report their GPU, and the dask scheduler writes down its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Scheduler, Worker
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import WorkerState
+
+from .demand import add_handler
+from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
+from .gpus import worker_gpu
+from .idle import END_AFTER, IdleWatch, parse_rules
+from .log import log
+from .threads import AppendedLines, in_thread
+from .transfers import TransferRecorder, count_transfers
+
+_NAME = "gpujobs"
+"""Of the dask scheduler's plugin."""
+_NO_CLIENTS = ("fire-and-forget", "Client-worker-")
+"""Starts of names in the dask scheduler's list of clients: a dummy, and tasks that submit tasks."""
+_RESTART_EVENT = "worker-restart-memory"
+"""Of a nanny that restarts its worker."""
+_WRITE_INTERVAL = 0.25
+"""Seconds for which changes are collected before `workers.json` is written."""
+_MOST_EVENTS = 50_000
+"""Most lines of the file of events: a worker may restart again and again."""
+_CLOCK_TOLERANCE = 5.0
+"""Seconds by which the expected end of the cluster may move before it is written again."""
+
+
+async def dask_setup(server: Scheduler | Worker) -> None:
+    """Set up a worker or a dask scheduler; dask calls this when the process starts."""
+    if isinstance(server, Worker):
+        _report_gpu(server)
+        count_transfers(server)
+    elif isinstance(server, Scheduler):
+        folder = Folder(os.environ["GPUJOBS_FOLDER"])
+        rules = parse_rules(os.environ.get(END_AFTER, ""))
+        WorkerRegistry(server, str(folder.path), rules).install()
+        if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
+            folder.write("scheduler.json", server.identity())
+
+
+def _report_gpu(worker: Worker) -> None:
+    """Have the worker send its GPU to the dask scheduler when it registers."""
+    gpu = worker_gpu()
+
+    async def gpujobs(worker: Worker) -> Gpu:
+        return gpu
+
+    worker.startup_information["gpujobs"] = gpujobs
+
+
+def idle_message(scheduler: Scheduler) -> str:
+    """Return that the dask scheduler has been idle for longer than its idle timeout, or "".
+
+    The limit of the site counts, too.
+    """
+    registry = scheduler.plugins.get(_NAME)
+    if isinstance(registry, WorkerRegistry) and registry.idle_reason:
+        return registry.idle_reason
+    since, timeout = scheduler.idle_since, scheduler.idle_timeout
+    if not since or not timeout or time.time() < since + timeout:
+        return ""
+    return f"the dask scheduler was idle for {timeout:g} s (its idle timeout)"
+
+
+class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
+    """Keeps `workers.json` in the cluster's folder: registered workers, and names ever seen.
+
+    Workers that exceed their memory are in it, too: dask writes that only to their own log.
+
+    The file is written at most four times a second, and not on the event loop.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        folder: str,
+        end_after: Mapping[str, int],
+        *,
+        in_owner: bool = False,
+    ) -> None:
+        """``end_after``: when a cluster without work ends, seconds by rule (see `idle`).
+
+        ``in_owner``: the dask scheduler is in the process that owns the cluster, so that no head
+        ends it.
+        """
+        self._scheduler = scheduler
+        add_handler(scheduler)
+        self._folder = Folder(folder)
+        self._seen: set[str] = set()
+        self._names: dict[str, tuple[str, int]] = {}
+        """Name and memory limit of each worker, by its address."""
+        self._over_memory: dict[str, OverMemory] = {}
+        self._events = AppendedLines(self._folder, EVENTS)
+        self._event_count = 0
+        self._write_planned = False
+        self._writing: asyncio.Task[None] | None = None
+        self._end: tuple[float, str] | None = None
+        """When the cluster ends if it stays without work, since the epoch, and by which rule."""
+        self._end_after = end_after
+        self._in_owner = in_owner
+        self.idle_reason = ""
+        """Why the cluster ends without work; "" while it does not."""
+        self._watching: asyncio.Task[None] | None = None
+
+    def install(self) -> None:
+        """Add this and `TransferRecorder` to the dask scheduler; watch whether it has work."""
+        self._scheduler.add_plugin(self, name=_NAME)
+        recorder = TransferRecorder(self._scheduler, str(self._folder.path))
+        self._scheduler.add_plugin(recorder, name=f"{_NAME}-transfers")
+        if self._end_after:
+            watch = IdleWatch(self._end_after)
+            self._watching = asyncio.create_task(self._watch_idle(watch))
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Note a worker that registers. ``worker`` is its address."""
+        state = scheduler.workers[worker]
+        self._seen.add(str(state.name))
+        self._names[worker] = (str(state.name), state.memory_limit)
+        gpus = [gpu["uuid"] for gpu in all_gpus(state.extra.get("gpujobs"))]
+        self._add_event(worker, "connected", gpus=gpus)
+        self._plan_write()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
+        """Note that a worker is gone."""
+        self._add_event(worker, "disconnected")
+        self._plan_write()
+
+    async def before_close(self) -> None:
+        """Write the last state of the workers, and whether the cluster ends because it was idle."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if message := idle_message(self._scheduler):
+            await in_thread(self._folder.write, IDLE, {"reason": message})
+        if self._writing is not None:
+            await self._writing
+        with contextlib.suppress(OSError):
+            await self._write_files()
+
+    async def _watch_idle(self, watch: IdleWatch) -> None:
+        """End the cluster, or ask the head to end it, when it has been without work for too long.
+
+        A cluster whose workers are all pending is not without work: its user waits for them.
+        """
+        while not self._seen:
+            await asyncio.sleep(watch.interval)
+        while not watch.reason:
+            clients = any(not client.startswith(_NO_CLIENTS) for client in self._scheduler.clients)
+            busy = self._scheduler.check_idle() is None
+            workers = bool(self._scheduler.workers)
+            watch.observe(time.monotonic(), tasks=busy, clients=clients, workers=workers)
+            self._note_end(watch.next_end)
+            await asyncio.sleep(watch.interval)
+        self.idle_reason = watch.reason
+        if self._in_owner:
+            self._closing = asyncio.create_task(self._scheduler.close(reason=watch.reason))
+            return
+        log(watch.reason)
+        while True:  # the disk may be full for a while
+            with contextlib.suppress(OSError):
+                await in_thread(self._folder.write, IDLE, {"reason": watch.reason})
+                return
+            await asyncio.sleep(watch.interval)
+
+    def _note_end(self, end: tuple[float, str] | None) -> None:
+        known = self._end
+        if end is not None:
+            end = (time.time() + end[0], end[1])
+            if known and known[1] == end[1] and abs(known[0] - end[0]) < _CLOCK_TOLERANCE:
+                return
+        if known != end:
+            self._end = end
+            self._plan_write()
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Count a restart by a nanny. The event may arrive after its worker has gone."""
+        if topic != _RESTART_EVENT or msg.get("worker") not in self._names:
+            return
+        name, limit = self._names[msg["worker"]]
+        before = self._over_memory.get(name, {"restarts": 0, "limit": limit})
+        self._over_memory[name] = {"restarts": before["restarts"] + 1, "limit": limit}
+        self._plan_write()
+
+    def _add_event(self, worker: str, event: str, **more: object) -> None:
+        name, _ = self._names.get(worker, ("", 0))
+        if name and self._event_count < _MOST_EVENTS:
+            self._event_count += 1
+            line = {"time": round(time.time(), 2), "event": event, "worker": name, **more}
+            self._events.add(line)
+
+    def _plan_write(self) -> None:
+        if not self._write_planned:
+            self._write_planned = True
+            asyncio.get_running_loop().call_later(_WRITE_INTERVAL, self._start_write)
+
+    def _start_write(self) -> None:
+        self._writing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        self._write_planned = False
+        if self._scheduler.status in (Status.closing, Status.closed):
+            return  # the file keeps the workers that the cluster had at its end
+        try:
+            await self._write_files()
+        except OSError as error:
+            log(f"cannot write workers.json: {error}")
+
+    async def _write_files(self) -> None:
+        workers = {str(state.name): _row(state) for state in self._scheduler.workers.values()}
+        ends_at, ends_by = self._end or (None, "")
+        value = {
+            "version": 1,
+            "time": time.time(),
+            "workers": workers,
+            "seen": sorted(self._seen.union(workers)),
+            "over_memory": self._over_memory,
+            "ends_at": ends_at,
+            "ends_by": ends_by,
+        }
+        await in_thread(self._folder.write, "workers.json", value)
+        await self._events.write()
+
+
+def _row(state: WorkerState) -> RegisteredWorker:
+    return {
+        "address": state.address,
+        "threads": state.nthreads,
+        "gpu": state.extra.get("gpujobs"),
+        "memory": int(state.memory_limit or 0),
+    }
