@@ -24,7 +24,10 @@ from typing import Any
 STARTED = time.time()
 WARM_UPS = 2
 REPETITIONS, SECONDS = (3, 61), 4.0
-"""Least and most repetitions; none begins after these seconds. Short ones are repeated more."""
+"""Least and most repetitions; none begins after these seconds. Short ones are repeated more.
+
+One that takes longer is not repeated, and has one warm-up.
+"""
 SMALL_SECONDS = 0.5
 """Instead of SECONDS for small arrays."""
 FULL = {
@@ -46,8 +49,8 @@ class Bench:
 
         self.client, self.module, self.sizes = client, module, sizes
         self.xp = importlib.import_module(module)
-        found = client.scheduler_info(n_workers=-1)["workers"]
-        self.workers = sorted(found, key=lambda address: str(found[address]["name"]))
+        names = client.run(lambda dask_worker: str(dask_worker.name))
+        self.workers = sorted(names, key=names.__getitem__)
 
     def transfer(self) -> dict[str, float]:
         """Move an array from the first worker to the second one, which may be in the same job."""
@@ -185,26 +188,29 @@ def reference(module: str, workers: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def own_cluster() -> Iterator[Any]:
-    """Connect to the cluster in which this program is `run:`."""
+def connect(scheduler_file: str | None) -> Iterator[Any]:
+    """Connect to a cluster; without a file, to the one in which this program is `run:`."""
     from distributed import Client
 
-    with Client() as client:
+    with Client(scheduler_file=scheduler_file) as client:
         yield client
 
 
 def measure(bench: Bench, name: str) -> dict[str, Any]:
     """Repeat one measurement; return all runs and the medians, or the error."""
     try:
-        runs = []
+        limit = SECONDS if bench.sizes is FULL else SMALL_SECONDS
+        runs: list[dict[str, float]] = []
         for n in range(WARM_UPS + REPETITIONS[1]):
+            began = time.monotonic()
             if n == WARM_UPS:
-                started = time.monotonic()
-            seconds = SECONDS if bench.sizes is FULL else SMALL_SECONDS
-            if n >= WARM_UPS + REPETITIONS[0] and time.monotonic() - started > seconds:
+                started = began
+            if n >= WARM_UPS + REPETITIONS[0] and began - started > limit:
                 break
             runs.append(getattr(bench, name)())
-        del runs[:WARM_UPS]
+            if n and time.monotonic() - began > limit:
+                break
+        del runs[: min(WARM_UPS, len(runs) - 1)]
     except Exception:
         return {"error": traceback.format_exc()[-3000:]}
     return {"runs": runs, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}}
@@ -218,6 +224,7 @@ def main() -> None:
         "--module", choices=["cupy", "numpy"], default="cupy", help="numpy: small arrays"
     )
     parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--scheduler-file", help="of a cluster that this program is not `run:` of")
     parser.add_argument("--start-only", action="store_true", help="only until workers connect")
     parser.add_argument("--devices", nargs="*", default=[], help="device files of the GPUs")
     options = parser.parse_args()
@@ -230,7 +237,9 @@ def main() -> None:
 
     keep()
     with (
-        reference(options.module, options.workers) if options.reference else own_cluster() as client
+        reference(options.module, options.workers)
+        if options.reference
+        else connect(options.scheduler_file) as client
     ):
         client.wait_for_workers(options.workers, timeout=60)
         found["connected"] = time.time()

@@ -232,6 +232,42 @@ class Step:
             if "connected" in self.found:
                 self.found["seconds to workers"] = self.found["connected"] - started
 
+    def by_hand(self, slurm: PrivateSlurm) -> None:
+        """Measure on jobs of `dask cuda worker`, one per GPU, with the same settings of UCX."""
+        host = self.host
+        file = host.folder / f"{self.name}.scheduler.json"
+        common = ["--interface=lo", f"--scheduler-file={file}"]
+        variables = {**host.env, "HOME": str(host.folder), **ISOLATED_VARIABLES}
+        worker = [sys.executable, "-m", "dask_cuda.cli", "--nthreads=1", "--memory-limit=30GiB"]
+        script = host.folder / f"{self.name}.sh"
+        lines = ["#!/bin/bash", exports(variables), f"exec {shlex.join([*worker, *common])}"]
+        script.write_text("\n".join([*lines, ""]))
+        started = time.time()
+        argv = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--protocol=ucxx"]
+        with (host.folder / f"{self.name}.scheduler.log").open("w") as log:
+            scheduler = subprocess.Popen(
+                [*argv, "--port=0", "--dashboard-address=:0", *common],
+                env={**os.environ, **variables},
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            options = ["-n1", "-c4", "--mem=30G", "--gres=gpu:1", "-t10"]
+            for _ in range(host.gpus):
+                done = slurm.attempt("sbatch", *options, f"--output={script}.log", str(script))
+                if done.returncode:
+                    raise RuntimeError(done.stderr)
+            command = host.measure_command(self.output, f"--scheduler-file={file}")
+            run(host, command, self.name, {**os.environ, **variables})
+        finally:
+            slurm.cancel_all()
+            scheduler.kill()
+            scheduler.wait()
+            host.append(self.name, Path(f"{script}.log"))
+            self._read()
+            if "connected" in self.found:
+                self.found["seconds to workers"] = self.found["connected"] - started
+
     def cluster(self, slurm: PrivateSlurm, profile: dict[str, Any]) -> None:
         """Measure on a cluster of gpujobs: this profile, all GPUs."""
         host = self.host
@@ -289,7 +325,12 @@ class Step:
 
 
 def attempt(
-    host: Host, found: list[dict[str, Any]], name: str, *arguments: Any, options: Sequence[str] = ()
+    host: Host,
+    found: list[dict[str, Any]],
+    name: str,
+    running: PrivateSlurm,
+    profile: dict[str, Any] | None,
+    options: Sequence[str] = (),
 ) -> None:
     """Do one step, and keep its results or its error. ``options`` are those of measure.py."""
     step = Step(host, name, *options)
@@ -298,8 +339,10 @@ def attempt(
     try:
         if host.time_left() < 20:
             raise TimeoutError("no time was left")
-        if arguments:
-            step.cluster(*arguments)
+        if profile is not None:
+            step.cluster(running, profile)
+        elif name.startswith("isolated"):
+            step.by_hand(running)
         else:
             step.reference()
     except Exception as error:
@@ -329,8 +372,9 @@ Profiles = Mapping[str, "dict[str, Any] | None"]
 ONE_EACH: dict[str, Any] = {"gpus_per_job": 1}
 PLAIN_TCP: dict[str, Any] = {"network": {"protocol": "tcp", "encryption": False}}
 UCXX: dict[str, Any] = {"network": {"protocol": "ucxx"}}
-ASYNC: dict[str, Any] = {"workers": {"rmm_async": True}}
-MANAGED: dict[str, Any] = {"workers": {"rmm_managed_memory": True}}
+ASYNC: dict[str, Any] = {"rmm_async": True}
+MANAGED: dict[str, Any] = {"rmm_managed_memory": True}
+POOL: dict[str, Any] = {"rmm_pool_size": "40GiB"}
 OPEN: Profiles = {
     "auto": {},
     "reference": None,
@@ -340,8 +384,15 @@ OPEN: Profiles = {
     "mpi": {"layout": "mpi"},
 }
 """Profiles where each job can open all GPUs of the node; None: without gpujobs."""
+ISOLATED_VARIABLES = {
+    "UCX_TLS": "^sm",
+    "UCX_TCP_TX_SEG_SIZE": "1M",
+    "UCX_TCP_RX_SEG_SIZE": "1M",
+}
+"""What gpujobs sets in isolated jobs."""
 ISOLATED: Profiles = {
     "isolated-jobs": ONE_EACH,
+    "isolated-reference": None,
     "isolated-tcp": ONE_EACH | PLAIN_TCP,
     "isolated-default-ucx": ONE_EACH | UCXX | {"env": {"UCX_TLS": "all"}},
 }
@@ -353,11 +404,15 @@ PAIRS: Profiles = {
 }
 """Jobs of two isolated GPUs, on a host with more than two."""
 MEMORY: Profiles = {
-    "pool": {"workers": {"rmm_pool_size": "40GiB"}},
-    "async": ASYNC,
-    "async-ucxx": ASYNC | UCXX,
-    "managed": MANAGED,
-    "managed-ucxx": MANAGED | UCXX,
+    "pool": {"workers": POOL},
+    "maximum-pool": {"workers": POOL | {"rmm_maximum_pool_size": "60GiB"}},
+    "track": {"workers": {"rmm_track_allocations": True}},
+    "async": {"workers": ASYNC},
+    "async-ucxx": {"workers": ASYNC, **UCXX},
+    "threshold": {"workers": ASYNC | {"rmm_release_threshold": "40GiB"}, **UCXX},
+    "managed": {"workers": MANAGED},
+    "managed-ucxx": {"workers": MANAGED, **UCXX},
+    "managed-pool": {"workers": MANAGED | POOL, **UCXX},
 }
 STARTS = ("tcp", "reference", "auto")
 """Clusters whose start-up is measured, one after the other, several times."""
@@ -400,8 +455,7 @@ def measure_all(
     for name, profile in profiles.items():
         if host.only and not any(name == only or name.startswith(f"{only}-") for only in host.only):
             continue
-        arguments = () if profile is None else (running, profile)
-        attempt(host, found, name, *arguments, options=options)
+        attempt(host, found, name, running, profile, options)
         save()
 
 

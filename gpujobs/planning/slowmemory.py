@@ -16,12 +16,10 @@ SLOW_MEMORY = {
     "ucxx without `rmm_async` more than 100 GB/s)",
 }
 """Why ucxx is a bad choice for GPU memory that RMM allocates in these ways, as measured."""
-_NOT_MEASURED = (
-    "rmm_pool_size",
-    "rmm_maximum_pool_size",
-    "rmm_release_threshold",
-    "rmm_track_allocations",
-)
+_NOT_MEASURED = {
+    "managed": ("rmm_maximum_pool_size", "rmm_track_allocations"),
+    "async": ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_track_allocations"),
+}
 """Options of workers that were not measured together with those ways."""
 
 
@@ -32,7 +30,8 @@ def slow_memory(groups: Sequence[Profile]) -> str:
 
 def _slow_memory_of(workers: Workers) -> str:
     text = SLOW_MEMORY.get(workers.gpu_memory, "")
-    others = [f"`{name}`" for name in _NOT_MEASURED if getattr(workers, name)]
-    if not text or not others:
+    names = _NOT_MEASURED.get(workers.gpu_memory, ())
+    others = [f"`{name}`" for name in names if getattr(workers, name)]
+    if not others:
         return text
     return f"{text}; not measured together with {', '.join(others)}"
