@@ -126,6 +126,7 @@ def explain(
         loaded.site,
         site=site,
         settings=settings,
+        groups=loaded.profile.groups,
         queue_key=queue_key,
         supplied=explain.supplied_by_site(loaded, plan, key),
     )

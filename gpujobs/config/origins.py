@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,17 +49,19 @@ def origins_of(
     *,
     site: str | None = None,
     settings: tuple[str, ...] = (),
+    groups: Collection[str] = (),
     queue_key: str | None = None,
     supplied: Sequence[Origin] = (),
 ) -> KeyOrigins:
     """Return the values of the profile's ``key``, such as ``workers.memory``.
 
-    ``site`` is the option ``--site``, ``queue_key`` the queue of the plan if it is known.
-    ``supplied``: the values of keys of the site, which count before the built-in one.
-    InputError if there is no such key.
+    ``site`` is the option ``--site``, ``groups`` are those of the profile, ``queue_key`` is the
+    queue of the plan if it is known. ``supplied``: the values of keys of the site, which count
+    before the built-in one. InputError if there is no such key.
     """
     loc: Loc = tuple(key.split("."))
     group, of_group = split_group(key)
+    _check_group(group, groups)
     declared = _declared(of_group, Group) if group else _declared(key, Profile)
     locs = [loc]
     if group and loc[2] not in OF_THE_CLUSTER:
@@ -82,6 +84,12 @@ def origins_of(
         built_in = Origin(declared.default, BUILT_IN, Position(BUILT_IN))
         return KeyOrigins(key, declared.description, (*found, built_in))
     return KeyOrigins(key, "", tuple(found))
+
+
+def _check_group(group: str, groups: Collection[str]) -> None:
+    if group and group not in groups:
+        hint = f"its groups are {', '.join(sorted(groups))}" if groups else "it has no groups"
+        raise InputError(f"the profile has no group `{group}`", hint=hint)
 
 
 def split_group(key: str) -> tuple[str, str]:

@@ -13,6 +13,8 @@ from .shape import JobGroup
 
 DEFAULT = 1800
 """Seconds without tasks and clients after which a cluster without `run` ends."""
+_OF_SUBMITTED = ("idle_timeout", "client_timeout", "requeue", "walltime_exit")
+"""Keys of a profile that do nothing in a cluster that a Python process owns."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ def plan_lifetime(
 
 def _end_after_owned(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
     """Return when a Python process's cluster without work ends: only the site limits it."""
+    profile = diagnostics.spec.profile
+    if ignored := [f"`{name}`" for name in _OF_SUBMITTED if getattr(profile, name)]:
+        message = "the Python process that owns the cluster decides how long it lives"
+        diagnostics.note(f"{', '.join(ignored)}: not used, {message}")
     most = diagnostics.spec.site.site.max_idle_timeout
     if most is None or _ends_before(walltime, most):
         return {}

@@ -523,7 +523,7 @@ def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
         ({"job_extra_directives": "--x"}, "must be a list"), ({"queue": "a\n#SBATCH --x"}, "control character"), ({"account": "a\nrm"}, "control character"),
         ({"name": "x\ny"}, "control character"), ({"gpus_per_job": -1}, "less than 0"), ({"waltime": "1h"}, "did you mean `walltime`?"),
         ({"job_extra": ["x"]}, "does not start with"), ({"security": True}, "network="), ({"n_workers": -1}, "n_workers"), ({"n_workers": "4"}, "n_workers"),
-        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"job_mem": "4"}, "needs a unit"), ({"shebang": "x"}, "use `shell`"), ({"run": ["x"]}, "gpujobs submit"),
+        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"scheduler": "job"}, "not used with scheduler='job'"), ({"job_mem": "4"}, "needs a unit"), ({"shebang": "x"}, "use `shell`"), ({"run": ["x"]}, "gpujobs submit"),
         ({"worker_options": {"name": "x"}}, "is set by gpujobs"), ({"worker_extra_args": ["x"]}, "does not follow an option"),
     ],
     ids=lambda value: json.dumps(value, default=str)[:40],

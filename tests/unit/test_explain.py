@@ -367,6 +367,7 @@ TABLES = ["env", "options", "workers.options", "workers.resources"]
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_has_names_of_the_users_choice(rich: Path, table: str) -> None:
     assert explained(f"{table}.x1")["set_by"] is None
+    (rich / "p.yaml").write_text("groups: {a: {gpus: 1}}\n")
     assert explained(f"groups.a.{table}.x1")["set_by"] is None
 
 
@@ -390,6 +391,12 @@ def test_keys_of_a_group(rich: Path) -> None:
     assert explained("groups.b.gpus")["overrode"][0]["kind"] == "built-in"
     done = gpujobs("explain", "p.yaml", "groups.a.waltime", "--site", "./t.yaml")
     assert done.exit_code == 2 and "did you mean `walltime`" in done.stderr
+    done = gpujobs("explain", "p.yaml", "groups.c.walltime", "--site", "./t.yaml")
+    assert done.exit_code == 2
+    assert "the profile has no group `c`" in done.stderr and "its groups are a, b" in done.stderr
+    (rich / "p.yaml").write_text("gpus: 1\n")
+    done = gpujobs("explain", "p.yaml", "groups.a.walltime", "--site", "./t.yaml")
+    assert done.exit_code == 2 and "it has no groups" in done.stderr
 
 
 OF_NO_PROFILE = {

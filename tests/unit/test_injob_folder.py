@@ -121,12 +121,32 @@ Please revise the conflict and try again.
 """
 
 
+AS_ROOT = """\
+prterun has detected an attempt to run as root.
+
+Running as root is *strongly* discouraged as any mistake (e.g., in
+defining TMPDIR) or bug can result in catastrophic damage to the OS
+file system, leaving your system in an unusable state.
+
+We strongly suggest that you run prterun as a non-root user.
+
+You can override this protection by adding the --allow-run-as-root
+option to your command line.  However, we reiterate our strong advice
+against doing so - please do so at your own risk.
+--------------------------------------------------------------------------
+"""
+
+
 def test_the_reason_of_a_launcher_is_its_first_paragraph(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(PRRTE)
     reason = "Your job has requested more processes than the ppr for this topology can support:"
     assert launcher_reason(log, 0) == reason
     assert nodes_seen(log, 0, ranks_per_node=4) == 1
+    log.write_text(AS_ROOT)
+    assert launcher_reason(log, 0) == "prterun has detected an attempt to run as root."
+    log.write_text(f"a table\n{'-' * 20}\n1 2\nValueError: no\n")
+    assert launcher_reason(log, 0) == "ValueError: no"
     log.write_text("srun: error: node2: task 1: Killed\nsrun: done\n")
     assert launcher_reason(log, 0) == "srun: error: node2: task 1: Killed"
     assert nodes_seen(log, 0, ranks_per_node=4) is None
