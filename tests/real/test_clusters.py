@@ -27,9 +27,24 @@ def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
     until(
         lambda: len(cli.status(cluster)["workers"]["connected"]) >= count,
         seconds,
-        f"{count} workers of {cluster}",
+        lambda: f"{count} workers of {cluster}\n{evidence(cli, cluster)}",
         every=0.5,
     )
+
+
+def says(cli: Cli, cluster: str, text: str, seconds: float = 60) -> None:
+    """Wait until `run` of a cluster has written ``text``."""
+    until(
+        lambda: text in cli("logs", cluster).stdout,
+        seconds,
+        lambda: f"{text!r} from {cluster}\n{evidence(cli, cluster)}",
+        every=0.5,
+    )
+
+
+def evidence(cli: Cli, cluster: str) -> str:
+    """Return what is known of a cluster."""
+    return "\n".join(cli(*words, cluster).stdout for words in (["status"], ["logs", "--all"]))
 
 
 def state(cli: Cli, cluster: str) -> str:
@@ -196,7 +211,7 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
     assert re.search(rf"{first} +here +(STARTING|RUNNING)", listed) and re.search(
         rf"{second} +here +PENDING", listed
     )
-    until(lambda: cli("logs", first).stdout == "here\n", 60)
+    says(cli, first, "here")
     assert cli("cancel", first).returncode == 0
     until(lambda: state(cli, second) == "DONE", 90)
     assert cli.status(second)["exit_code"] == 0
@@ -393,7 +408,7 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "run": ["python", "sleep.py", "600"]})
-    until(lambda: cli("logs", cluster).stdout == "here\n", 60)
+    says(cli, cluster, "here")
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     until(lambda: not processes_with(cluster), 10)

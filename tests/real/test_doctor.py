@@ -108,6 +108,7 @@ def test_from_a_job(
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
 def test_whole_nodes_of_four_gpus(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"main": {**site["queues"]["main"], "exclusive": True}}

@@ -15,7 +15,7 @@ from ..conftest import nothing_left
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import processes_with, until
-from .test_clusters import _command, _environ, connected, state
+from .test_clusters import _command, _environ, connected, says, state
 from .test_slurm import wrapped
 
 pytestmark = pytest.mark.slurm
@@ -116,7 +116,7 @@ def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
 def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
     run = ["python", "-c", "import time; print('here', flush=True); time.sleep(601)"]
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": run})
-    until(lambda: cli("logs", cluster).stdout == "here\n", 60)
+    says(cli, cluster, "here")
     for pid in processes_with("time.sleep(601)"):
         if cluster in _environ(pid) and "supervise" not in _command(pid):
             os.kill(pid, signal.SIGKILL)

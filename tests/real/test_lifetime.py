@@ -11,7 +11,7 @@ import pytest
 from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, until
-from .test_clusters import state
+from .test_clusters import says, state
 from .test_slurm import wrapped
 
 WAITING_TASK = """
@@ -147,8 +147,7 @@ if os.environ["GPUJOBS_ATTEMPT"] == "1":
 
 def attempt_runs(cli: Cli, cluster: str, attempt: int) -> None:
     """Wait until `run` of an attempt has begun."""
-    line = f"attempt {attempt}"
-    until(lambda: line in cli("logs", cluster).stdout, 90, f"{line} of {cluster}", every=0.5)
+    says(cli, cluster, f"attempt {attempt}", 90)
 
 
 @pytest.mark.filterwarnings("default")

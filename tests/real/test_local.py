@@ -18,6 +18,7 @@ import pytest
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
+from .test_clusters import says
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_too_few_free_gpus(local: Cli) -> None:
 def test_cancel_ends_the_whole_session(local: Cli) -> None:
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)']); print('here', flush=True); time.sleep(999)"
     cluster = local.submit({"gpus": 0, "run": ["python", "-c", code]})
-    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    says(local, cluster, "here", 40)
     assert len(processes_with(cluster)) > 4
     assert local("cancel", cluster).returncode == 0
     until(lambda: not processes_with(cluster), 15)
@@ -130,7 +131,7 @@ def test_cancel_ends_the_whole_session(local: Cli) -> None:
 def test_killed_job_is_known(local: Cli) -> None:
     local.write("sleep.py", SLEEP)
     cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
-    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    says(local, cluster, "here", 40)
     leader = int(local.status(cluster)["jobs"][0]["id"])
     os.kill(leader, signal.SIGKILL)
     until(lambda: local.status(cluster)["jobs"][0]["state"] == "FAILED", 15)
@@ -203,7 +204,7 @@ def test_secrets_are_nowhere(local: Cli) -> None:
         cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
     finally:
         os.umask(0o022)
-    until(lambda: local("logs", cluster).stdout == "here\n", 40)
+    says(local, cluster, "here", 40)
     folder = Path(local.status(cluster)["folder"])
     key = (folder / "tls-key.pem").read_text()
     secret = "".join(key.splitlines()[1:-1])

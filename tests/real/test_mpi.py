@@ -23,7 +23,7 @@ from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
 from ..support.processes import patience, processes_with, run, until
 from .programs import SLEEP, WHO
-from .test_clusters import connected
+from .test_clusters import connected, says
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -104,14 +104,13 @@ from {module} import initialize
 from distributed import Client
 
 def who(dask_worker):
-    return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURMD_NODENAME"], dask_worker.nthreads if hasattr(dask_worker, "nthreads") else 0]
+    return dask_worker.name, [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURMD_NODENAME"], dask_worker.nthreads if hasattr(dask_worker, "nthreads") else 0]
 
 if __name__ == "__main__":
     initialize({keywords})
     with Client() as client:
         client.wait_for_workers(8)
-        names = {{address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}}
-        found = {{names[address]: value for address, value in client.run(who).items()}}
+        found = dict(client.run(who).values())
         print(json.dumps({{"workers": found, "address": client.scheduler.address, "argv": sys.argv}}), flush=True)
     {end}
 """
@@ -361,7 +360,7 @@ def test_script_that_fails(
 def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
-    until(lambda: cli("logs", cluster).stdout == "here\n", 90)
+    says(cli, cluster, "here", 90)
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     until(lambda: not processes_with(cluster), 15)

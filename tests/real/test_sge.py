@@ -16,7 +16,7 @@ from ..support.cli import Cli
 from ..support.processes import processes_with, until
 from ..support.sge import SgeBackend
 from .programs import SLEEP
-from .test_clusters import connected, state
+from .test_clusters import connected, says, state
 
 pytestmark = pytest.mark.sge
 
@@ -135,7 +135,7 @@ def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend
     cluster = cli.submit(
         {"gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "-c", code]}
     )
-    until(lambda: cli("logs", cluster).stdout == "here\n", 60)
+    says(cli, cluster, "here")
     jobs = cli.status(cluster)["jobs"]
     backend.sge.command(
         "qdel", jobs[0]["id"].split(".")[0]

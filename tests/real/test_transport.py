@@ -151,6 +151,7 @@ def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: Slur
     assert 0 < log.index("UCX is initialised") < log.index("Start Nanny at")
 
 
+@pytest.mark.slow
 def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:
     site = measured(backend)
     first, _ = submit(cli, site, faked(backend))
@@ -234,7 +235,8 @@ ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
     ("change", "expected"),
     [
         ({}, ALL_WITH.format("^sm")),
-        (ONE_JOB, ALL_WITH.format("^sm")),  # `gpujobs scale` may add jobs
+        # `gpujobs scale` may add jobs
+        pytest.param(ONE_JOB, ALL_WITH.format("^sm"), marks=pytest.mark.slow),
         ({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
     ],
     ids=["two-jobs", "one-job", "never-another-job"],

@@ -99,9 +99,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(
-    condition: Callable[[], object], seconds: float, goal: str = "", every: float = 0.2
+    condition: Callable[[], object],
+    seconds: float,
+    goal: str | Callable[[], str] = "",
+    every: float = 0.2,
 ) -> float:
     """Wait until ``condition()`` is true; return how long that took.
+
+    ``goal`` is for the message; a function is called only if the time is over.
 
     Fails after ``seconds`` times the `slowness` of the machine: that of the session's start, or
     the present one if it has become busier.
@@ -111,7 +116,7 @@ def until(
     while not (value := condition()):
         waited = time.monotonic() - started
         if waited > limit and waited > (limit := max(limit, seconds * measure_slowness())):
-            what = goal or repr(condition)
+            what = (goal if isinstance(goal, str) else goal()) or repr(condition)
             raise AssertionError(f"not within {limit:.0f} s: {what} (last: {value!r})")
         time.sleep(every)
     return time.monotonic() - started
