@@ -25,11 +25,6 @@ def to_gpu(block):
     return cupy.asarray(block)
 
 
-def gpus(dask_worker):
-    """Return the resource GPU of a worker."""
-    return dask_worker.state.total_resources.get("GPU", 0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=200_000)
@@ -38,8 +33,8 @@ def main() -> None:
     options = parser.parse_args()
     with Client() as client:  # no arguments inside `run` of a profile
         client.wait_for_workers(options.workers)
-        workers = client.run(gpus).values()
-        cuda = sum(1 for n in workers if n)
+        workers = client.run(lambda dask_worker: dask_worker.state.total_resources.get("GPU", 0))
+        cuda = sum(1 for gpus in workers.values() if gpus)
         print(f"{len(workers)} workers: {cuda} CUDA workers, {len(workers) - cuda} CPU workers")
 
         rows, columns = options.rows, options.columns

@@ -9,11 +9,6 @@ from xgboost import dask as xgboost
 COLUMNS = 20
 
 
-def gpus(dask_worker):
-    """Return the resource GPU of a worker."""
-    return dask_worker.state.total_resources.get("GPU", 0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -23,7 +18,7 @@ def main() -> None:
 
     with Client() as client:
         client.wait_for_workers(options.workers)
-        workers = client.run(gpus)
+        workers = client.run(lambda dask_worker: dask_worker.state.total_resources.get("GPU", 0))
         device = "cuda" if all(workers.values()) else "cpu"
 
         random = da.random.default_rng(0)  # a real program reads its tables

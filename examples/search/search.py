@@ -18,11 +18,6 @@ def train(rate, momentum):
     return min(weights[0] ** 2 + 10 * weights[1] ** 2, 1e6)
 
 
-def gpus_of(dask_worker):
-    """Return the resource GPU of a worker."""
-    return dask_worker.state.total_resources.get("GPU", 0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=50)
@@ -35,7 +30,7 @@ def main() -> None:
     study = optuna.create_study(study_name="search", storage=storage, load_if_exists=True)
     trials = {}  # of Optuna, by their futures
     with Client() as client:
-        workers = client.run(gpus_of)
+        workers = client.run(lambda dask_worker: dask_worker.state.total_resources.get("GPU", 0))
         gpus = sum(workers.values())
         resources = {"GPU": options.gpus} if gpus else {}  # a task without its resource waits
 

@@ -360,7 +360,7 @@ def test_script_that_fails(
 def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
-    says(cli, cluster, "here", 90)
+    says(cli, cluster, "here", 180)
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     until(lambda: not processes_with(cluster), 15)
