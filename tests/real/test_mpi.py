@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from ..support.processes import patience, processes_with, run, until
 from .programs import SLEEP, WHO
 from .test_clusters import connected, says
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
@@ -213,7 +215,7 @@ def test_built_in_launchers_leave_all_cores_to_a_rank(scheduler: str, library: s
     ("module", "keywords"),
     [
         ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-        (
+        SLOW(
             "gpujobs.mpi",
             'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
         ),
@@ -278,7 +280,10 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DEATHS)
+OFTEN = ("unknown-option", "fewer-gpus", "broken-dask-mpi")
+
+
+@pytest.mark.parametrize("case", [case if case in OFTEN else SLOW(case) for case in DEATHS])
 def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: str) -> None:
     (cli.work / "broken").mkdir()
     (cli.work / "broken" / "dask_mpi.py").write_text(BROKEN)
@@ -335,9 +340,9 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     [
         ("from dask_mpi import initialize\ninitialize()\nfrom distributed import Client\nClient()", 1, "the script needs `if __name__"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="sys.exit(7)"), 7, "rank 1 on node1: exit code 7"),
-        (SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
+        SLOW(SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
         (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is set by gpujobs"),
-        (SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
+        SLOW(SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
 )  # fmt: skip
