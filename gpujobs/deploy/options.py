@@ -47,13 +47,14 @@ class ClusterOptions:
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")
         place = options.scheduler_options_place
-        if options.scheduler_options and not options.local_scheduler:
-            message = f"{place}: not used with scheduler='job', whose dask scheduler is in a job"
-            hint = "scheduler='local', or scheduler_options={} and dask's own configuration"
-            raise InputError(message, hint=hint)
         if not isinstance(options.scheduler_options, Mapping):
             message = f"{place}: {options.scheduler_options!r} is not a mapping"
             raise InputError(message, hint="scheduler_options={'dashboard_address': ':8787'}")
+        if options.scheduler_options and not options.local_scheduler:
+            names = ", ".join(options.scheduler_options)
+            message = f"{place}: not used with scheduler='job': {names}"
+            hint = "scheduler='local'; for the dashboard: network={'dashboard': 'on'} or 'off'"
+            raise InputError(message, hint=hint)
         return options
 
     @property

@@ -140,7 +140,8 @@ def options(**others: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 def test_a_python_cluster_over_ucxx(scheduler: str) -> None:
     others = sorted({listener.inode for listener in all_listeners()})
-    with gpujobs.GPULocalCluster(protocol="ucxx", scheduler=scheduler, **options()) as cluster:
+    keywords = options(dashboard_address="127.0.0.1:0" if scheduler == "local" else "")
+    with gpujobs.GPULocalCluster(protocol="ucxx", scheduler=scheduler, **keywords) as cluster:
         cluster.wait_for_workers(2, timeout=patience(90))  # one for each GPU
         assert cluster.scheduler_address.startswith("ucxx://127.0.0.1:")
         with cluster.get_client() as client:

@@ -43,6 +43,17 @@ def test_options_of_a_local_dask_scheduler(home: Path, configured: bool) -> None
     keywords: dict[str, Any] = {} if configured else {"scheduler_options": options}
     with (
         dask.config.set(settings),
-        pytest.raises(InputError, match=f"{place}: not used with scheduler='job'"),
+        pytest.raises(
+            InputError, match=f"{place}: not used with scheduler='job': dashboard_address"
+        ),
     ):
         gpujobs.GPUSLURMCluster("./s.yaml", scheduler="job", **keywords)
+
+
+def test_the_dashboard_of_a_dask_scheduler_in_a_job_on_this_machine() -> None:
+    message = "not used with scheduler='job': dashboard_address"
+    with pytest.raises(InputError, match=message) as caught:
+        gpujobs.GPULocalCluster(
+            gpus_per_job=0, n_workers=1, scheduler="job", dashboard_address=":8787"
+        )
+    assert "network={'dashboard': 'on'}" in str(caught.value)
