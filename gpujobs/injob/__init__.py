@@ -40,6 +40,7 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     attempt        the number of the attempt that runs; attempt-N/ has the state of an earlier one
     leave-N        asks the workers of job N to exit
     rank-error     the first error of an MPI rank: exit_code and reason
+    script-ended   the script in all MPI ranks is over
     environment    of an MPI job before its setup; removed when ranks.sh is written
     ranks.sh       environment of the ranks; not every MPI launcher passes it to other nodes
     launch-start, launch-stop, launch-exit

@@ -25,6 +25,7 @@ _STATE = (
     "transport.json",
     "idle",
     "rank-error",
+    "script-ended",
     "ranks.sh",
 )
 """What describes one attempt; `trial-*` too."""

@@ -26,6 +26,8 @@ _WRITE_TIMEOUT = 1.0
 """Seconds after which a file of one line has been written."""
 _STOP_TIMEOUT = 3
 """Seconds that a process has between SIGTERM and SIGKILL."""
+_RANKS_EXIT_TIMEOUT = 30
+"""Seconds that the ranks have to exit when the script is over."""
 _NAMES_SHOWN = 4
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
@@ -72,6 +74,8 @@ class Job:
             self.environ["PATH"] = f"{options.python_folder}:{path}"
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
+        self._script_ended = 0.0
+        """When the script in all ranks was first seen to be over; 0: not yet."""
         self._parent = os.getppid()
         self._batch_script = visible_process(options.batch_script)
 
@@ -219,6 +223,8 @@ class Job:
             launcher = self.worker_processes[0]
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
             raise self.worker_failure(launcher)
+        if "script-ended" in names:
+            self._check_script_end()
         if over(self.options.attempt) in names:
             log(f"attempt {self.options.attempt} has ended")
             raise JobExit(0)
@@ -230,6 +236,17 @@ class Job:
             ended = Ended.parse(value)
             log(f"the cluster has ended: {ended.reason or 'run: is done'}")
             raise self.end_with_cluster(ended)
+
+    def _check_script_end(self) -> None:
+        """Exit if the script in all ranks is over, but a worker was still starting.
+
+        That worker waits for a dask scheduler that is gone, and the launcher waits for its rank.
+        """
+        self._script_ended = self._script_ended or time.monotonic()
+        late = time.monotonic() - self._script_ended > _RANKS_EXIT_TIMEOUT
+        if late and not self.all_registered:
+            log("run is over; the workers that were still starting are stopped")
+            raise JobExit(0, EndKind.DONE)
 
     def end_with_cluster(self, ended: Ended) -> JobExit:
         """Return the exit of this job after the cluster has ended."""

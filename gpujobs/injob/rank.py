@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -56,6 +57,8 @@ def run_rank(options: RankOptions) -> None:
         raise
     except BaseException as error:
         traceback.print_exc()
+        if "script-ended" in folder.names():  # a worker that starts finds no dask scheduler
+            return
         root = _root_cause(error)
         reason = f"{type(root).__name__}: {root}"
         _abort(folder, world, reason, 1 if options.script else EXIT_FAILED)
@@ -162,6 +165,8 @@ def _run_script(options: RankOptions) -> None:
     script = options.command[0]
     sys.argv = list(options.command)
     sys.path.insert(0, str(Path(script).parent))
+    if rank == _CLIENT_RANK:  # after dask-mpi's function, which closes the dask scheduler
+        atexit.register(Folder(options.folder).create, "script-ended", "")
     runpy.run_path(script, run_name="__main__")
 
 

@@ -362,6 +362,47 @@ def test_script_that_fails(
     assert cli.status(cluster)["exit_code"] == code
 
 
+EARLY = """
+import sys
+from dask_mpi import initialize
+from distributed import Client
+
+if __name__ == "__main__":
+    initialize()
+    if sys.argv[1] != "0":
+        with Client() as client:
+            client.wait_for_workers(int(sys.argv[1]))
+    print("over")
+"""
+LATE = """
+import os, time
+if os.environ["CUDA_VISIBLE_DEVICES"].startswith("1"):
+    time.sleep(120)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
+@pytest.mark.parametrize("workers_first", [0, 1])
+def test_a_script_that_ends_before_a_worker_has_started(
+    cli: Cli, backend: SlurmBackend, workers_first: int
+) -> None:
+    """The worker would wait for the dask scheduler, which is gone; its launcher for its rank."""
+    cli.write("early.py", EARLY)
+    cli.write("late.py", LATE)
+    workers = {"preload": [str(cli.work / "late.py")]}
+    run = ["early.py", str(workers_first)]
+    profile = {"layout": "mpi", "gpus": 2, "run_on": "ranks", "run": run}
+    cluster = cli.submit({**profile, "workers": workers, "start_timeout": "1h"})
+    until(lambda: cli.status(cluster)["state"] in ("DONE", "FAILED"), 120, cluster, every=0.5)
+    assert cli.status(cluster)["state"] == "DONE", cli.status(cluster)["reason"]
+    assert cli("logs", cluster).stdout.startswith("over\n")
+    stopped = "run is over; the workers that were still starting are stopped"
+    assert stopped in cli("logs", cluster, "--all").stdout or not workers_first
+    backend.wait_empty(30, cluster)
+    until(lambda: not processes_with(cluster), 30)
+
+
 def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
