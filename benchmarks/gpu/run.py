@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.report import report
+from gpujobs.injob.transport import ISOLATED_UCX
 from gpujobs.version import __version__ as gpujobs_version
 from tests.support.slurm import SBIN, PrivateSlurm
 
@@ -228,16 +229,14 @@ class Step:
                 env,
             )
         finally:
-            self._read()
-            if "connected" in self.found:
-                self.found["seconds to workers"] = self.found["connected"] - started
+            self._read_connected(started)
 
     def by_hand(self, slurm: PrivateSlurm) -> None:
         """Measure on jobs of `dask cuda worker`, one per GPU, with the same settings of UCX."""
         host = self.host
         file = host.folder / f"{self.name}.scheduler.json"
         common = ["--interface=lo", f"--scheduler-file={file}"]
-        variables = {**host.env, "HOME": str(host.folder), **ISOLATED_VARIABLES}
+        variables = {**host.env, "HOME": str(host.folder), **ISOLATED_UCX}
         worker = [sys.executable, "-m", "dask_cuda.cli", "--nthreads=1", "--memory-limit=30GiB"]
         script = host.folder / f"{self.name}.sh"
         lines = ["#!/bin/bash", exports(variables), f"exec {shlex.join([*worker, *common])}"]
@@ -257,16 +256,14 @@ class Step:
                 done = slurm.attempt("sbatch", *options, f"--output={script}.log", str(script))
                 if done.returncode:
                     raise RuntimeError(done.stderr)
-            command = host.measure_command(self.output, f"--scheduler-file={file}")
+            command = host.measure_command(self.output, f"--scheduler-file={file}", *self.options)
             run(host, command, self.name, {**os.environ, **variables})
         finally:
             slurm.cancel_all()
             scheduler.kill()
             scheduler.wait()
             host.append(self.name, Path(f"{script}.log"))
-            self._read()
-            if "connected" in self.found:
-                self.found["seconds to workers"] = self.found["connected"] - started
+            self._read_connected(started)
 
     def cluster(self, slurm: PrivateSlurm, profile: dict[str, Any]) -> None:
         """Measure on a cluster of gpujobs: this profile, all GPUs."""
@@ -300,6 +297,12 @@ class Step:
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.found.update(json.loads(self.output.read_text()))
+
+    def _read_connected(self, started: float) -> None:
+        """Read the results of a cluster without gpujobs, which was started at ``started``."""
+        self._read()
+        if "connected" in self.found:
+            self.found["seconds to workers"] = self.found["connected"] - started
 
     def _read_status(self, gpujobs: str, env: dict[str, str]) -> None:
         """Read which GPUs had workers from `gpujobs status`; add the logs to our own."""
@@ -341,7 +344,7 @@ def attempt(
             raise TimeoutError("no time was left")
         if profile is not None:
             step.cluster(running, profile)
-        elif name.startswith("isolated"):
+        elif running.isolated:
             step.by_hand(running)
         else:
             step.reference()
@@ -383,13 +386,7 @@ OPEN: Profiles = {
     "one-gpu-jobs": ONE_EACH,
     "mpi": {"layout": "mpi"},
 }
-"""Profiles where each job can open all GPUs of the node; None: without gpujobs."""
-ISOLATED_VARIABLES = {
-    "UCX_TLS": "^sm",
-    "UCX_TCP_TX_SEG_SIZE": "1M",
-    "UCX_TCP_RX_SEG_SIZE": "1M",
-}
-"""What gpujobs sets in isolated jobs."""
+"""Profiles where each job can open all GPUs of the node; None: a hand-written cluster."""
 ISOLATED: Profiles = {
     "isolated-jobs": ONE_EACH,
     "isolated-reference": None,

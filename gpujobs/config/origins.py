@@ -66,12 +66,7 @@ def origins_of(
     locs = [loc]
     if group and loc[2] not in OF_THE_CLUSTER:
         locs.append(loc[2:])
-    layers = [
-        *((COMMAND_LINE, settings_document((setting,))) for setting in reversed(settings)),
-        (PROFILE, read(profile)),
-        *((QUEUE, queue) for queue in _queue_layers(site_file, queue_key)),
-        *((SITE, layer.section("defaults")) for layer in site_layers(site_file.path)),
-    ]
+    layers = list(_layers(profile, site_file, settings, queue_key))
     found = [
         origin for place in locs for kind, layer in layers for origin in _values(layer, place, kind)
     ]
@@ -97,6 +92,19 @@ def split_group(key: str) -> tuple[str, str]:
     first, _, rest = key.partition(".")
     group, _, of_group = rest.partition(".")
     return (group, of_group) if first == "groups" and of_group else ("", key)
+
+
+def _layers(
+    profile: Path, site_file: SiteFile, settings: Sequence[str], queue_key: str | None
+) -> Iterator[tuple[str, Document]]:
+    """Yield the kinds and documents that have keys of a profile; the first one counts."""
+    for setting in reversed(settings):
+        yield COMMAND_LINE, settings_document((setting,))
+    yield PROFILE, read(profile)
+    for queue in _queue_layers(site_file, queue_key):
+        yield QUEUE, queue
+    for layer in site_layers(site_file.path):
+        yield SITE, layer.section("defaults")
 
 
 def _queue_layers(site_file: SiteFile, key: str | None) -> Iterator[Document]:

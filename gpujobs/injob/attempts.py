@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .folder import Folder
+from .folder import SCRIPT_ENDED, Folder
 from .options import SuperviseOptions
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -25,7 +25,7 @@ _STATE = (
     "transport.json",
     "idle",
     "rank-error",
-    "script-ended",
+    SCRIPT_ENDED,
     "ranks.sh",
 )
 """What describes one attempt; `trial-*` too."""

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from .attempts import end_attempt, over
-from .folder import EXIT_FAILED, EXIT_STOPPED, Ended, EndKind, Folder
+from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
 from .gpus import shared_gpu_message
 from .launch import lifetime, sampler, start_workers, worker_names
 from .log import launcher_reason, log, nodes_seen
@@ -223,7 +223,7 @@ class Job:
             launcher = self.worker_processes[0]
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
             raise self.worker_failure(launcher)
-        if "script-ended" in names:
+        if SCRIPT_ENDED in names:
             self._check_script_end()
         if over(self.options.attempt) in names:
             log(f"attempt {self.options.attempt} has ended")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import socket
@@ -116,6 +115,8 @@ def initialise_driver() -> None:
 
 
 def _call(library: str, function: str) -> None:
+    import ctypes
+
     with contextlib.suppress(OSError, AttributeError):  # UCX reports what is missing
         getattr(ctypes.CDLL(library), function)(0)
 

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .folder import EXIT_FAILED, Folder
+from .folder import EXIT_FAILED, SCRIPT_ENDED, Folder
 from .gpus import job_devices
 from .initialize import initialize, write_plan
 from .log import append_output_to, in_plain_words
@@ -57,7 +57,7 @@ def run_rank(options: RankOptions) -> None:
         raise
     except BaseException as error:
         traceback.print_exc()
-        if "script-ended" in folder.names():  # a worker that starts finds no dask scheduler
+        if SCRIPT_ENDED in folder.names():  # a worker that starts finds no dask scheduler
             return
         root = _root_cause(error)
         reason = f"{type(root).__name__}: {root}"
@@ -166,7 +166,7 @@ def _run_script(options: RankOptions) -> None:
     sys.argv = list(options.command)
     sys.path.insert(0, str(Path(script).parent))
     if rank == _CLIENT_RANK:  # after dask-mpi's function, which closes the dask scheduler
-        atexit.register(Folder(options.folder).create, "script-ended", "")
+        atexit.register(Folder(options.folder).create, SCRIPT_ENDED, "")
     runpy.run_path(script, run_name="__main__")
 
 
