@@ -61,7 +61,8 @@ def origins_of(
     """
     loc: Loc = tuple(key.split("."))
     group, of_group = split_group(key)
-    _check_group(group, groups)
+    if loc[0] == "groups" and loc[1:]:
+        _check_group(loc[1], groups)
     declared = _declared(of_group, Group) if group else _declared(key, Profile)
     locs = [loc]
     if group and loc[2] not in OF_THE_CLUSTER:
@@ -82,7 +83,7 @@ def origins_of(
 
 
 def _check_group(group: str, groups: Collection[str]) -> None:
-    if group and group not in groups:
+    if group not in groups:
         hint = f"its groups are {', '.join(sorted(groups))}" if groups else "it has no groups"
         raise InputError(f"the profile has no group `{group}`", hint=hint)
 

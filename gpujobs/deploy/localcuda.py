@@ -9,6 +9,7 @@ from ..config.fields import comma_list
 from ..errors import InputError
 from ..planning.workeroptions import CUDA
 from .conversions import Setting, memory
+from .options import check_mapping
 from .vocabulary import JOBQUEUE, Vocabulary
 
 DEVICE_SIZES = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
@@ -38,8 +39,10 @@ def options_of_scheduler(
 ) -> dict[str, Any]:
     """Return the options of the dask scheduler from keywords; ``own`` is by name, None: not given.
 
-    Raises InputError if two keywords set the same option.
+    Raises InputError if two keywords set the same option, or one is not a mapping.
     """
+    for place, value in (("scheduler_options", options), ("scheduler_kwargs", kwargs)):
+        check_mapping(place, {} if value is None else value)
     found: dict[str, Any] = dict(options or {})
     given = {name: value for name, value in own.items() if value is not None}
     for name, value in [*(kwargs or {}).items(), *given.items()]:

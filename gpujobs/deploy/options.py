@@ -14,6 +14,13 @@ CONFIGURABLE = ("log_directory", "scheduler_options")
 """Options that the user's dask configuration may have."""
 
 
+def check_mapping(place: str, value: object) -> None:
+    """Raise InputError if a value, named ``place`` in the message, is not a mapping."""
+    if not isinstance(value, Mapping):
+        message = f"{place}: {value!r} is not a mapping"
+        raise InputError(message, hint="scheduler_options={'dashboard_address': ':8787'}")
+
+
 @dataclass(frozen=True)
 class ClusterOptions:
     """See `GPUJobQueueCluster` for the meaning of each."""
@@ -47,9 +54,7 @@ class ClusterOptions:
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")
         place = options.scheduler_options_place
-        if not isinstance(options.scheduler_options, Mapping):
-            message = f"{place}: {options.scheduler_options!r} is not a mapping"
-            raise InputError(message, hint="scheduler_options={'dashboard_address': ':8787'}")
+        check_mapping(place, options.scheduler_options)
         if options.scheduler_options and not options.local_scheduler:
             names = ", ".join(options.scheduler_options)
             message = f"{place}: not used with scheduler='job': {names}"

@@ -394,6 +394,8 @@ def test_keys_of_a_group(rich: Path) -> None:
     done = gpujobs("explain", "p.yaml", "groups.c.walltime", "--site", "./t.yaml")
     assert done.exit_code == 2
     assert "the profile has no group `c`" in done.stderr and "its groups are a, b" in done.stderr
+    done = gpujobs("explain", "p.yaml", "groups..walltime", "--site", "./t.yaml")
+    assert done.exit_code == 2 and "the profile has no group ``" in done.stderr
     (rich / "p.yaml").write_text("gpus: 1\n")
     done = gpujobs("explain", "p.yaml", "groups.a.walltime", "--site", "./t.yaml")
     assert done.exit_code == 2 and "it has no groups" in done.stderr

@@ -50,6 +50,13 @@ def test_options_of_a_local_dask_scheduler(home: Path, configured: bool) -> None
         gpujobs.GPUSLURMCluster("./s.yaml", scheduler="job", **keywords)
 
 
+@pytest.mark.parametrize("name", ["scheduler_options", "scheduler_kwargs"])
+def test_options_that_are_no_mapping(name: str) -> None:
+    keywords: dict[str, Any] = {"gpus_per_job": 0, "n_workers": 1, name: ["x"]}
+    with pytest.raises(InputError, match=rf"{name}: \['x'\] is not a mapping"):
+        gpujobs.GPULocalCluster(**keywords)
+
+
 def test_the_dashboard_of_a_dask_scheduler_in_a_job_on_this_machine() -> None:
     message = "not used with scheduler='job': dashboard_address"
     with pytest.raises(InputError, match=message) as caught:
