@@ -61,8 +61,7 @@ def origins_of(
     """
     loc: Loc = tuple(key.split("."))
     group, of_group = split_group(key)
-    if loc[0] == "groups" and loc[1:]:
-        _check_group(loc[1], groups)
+    _check_group(key, groups)
     declared = _declared(of_group, Group) if group else _declared(key, Profile)
     locs = [loc]
     if group and loc[2] not in OF_THE_CLUSTER:
@@ -82,8 +81,10 @@ def origins_of(
     return KeyOrigins(key, "", tuple(found))
 
 
-def _check_group(group: str, groups: Collection[str]) -> None:
-    if group not in groups:
+def _check_group(key: str, groups: Collection[str]) -> None:
+    table, _, of_table = key.partition(".")
+    group = of_table.partition(".")[0]
+    if table == "groups" and of_table and group not in groups:
         hint = f"its groups are {', '.join(sorted(groups))}" if groups else "it has no groups"
         raise InputError(f"the profile has no group `{group}`", hint=hint)
 
