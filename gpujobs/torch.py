@@ -6,7 +6,6 @@ The workers need PyTorch and no gpujobs; this process needs no PyTorch.
 from __future__ import annotations
 
 import pickle
-import random
 import re
 import sys
 import time
@@ -26,8 +25,6 @@ __all__ = ["run_ddp"]
 T = TypeVar("T")
 _INTERVAL = 1.0
 """Seconds between two checks that no worker is lost."""
-_PORTS = range(20000, 32768)
-"""Ports of rank 0. Linux gives higher ones to connections, at any time."""
 _CHECKS = 3
 """Checks after a rank has failed: a lost worker also makes the other ranks fail, at once."""
 
@@ -62,8 +59,9 @@ def run_ddp(
     places = _choose(_places(client), n_workers)
     found = _probe(client, places)
     backend = backend or _backend(places, found)
-    port = random.choice(_PORTS)  # noqa: S311
-    group = _Group(len(places), places[0].host, port, backend, timeout)
+    first = places[:1]
+    ports: list[int] = _collect(client, _start(client, "ddp-store", _listen, first, [()]), first)
+    group = _Group(len(places), places[0].host, ports[0], backend, timeout)
     calls = [(fn, args, group, rank) for rank in range(len(places))]
     futures = _start(client, "ddp", _run_rank, places, calls)
     try:
@@ -243,6 +241,20 @@ def _look() -> tuple[str, bool, bool]:
     return str(torch.__version__), True, torch.cuda.is_available()
 
 
+def _listen() -> int:
+    """Start the store of the group in this process, that of rank 0; return its port.
+
+    The port is chosen and taken at once: nothing else can take it before the ranks start. The
+    rank uses this store, because PyTorch has one store per port in a process.
+    """
+    from distributed import get_worker
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    vars(get_worker())["_gpujobs_store"] = store  # it listens as long as it is kept
+    return int(store.port)
+
+
 def _interface(host: str) -> str:
     """Return the network interface of this node that has the address ``host``, or ""."""
     import psutil
@@ -292,6 +304,7 @@ def _run_rank(fn: Callable[..., T], args: tuple[object, ...], group: _Group, ran
     result = fn(*args)
     distributed.barrier()  # rank 0 serves the addresses of the others until all are done
     distributed.destroy_process_group()
+    vars(get_worker()).pop("_gpujobs_store", None)
     for name in variables:
         del os.environ[name]
     os.environ.update(before)
