@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from .errors import GpujobsError, JobFailedError
+from .injob import torchrank
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -60,10 +60,12 @@ def run_ddp(
     found = _probe(client, places)
     backend = backend or _backend(places, found)
     first = places[:1]
-    ports: list[int] = _collect(client, _start(client, "ddp-store", _listen, first, [()]), first)
-    group = _Group(len(places), places[0].host, ports[0], backend, timeout)
+    ports: list[int] = _collect(
+        client, _start(client, "ddp-store", torchrank.listen, first, [()]), first
+    )
+    group = torchrank.Group(len(places), places[0].host, ports[0], backend, timeout)
     calls = [(fn, args, group, rank) for rank in range(len(places))]
-    futures = _start(client, "ddp", _run_rank, places, calls)
+    futures = _start(client, "ddp", torchrank.run_rank, places, calls)
     try:
         return _collect(client, futures, places)
     except BaseException:  # also Ctrl-C
@@ -100,17 +102,6 @@ class _Found:
     cuda: bool
 
 
-@dataclass(frozen=True)
-class _Group:
-    """A process group, whose rank 0 listens at ``host`` and ``port``."""
-
-    size: int
-    host: str
-    port: int
-    backend: str
-    timeout: float
-
-
 def _places(client: Client) -> list[_Place]:
     """Return the workers of the cluster: those with GPUs, or all if there are none."""
     # Client.scheduler_info returns an attribute that a periodic callback replaces by one without
@@ -136,7 +127,7 @@ def _probe(client: Client, places: Sequence[_Place]) -> list[_Found]:
     """Return the environment of each worker. Raises GpujobsError without PyTorch."""
     calls: list[tuple[object, ...]] = [()] * len(places)
     answers: list[tuple[str, bool, bool]]
-    answers = _collect(client, _start(client, "ddp-probe", _look, places, calls), places)
+    answers = _collect(client, _start(client, "ddp-probe", torchrank.look, places, calls), places)
     found = [_Found(*answer) for answer in answers]
     for place, its in zip(places, found, strict=True):
         if not its.imported:
@@ -174,16 +165,16 @@ def _start(
 ) -> list[Future]:
     """Call ``function`` on each of the workers, with the arguments of its entry of ``calls``.
 
-    The functions of this module are sent by value: the environment of jobs may have no gpujobs.
+    The functions are sent by value: the environment of jobs may have no gpujobs.
     """
     import cloudpickle
 
-    module, run = sys.modules[__name__], uuid.uuid4().hex[:8]
-    cloudpickle.register_pickle_by_value(module)
+    run = uuid.uuid4().hex[:8]
+    cloudpickle.register_pickle_by_value(torchrank)
     try:
         payloads = [cloudpickle.dumps(_Call(function, call)) for call in calls]
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        cloudpickle.unregister_pickle_by_value(torchrank)
     return [
         client.submit(pickle.loads, payload, workers=[place.address], key=f"{name}-{run}-{rank}")
         for rank, (place, payload) in enumerate(zip(places, payloads, strict=True))
@@ -227,85 +218,3 @@ def _stop(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -
     connected = client.nthreads()
     left = [place.address for place in places if place.address in connected]
     client.restart_workers(left, raise_for_error=False)
-
-
-# -- in the workers: by value, Python 3.9 --
-
-
-def _look() -> tuple[str, bool, bool]:
-    """Return the fields of `_Found` for this process."""
-    try:
-        import torch
-    except Exception as error:
-        return str(error), False, False
-    return str(torch.__version__), True, torch.cuda.is_available()
-
-
-def _listen() -> int:
-    """Start the store of the group in this process, that of rank 0; return its port.
-
-    The port is chosen and taken at once: nothing else can take it before the ranks start. The
-    rank uses this store, because PyTorch has one store per port in a process.
-    """
-    from distributed import get_worker
-    from torch.distributed import TCPStore
-
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-    vars(get_worker())["_gpujobs_store"] = store  # it listens as long as it is kept
-    return int(store.port)
-
-
-def _interface(host: str) -> str:
-    """Return the network interface of this node that has the address ``host``, or ""."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if host in [address.address for address in addresses]:
-            return str(name)
-    return ""
-
-
-def _variables(group: _Group, rank: int, own_host: str) -> dict[str, str]:
-    """Return the variables of a rank, those of torchrun with one process on each node."""
-    import os
-
-    variables = {
-        "MASTER_ADDR": group.host,
-        "MASTER_PORT": str(group.port),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(group.size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-    }
-    if interface := _interface(own_host):
-        # Else they resolve the name of the node, which may have an address in another network.
-        own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        variables.update({name: own[name] for name in own if name not in os.environ})
-    return variables
-
-
-def _run_rank(fn: Callable[..., T], args: tuple[object, ...], group: _Group, rank: int) -> T:
-    """Run one rank in its worker. If it fails, the worker will be restarted."""
-    import datetime
-    import os
-    from urllib.parse import urlsplit
-
-    import torch
-    from distributed import get_worker
-    from torch import distributed
-
-    variables = _variables(group, rank, urlsplit(get_worker().address).hostname or "")
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    timeout = datetime.timedelta(seconds=group.timeout)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(0)
-    distributed.init_process_group(group.backend, timeout=timeout)
-    result = fn(*args)
-    distributed.barrier()  # rank 0 serves the addresses of the others until all are done
-    distributed.destroy_process_group()
-    vars(get_worker()).pop("_gpujobs_store", None)
-    for name in variables:
-        del os.environ[name]
-    os.environ.update(before)
-    return result

@@ -15,6 +15,7 @@ import pytest
 import gpujobs
 from gpujobs import torch
 from gpujobs.errors import GpujobsError, JobFailedError
+from gpujobs.injob import torchrank
 from gpujobs.torch import run_ddp
 
 from ..conftest import need_library
@@ -108,7 +109,7 @@ def test_rank_0_listens_before_the_others_know_its_port(client: Any) -> None:
     """A port that is only chosen may be taken by another process before the ranks start."""
     first = torch._places(client)[:1]
     (port,) = torch._collect(
-        client, torch._start(client, "store", torch._listen, first, [()]), first
+        client, torch._start(client, "store", torchrank.listen, first, [()]), first
     )
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
