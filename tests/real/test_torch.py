@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import socket
 import sys
@@ -19,6 +20,7 @@ from gpujobs.injob import torchrank
 from gpujobs.torch import run_ddp
 
 from ..conftest import need_library
+from ..support.backend import Backend
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience
 
@@ -223,3 +225,38 @@ def test_ranks_are_the_workers_with_gpus(local: Cli) -> None:
     lines = local("logs", cluster).stdout.splitlines()
     assert lines[:2] == ["0-0", "0-1"]
     assert "has a GPU that its PyTorch" in lines[-2]
+
+
+NODES = """
+from distributed import Client
+from gpujobs.torch import run_ddp
+
+def look():
+    import os, socket, torch
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    return socket.gethostname(), os.environ["MASTER_ADDR"], int(total)
+
+if __name__ == "__main__":
+    with Client() as client:
+        print(*map(str, run_ddp(client, look, backend="gloo")), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sge"], indirect=True)
+def test_ranks_of_several_nodes(cli: Cli, backend: Backend) -> None:
+    """The nodes of the Grid Engine have addresses of their own."""
+    need_library("torch")
+    cli.write("nodes.py", NODES)
+    profile = {
+        "gpus": 2 * backend.gpus_per_node,
+        "workers": {"gpus_per_worker": backend.gpus_per_node},
+        "start_workers": 2,
+        "run": ["python", "nodes.py"],
+    }
+    cluster = cli.submit(profile, "--wait")
+    first, second = map(ast.literal_eval, cli("logs", cluster).stdout.splitlines())
+    assert first[0] != second[0]
+    assert first[1] == second[1] and not first[1].startswith("127.")
+    assert first[2] == second[2] == 2
