@@ -20,6 +20,7 @@ import pytest
 
 import gpujobs
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
+from gpujobs.injob.folder import Folder
 
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -44,8 +45,8 @@ def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
 
     def gpus() -> set[str]:
-        workers = json.loads((cluster.folder / "workers.json").read_text())["workers"]
-        return {json.dumps(worker["gpu"]) for worker in workers.values()}
+        workers = Folder(cluster.folder).registered().values()
+        return {json.dumps(worker["gpu"]) for worker in workers}
 
     until(lambda: len(gpus()) == 8, 10)
     cluster.scale(2)
