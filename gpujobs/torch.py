@@ -59,11 +59,8 @@ def run_ddp(
     places = _choose(_places(client), n_workers)
     found = _probe(client, places)
     backend = backend or _backend(places, found)
-    first = places[:1]
-    ports: list[int] = _collect(
-        client, _start(client, "ddp-store", torchrank.listen, first, [()]), first
-    )
-    group = torchrank.Group(len(places), places[0].host, ports[0], backend, timeout)
+    (port,) = _call(client, "ddp-store", torchrank.listen, places[:1])
+    group = torchrank.Group(len(places), places[0].host, port, backend, timeout)
     calls = [(fn, args, group, rank) for rank in range(len(places))]
     futures = _start(client, "ddp", torchrank.run_rank, places, calls)
     try:
@@ -125,9 +122,7 @@ def _choose(places: Sequence[_Place], n_workers: int | None) -> list[_Place]:
 
 def _probe(client: Client, places: Sequence[_Place]) -> list[_Found]:
     """Return the environment of each worker. Raises GpujobsError without PyTorch."""
-    calls: list[tuple[object, ...]] = [()] * len(places)
-    answers: list[tuple[str, bool, bool]]
-    answers = _collect(client, _start(client, "ddp-probe", torchrank.look, places, calls), places)
+    answers = _call(client, "ddp-probe", torchrank.look, places)
     found = [_Found(*answer) for answer in answers]
     for place, its in zip(places, found, strict=True):
         if not its.imported:
@@ -179,6 +174,14 @@ def _start(
         client.submit(pickle.loads, payload, workers=[place.address], key=f"{name}-{run}-{rank}")
         for rank, (place, payload) in enumerate(zip(places, payloads, strict=True))
     ]
+
+
+def _call(
+    client: Client, name: str, function: Callable[[], T], places: Sequence[_Place]
+) -> list[T]:
+    """Return the results of ``function()`` on each of the workers."""
+    futures = _start(client, name, function, places, [()] * len(places))
+    return _collect(client, futures, places)
 
 
 def _collect(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -> list[T]:

@@ -110,9 +110,7 @@ def test_all_workers_are_ranks(client: Any) -> None:
 def test_rank_0_listens_before_the_others_know_its_port(client: Any) -> None:
     """A port that is only chosen may be taken by another process before the ranks start."""
     first = torch._places(client)[:1]
-    (port,) = torch._collect(
-        client, torch._start(client, "store", torchrank.listen, first, [()]), first
-    )
+    (port,) = torch._call(client, "store", torchrank.listen, first)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     (_, _, found), _ = run_ddp(client, gather_ranks, "")
