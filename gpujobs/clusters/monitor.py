@@ -150,6 +150,10 @@ class ClusterMonitor:
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
         report = self._judge(record, state, connected)
+        ended = {job.job for job in report.jobs if not job.in_queue}
+        if not (record.finished or ended <= self._settled):
+            # The folder was read before the query: the exit record of a job may be newer.
+            report = self._judge(record, self._read(record), connected)
         self._settled.update(job.job for job in report.jobs)
         self._settled.difference_update(job.job for job in report.jobs if job.in_queue)
         gone = report.jobs and not any(job.in_queue for job in report.jobs)
@@ -166,7 +170,8 @@ class ClusterMonitor:
     def _query(self, states: dict[str, FolderState]) -> None:
         self._last_query = self.system.monotonic()
         before = dict(self._answers)
-        self.records = [self._recovered(record) for record in self.records]
+        recovered = (recover_submission(r, self.ledger, system=self.system) for r in self.records)
+        self.records = list(recovered)
         groups: dict[object, list[ClusterRecord]] = {}
         for record in self.records:
             if not record.finished:
@@ -178,9 +183,6 @@ class ClusterMonitor:
         slower = min(max(SLOWEST_QUERY, self._fastest()), self._interval * BACK_OFF)
         self._interval = self._fastest() if changed else slower
         self._next_query = self.system.monotonic() + self._interval
-
-    def _recovered(self, record: ClusterRecord) -> ClusterRecord:
-        return recover_submission(record, self.ledger, system=self.system)
 
     def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
         current = (record.current_jobs(states[record.id].claims) for record in group)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpujobs.batch.system import System
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.cancel import cancel, orphaned
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
+from gpujobs.injob.folder import EndKind
+from gpujobs.schedulers import CommandResult
 
 SQUEUE = """#!/bin/sh
 # squeue prints the file `queue`, and appends its arguments to `calls`.
@@ -140,6 +145,27 @@ def test_the_folder_is_read_once_for_a_report(slurm: FakeSlurm, ledger: Ledger) 
         monitor.report()
         assert [opened.count(name) for name in names] == [number] * len(names)
     watching.clear()
+
+
+class EndsMeanwhile(System):
+    """A host on which a job writes its exit record, and ends, while the batch scheduler is queried."""
+
+    def __init__(self, record: ClusterRecord) -> None:
+        self.record = record
+
+    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
+        (self.record.path / "jobs" / "0.json").write_text('{"exit_code": 0}')
+        return super().run(argv, **options)
+
+
+def test_a_job_that_ends_while_the_batch_scheduler_is_queried(ledger: Ledger) -> None:
+    """This machine knows no exit codes: the last report, which the ledger keeps, has the job's own."""
+    gone = Submission(f"{socket.gethostname()}:{os.getpid()}@1", 0, 1)  # another process's pid
+    record = add(ledger, "1", scheduler="local", submissions=(gone,))
+    folders.end(record.path, EndKind.DONE, 0, "run has ended")
+    report = ClusterMonitor([record], ledger, system=EndsMeanwhile(record)).report()
+    assert [job.state for job in report.jobs] == ["COMPLETED"]
+    assert ledger.get(record.id).outcomes == {"0": "COMPLETED"}
 
 
 def test_a_batch_scheduler_that_does_not_respond(
