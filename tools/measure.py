@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpujobs"
 
-LARGEST_MODULE = 300
+LARGEST_MODULE = 600
 FILES_AT_ROOT = 8
 # Of the 90th percentile of all functions.
 TOKENS, BRANCHES = 140, 6
