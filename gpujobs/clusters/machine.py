@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-from ..injob.gpus import gpus_with_nvlink
+from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text
 from ..planning.plan import Machine
 
 _NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
-def this_machine(devices: tuple[str, ...] | None = None) -> Machine:
+def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()) -> Machine:
     """Return this machine; ``devices`` are the GPUs to use, even if they are not free.
 
-    Its free GPUs are those of CUDA_VISIBLE_DEVICES, else those without a compute process.
+    ``used``: GPUs of other jobs of the cluster, which are not free. Its free GPUs are those of
+    CUDA_VISIBLE_DEVICES, else those without a compute process.
     """
     import psutil
 
     free, busy = _gpus() if devices is None else (list(devices), {})
+    taken = {_identity(device) for device in used}
+    free = [device for device in free if _identity(device) not in taken]
     memory = int(psutil.virtual_memory().total)
     return Machine(
         gpus=tuple(free),
@@ -26,6 +29,7 @@ def this_machine(devices: tuple[str, ...] | None = None) -> Machine:
         memory=memory,
         busy=busy,
         nvlink=gpus_with_nvlink(free),
+        planned=len(used),
     )
 
 
@@ -51,6 +55,17 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
         return [], {}
     free = [index for index, processes in users.items() if not processes]
     return free, {index: processes for index, processes in users.items() if processes}
+
+
+def _identity(device: str) -> str:
+    """Return the UUID of a GPU, which CUDA_VISIBLE_DEVICES may name by index or UUID."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return nvml_text(pynvml.nvmlDeviceGetUUID(device_handle(pynvml, device)))
+    except Exception:  # NVML has many errors, and each means the same here
+        return device
 
 
 def _users(pynvml: ModuleType, index: int) -> str:

@@ -243,6 +243,7 @@ def record_submission(
         first_index=client.scheduler.first_index,
         time=intent.time,
         attempt=intent.attempt,
+        devices=intent.devices,
     )
     record = ledger.end_submission(record.id, submission)
     _write_job_ids(record, client.scheduler)

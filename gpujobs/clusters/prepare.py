@@ -19,15 +19,22 @@ def make_cluster_plan(
 
     ``devices``: GPUs of this machine to use; None: those that are free.
     """
-    machine: Machine | None = None
-    if get_scheduler(spec.site.site.scheduler).on_this_machine:
-        from .machine import this_machine
-
-        machine = this_machine(devices)
+    machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
     own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan))
     return replace(plan, notes=(*plan.notes, *own))
+
+
+def machine_of(
+    spec: ClusterSpec, devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()
+) -> Machine | None:
+    """Return this machine if the site is local (see `this_machine`), else None."""
+    if not get_scheduler(spec.site.site.scheduler).on_this_machine:
+        return None
+    from .machine import this_machine
+
+    return this_machine(devices, used)
 
 
 def scripts_of(

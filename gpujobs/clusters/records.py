@@ -29,6 +29,8 @@ class Submission:
     attempt: int = 1
     time: float = 0.0
     """Seconds since the epoch; 0 in a record of an older gpujobs."""
+    devices: tuple[str, ...] = ()
+    """GPUs of this machine that its jobs have, in their order; empty with a batch scheduler."""
 
     def job(self, number: int) -> JobId:
         """Return the batch scheduler's id of the cluster's job ``number``."""
@@ -39,6 +41,12 @@ class Submission:
     def jobs(self) -> dict[int, JobId]:
         """The batch scheduler's ids by job number."""
         return {number: self.job(number) for number in range(self.first, self.first + self.count)}
+
+    def devices_of(self, number: int) -> tuple[str, ...]:
+        """Return the GPUs of this machine that the cluster's job ``number`` has."""
+        each = len(self.devices) // self.count
+        start = (number - self.first) * each
+        return self.devices[start : start + each]
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Intent:
     time: float = 0.0
     """Seconds since the epoch."""
     attempt: int = 1
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,14 +214,19 @@ def parse(value: dict[str, Any]) -> ClusterRecord:
     value["groups"] = tuple(GroupRecord(**item) for item in value["groups"])
     value["version"] = VERSION
     value["created"] = float(value["created"])
-    value["submissions"] = tuple(Submission(**item) for item in value["submissions"])
+    value["submissions"] = tuple(Submission(**_sent(item)) for item in value["submissions"])
     intent = value.get("intent")
     if intent is not None:
-        value["intent"] = Intent(**{"time": value["created"], **intent})
+        value["intent"] = Intent(**{"time": value["created"], **_sent(intent)})
     value["targets"] = tuple(Target(**item) for item in value.get("targets", ()))
     for name in ("run", "removed", "notes"):
         value[name] = tuple(value[name])
     return ClusterRecord(**value)
+
+
+def _sent(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a submission or of an intent."""
+    return {**value, "devices": tuple(value.get("devices", ()))}
 
 
 def _only_group(value: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..config.spec import ClusterSpec, read_spec, settings_document, with_settings
+from ..config.document import Document
+from ..config.spec import ClusterSpec, read_spec, with_settings
 from ..errors import InputError, UnavailableError
 from ..planning.commandlines import roles_of
 from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
@@ -18,6 +19,7 @@ from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
+from .prepare import machine_of
 from .report import ClusterReport, JobPhase, JobReport, ended_message
 from .submit import array_limit, send
 
@@ -139,7 +141,8 @@ def _check_scalable(report: ClusterReport) -> None:
 def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     spec = _spec_of_more(record, record.group(name), jobs)
-    plan = make_plan(spec, python=spec.python, only=name)
+    machine = machine_of(spec, used=_used_devices(report))
+    plan = make_plan(spec, python=spec.python, machine=machine, only=name)
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
     check_job_limits(plan, record, name, active)
@@ -152,6 +155,7 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
         max(submission.first + submission.count for submission in record.submissions),
         jobs,
         limit=array_limit(plan, client, jobs),
+        devices=plan.devices,
         site_folder=spec.site.path.parent,
     )
     for script in scripts:
@@ -160,16 +164,28 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     return record
 
 
+def _used_devices(report: ClusterReport) -> tuple[str, ...]:
+    """Return the GPUs of this machine that active jobs of the cluster have."""
+    active = {job.number for job in report.jobs if job.active}
+    return tuple(
+        device
+        for submission in report.record.submissions
+        for number in submission.jobs
+        if number in active
+        for device in submission.devices_of(number)
+    )
+
+
 def _spec_of_more(record: ClusterRecord, group: GroupRecord, jobs: int) -> ClusterSpec:
     """Return the specification of ``jobs`` more jobs of a group."""
     spec = read_spec(folders.spec_path(record.path))
-    settings = {"workers.count": jobs}
+    settings: dict[str, object] = {"workers": {"count": jobs}}
     if group.gpus_per_job:
         settings = {"gpus": jobs * group.gpus_per_job, "gpus_per_job": group.gpus_per_job}
     settings["start_workers"] = 1
-    place = f"groups.{group.name}." if group.name else ""
-    texts = [f"{place}{key}={value}" for key, value in settings.items()]
-    return with_settings(spec, settings_document((*texts, "start_workers=1")))
+    if group.name:
+        settings = {"groups": {group.name: settings}, "start_workers": 1}
+    return with_settings(spec, Document(settings, source=f"scale {record.id}"))
 
 
 def _remove(

@@ -93,7 +93,13 @@ def send(
         path.chmod(0o700)
     now = client.system.time()
     intent = Intent(
-        script.first, script.count, group, script.array, time=now, attempt=script.attempt
+        script.first,
+        script.count,
+        group,
+        script.array,
+        time=now,
+        attempt=script.attempt,
+        devices=script.devices,
     )
     before = (sent.id for sent in record.submissions if sent.attempt == script.attempt - 1)
     record = ledger.begin_submission(record.id, intent)

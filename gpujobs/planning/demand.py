@@ -107,7 +107,7 @@ def _check_free(diagnostics: Diagnostics, machine: Machine, gpus: int) -> None:
     if gpus <= free:
         return
     busy = "".join(f"; GPU {gpu} is used by {user}" for gpu, user in machine.busy.items())
-    message = f"{gpus} GPUs wanted, {free} free on this machine{busy}"
-    hint = "gpus: auto takes the free ones, else CPU workers"
+    message = f"{plural(gpus, 'GPU')} wanted, {free} free on this machine{busy}"
+    hint = "" if machine.planned else "gpus: auto takes the free ones, else CPU workers"
     diagnostics.profile_error(message, "gpus", hint=hint)
     diagnostics.raise_problems()

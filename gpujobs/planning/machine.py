@@ -32,7 +32,7 @@ class Machine:
         )
 
     planned: int = 0
-    """GPUs of other groups of the cluster."""
+    """GPUs of other jobs of the cluster."""
 
     def without(self, gpus: int) -> Machine:
         """Return this machine without its first ``gpus`` free GPUs, which a group takes."""

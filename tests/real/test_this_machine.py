@@ -111,6 +111,35 @@ def test_listeners_are_on_the_loopback_interface(
     until(lambda: not processes_with(cluster), 30)
 
 
+@pytest.mark.usefixtures("machine")
+def test_scale_up_takes_other_free_gpus(local: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command, a handle and an attached cluster; three of the four GPUs are free at first."""
+    for name, value in {"FAKE_NVML_GPUS": "4", "FAKE_NVML_BUSY": "1"}.items():
+        local.env[name] = value
+        monkeypatch.setenv(name, value)
+    cluster = local.submit({"gpus": 1, "env": {"FAKE_NVML_GPUS": "4"}})
+    try:
+        done = local("scale", cluster, "2")
+        assert done.returncode == 0, done.stderr
+        handle = gpujobs.ClusterHandle(cluster)
+        refused = local("scale", cluster, "4")
+        assert refused.returncode == 2
+        assert f"scale {cluster}: 2 GPUs wanted, 1 free on this machine" in refused.stderr
+        until(lambda: handle.status().connected == 2, 90)
+        with gpujobs.GPUJobQueueCluster.from_name(cluster) as attached:
+            attached.scale_up(3)
+        until(lambda: handle.status().connected == 3, 90)
+        devices = {gpu["uuid"][-1] for gpu in local.gpus(cluster).values()}
+        assert devices == {"0", "2", "3"}
+        handle.scale(2)
+        until(lambda: sum(job.active for job in handle.status().jobs) == 2, 90)
+        handle.scale(3)  # takes the GPU of the job that has ended
+        until(lambda: handle.status().connected == 3, 90)
+    finally:
+        local("cancel", cluster)
+    until(lambda: not processes_with(cluster), 30)
+
+
 @pytest.fixture
 def machine(home: Path, gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process, too, see the GPUs and ucxx."""
