@@ -158,6 +158,8 @@ class Job:
         for process in self.worker_processes:
             if process.exit_code:
                 self.wait_for_end_of_head()
+                if self.stop_reason:  # by a signal to all processes of the job
+                    return
                 raise self.worker_failure(process)
         registered = self.folder.registered()
         if not self.options.client_owns and (message := shared_gpu_message(registered)):

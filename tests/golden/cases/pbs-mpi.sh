@@ -27,9 +27,11 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
+    [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
     trap '' TERM INT
     cd "$GPUJOBS_FOLDER" || return
-    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+    # A job that was asked to stop ends only itself, however it does that.
+    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
         [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
@@ -96,3 +98,7 @@ supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
+code=$?
+# bash loses the exit code of a process that dies while the signal interrupts `wait`, and says -1 or 127.
+[ -z "$stopped" ] || case $code in -1 | 127) code=143 ;; esac
+(exit "$code")
