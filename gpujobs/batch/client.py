@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
@@ -45,7 +45,6 @@ class SchedulerClient:
     scheduler: Scheduler
     commands: Mapping[str, str] = field(default_factory=dict)
     """The site's `commands`: other paths of sbatch, squeue, …"""
-    _: KW_ONLY
     arguments: Sequence[str] = ()  # after the command that submits
     timeout: float = RETRY_TIMEOUT
     """Seconds for which a command is retried."""

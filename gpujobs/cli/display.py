@@ -128,8 +128,7 @@ def _end_text(ends_at: float, rule: str) -> str:
 def _missing_workers(report: ClusterReport) -> str:
     if report.finished or not report.connected:
         return ""
-    jobs = [job for job in report.jobs if job.attempt == report.attempt]
-    staying = [job for job in jobs if job.number not in report.record.removed]
+    staying = [job for job in report.current_jobs if job.number not in report.record.removed]
     names = [name for job in staying for name in job.workers if name not in job.connected]
     if not names:
         return ""

@@ -27,7 +27,7 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
         return clock_text(time.monotonic() - started)
 
     def show(report: ClusterReport) -> None:
-        for note in report.folder.findings:
+        for note in (*report.folder.findings, *report.gone.values()):
             if note not in shown:
                 shown.add(note)
                 progress.write(f"note: {note}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..injob.folder import Ended, EndKind
 from ..schedulers import JobState
 from .folderstate import FolderState
-from .ledger import ClusterRecord
-from .report import ClusterState, JobPhase, JobReport, has_all_workers
+from .records import ClusterRecord
+from .report import ClusterState, JobPhase, JobReport, gone_jobs, has_all_workers
 
 _STATE_OF_KIND = {
     EndKind.DONE: ClusterState.DONE,
@@ -62,8 +62,9 @@ def cluster_state(
     if not started:
         if folder.waits_for:
             return ClusterState.PENDING, f"waits for {folder.waits_for}"
-        return ClusterState.PENDING, _waiting(jobs)
-    return ClusterState.RUNNING if connected else ClusterState.STARTING, _waiting(jobs)
+        return ClusterState.PENDING, _waiting(record, jobs)
+    state = ClusterState.RUNNING if connected else ClusterState.STARTING
+    return state, _waiting(record, jobs)
 
 
 def _state_of(ended: Ended) -> ClusterState:
@@ -88,14 +89,15 @@ def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
     return ended.reason
 
 
-def _waiting(jobs: tuple[JobReport, ...]) -> str:
-    """Return why workers are missing: ``2 pending (Resources), 1 suspended``."""
+def _waiting(record: ClusterRecord, jobs: tuple[JobReport, ...]) -> str:
+    """Return why workers are missing: ``2 pending (Resources), job 1 did not start: …``."""
     groups: dict[str, list[JobReport]] = {}
     for job in jobs:
         if job.state is JobState.PENDING:
             groups.setdefault(job.group, []).append(job)
     parts = [_pending(group, pending) for group, pending in groups.items()]
-    return ", ".join(filter(None, [*parts, _suspended(jobs)]))
+    gone = [] if record.owner == "client" else gone_jobs(record, jobs).values()
+    return ", ".join(filter(None, [*parts, _suspended(jobs), *gone]))
 
 
 def _pending(group: str, jobs: list[JobReport]) -> str:

@@ -35,6 +35,8 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
     if ended is None and not job.active and started is not None:
         ended = _last_sign(started, own, gpus)
     until = ended or now
+    if started is None and not job.active and cluster.folder.ended is not None:
+        until = min(now, cluster.folder.ended.time)
     start = started or until
     within = tuple(_within(own, start, ended, now))
     return JobUsage(

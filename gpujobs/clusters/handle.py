@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from .monitor import ClusterMonitor
 from .notebook import Card, card_html
 from .report import ClusterReport, ClusterState
 from .usage import UsageReport
+from .verdict import tell_head
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -131,12 +133,17 @@ class ClusterHandle:
     def _wait_until_done(
         self, timeout: float | None, watch: Callable[[ClusterReport], None]
     ) -> ClusterReport:
-        started = time.monotonic()
+        started, written = time.monotonic(), -math.inf
         while True:
             report = self.status()
             watch(report)
             if report.finished or (report.complete and not report.record.run):
                 return report
+            if report.gone and not report.record.run and report.folder.head not in report.gone:
+                raise _incomplete(report)
+            if time.monotonic() - self._monitor.age > written:  # it has asked since
+                written = time.monotonic()
+                tell_head(report)
             if timeout is not None and time.monotonic() - started > timeout:
                 raise TimeoutError(f"{self.id} is {report.state} after {timeout:g} s")
             time.sleep(WAIT_INTERVAL)
@@ -170,6 +177,13 @@ class ClusterHandle:
     def client(self, **options: object) -> Client:
         """Return a dask Client of the cluster; ``options`` go to it. See `connect`."""
         return connect.connect(self.id, **options)
+
+
+def _incomplete(report: ClusterReport) -> JobFailedError:
+    """Return the error of a cluster without `run` that will never have all workers."""
+    message = f"{report.record.id} will not have all workers: {'; '.join(report.gone.values())}"
+    hint = f"it goes on with the others; to add a job: gpujobs scale {report.record.id} …"
+    return JobFailedError(message, hint=hint)
 
 
 def _spec(

@@ -16,11 +16,12 @@ from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .clusterstate import cluster_state, current_attempt
 from .folderstate import ExitRecord, FolderState
-from .ledger import ClusterRecord
+from .records import ClusterRecord
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
 
 UNLISTED_TIMEOUT = 60.0
 """Seconds after which a job that neither queue nor accounting lists has ended."""
+NOT_LAUNCHED = "launch failed: its script did not run"
 TERMINATED = 143
 """Exit code of a job that was stopped by SIGTERM."""
 
@@ -92,7 +93,7 @@ def lost_job_status(started: bool) -> JobStatus:
     if started:
         reason = "the job disappeared from the queue without an exit status"
         return JobStatus(JobState.FAILED, reason=reason)
-    reason = "the job was deleted from the queue before it started"
+    reason = "it left the queue before it started: deleted, or its launch failed"
     return JobStatus(JobState.CANCELLED, reason=reason)
 
 
@@ -146,6 +147,7 @@ class _Judge:
         connected = tuple(name for name in workers if name in self.connected)
         answer = self.answers.get(job)
         status = self._status(number, answer, connected)
+        status = self._explain_launch(number, status, workers)
         return JobReport(
             number=number,
             job=job,
@@ -156,6 +158,7 @@ class _Judge:
             exit_code=status.exit_code,
             node=status.node or self._node(number),
             began=self.folder.began.get(number),
+            started=self._has_run(number),
             starts=status.starts,
             head=self.folder.head == number,
             group="" if group == HEAD else group,
@@ -190,6 +193,18 @@ class _Judge:
             # A job whose worker is connected runs, even if the batch scheduler does not list it.
             status = JobStatus(JobState.RUNNING, status.native, node=status.node)
         return self._explain_cancel(number, status)
+
+    def _explain_launch(
+        self, number: int, status: JobStatus, workers: tuple[str, ...]
+    ) -> JobStatus:
+        """Slurm says COMPLETED of a job whose node could not start the script."""
+        ran = self._has_run(number) or not self.folder.seen.isdisjoint(workers)
+        if status.state is not JobState.COMPLETED or ran or self.folder.removed:
+            return status
+        return replace(status, state=JobState.FAILED, reason=NOT_LAUNCHED)
+
+    def _has_run(self, number: int) -> bool:
+        return self.folder.has_started(number) or number in self.folder.exits
 
     def _decides(self, left: ExitRecord, status: JobStatus) -> bool:
         """Return whether a job's exit record is its end: one that was requeued starts again."""

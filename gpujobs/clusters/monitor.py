@@ -22,6 +22,7 @@ from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger, Submission
 from .report import ClusterReport, JobReport
+from .verdict import write_record
 
 QUERY_TIMEOUT = 15.0
 """Seconds for which a query waits for a batch scheduler that is away."""
@@ -247,6 +248,8 @@ def record_submission(
     )
     record = ledger.end_submission(record.id, submission)
     _write_job_ids(record, client.scheduler)
+    if record.owner == "cluster":
+        write_record(record)
     return record
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from ..injob.folder import EndKind
 from ..injob.names import RUN
 from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
+from ..text import StrEnum
 from .folderstate import FolderState
-from .ledger import ClusterRecord
+from .records import ClusterRecord
 
-Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 class ClusterState(StrEnum):
@@ -88,6 +91,8 @@ class JobReport:
     node: str = ""
     began: float | None = None
     """When it last started, in epoch seconds of its node; None: it has not."""
+    started: bool = False
+    """Whether its script has ever run."""
     starts: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
@@ -123,6 +128,14 @@ class JobReport:
         bad = (JobPhase.FAILED, JobPhase.LOST)
         fine = (JobState.COMPLETED, JobState.CANCELLED)
         return self.phase in bad or (not self.active and self.state not in fine)
+
+    @property
+    def loss(self) -> str:
+        """Why it brings no workers any more, as ``job 1 did not start: node2: launch failed``."""
+        verb = "ended" if self.started else "did not start"
+        return ": ".join(
+            filter(None, (f"job {self.number} {verb}", self.node, self.reason or self.state.value))
+        )
 
     @property
     def exit_remark(self) -> str:
@@ -170,6 +183,16 @@ class ClusterReport:
     def finished(self) -> bool:
         """Whether the state is final."""
         return self.state in (ClusterState.DONE, ClusterState.FAILED, ClusterState.CANCELLED)
+
+    @property
+    def gone(self) -> dict[int, str]:
+        """Why jobs of this attempt bring no workers any more, by number."""
+        return {} if self.finished else gone_jobs(self.record, self.current_jobs)
+
+    @property
+    def current_jobs(self) -> tuple[JobReport, ...]:
+        """The jobs of this attempt."""
+        return tuple(job for job in self.jobs if job.attempt == self.attempt)
 
     @property
     def run_failed(self) -> bool:
@@ -225,6 +248,20 @@ def has_all_workers(record: ClusterRecord, jobs: Iterable[JobReport]) -> bool:
     """Return whether as many workers of every group are connected as are wanted."""
     found = connected_by_group(jobs)
     return all(found[group.name] >= group.workers for group in record.groups)
+
+
+def gone_jobs(record: ClusterRecord, jobs: Iterable[JobReport]) -> dict[int, str]:
+    """Return why jobs bring no workers any more, by number.
+
+    Not of those that were asked to leave, or left when they had done their work.
+    """
+    return {
+        job.number: job.loss
+        for job in jobs
+        if job.number not in record.removed
+        and (job.stuck or not job.active)
+        and (job.phase, job.state) != (JobPhase.ENDED, JobState.COMPLETED)
+    }
 
 
 def ended_message(cluster_id: str, reason: str) -> str:

@@ -22,6 +22,7 @@ from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .prepare import machine_of
 from .report import ClusterReport, JobPhase, JobReport, ended_message
 from .submit import array_limit, send
+from .verdict import write_record
 
 logger = logging.getLogger("gpujobs")
 
@@ -122,7 +123,9 @@ def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger)
     elif wanted < len(jobs):
         record = _remove(report, jobs, len(jobs) - wanted, ledger)
     kept = max(wanted, sum(job.head for job in jobs))
-    return ledger.update(record.id, groups=record.with_target(name, kept * size))
+    record = ledger.update(record.id, groups=record.with_target(name, kept * size))
+    write_record(record)
+    return record
 
 
 def _check_scalable(report: ClusterReport) -> None:
@@ -197,6 +200,7 @@ def _remove(
         logger.info("the head's job stays: it runs the dask scheduler")
     removed = (*record.removed, *(job.number for job in chosen))
     record = ledger.update(record.id, removed=removed)
+    write_record(record)  # before the jobs end: their head does not miss them
     for job in chosen:
         if not job.phase.waits:
             folders.ask_to_leave(record.path, job.number)

@@ -22,6 +22,7 @@ from .files import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Intent, Ledger
 from .monitor import client_of, record_submission
 from .prepare import scripts_of
+from .verdict import write_judge
 
 FAILED = 70
 """EX_SOFTWARE: the cluster ended without running the user's command to its end."""
@@ -46,6 +47,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     try:
         with disk_errors(record.path):
             write_spec(spec, record.path / folders.SPEC)
+            write_judge(record.path)
             if before:
                 record = before.note(record)
         ledger.add(record)

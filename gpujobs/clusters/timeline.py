@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .report import JobPhase
 from .usage import JobUsage, Steps, UsageReport, steps
 
 
@@ -55,7 +56,8 @@ def total(phases: list[Phase], kind: PhaseKind) -> float:
 
 def _before_running(job: JobUsage) -> Iterator[Phase]:
     started = job.started
-    if job.submitted is not None:
+    never_ran = started is None and job.report.phase is JobPhase.FAILED
+    if job.submitted is not None and not never_ran:  # when it left the queue is not known
         yield Phase(PhaseKind.PENDING, job.submitted, started or job.until)
     if started is not None:
         yield Phase(PhaseKind.STARTING, started, job.served or job.until)

@@ -34,6 +34,8 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.json    how job N ended, written by its bash
     jobs/N.reason  why, as a sentence
     jobs/N.claim   which job of the batch scheduler does the work of number N
+    record.json    what `judge.pyz` needs to know of the cluster, written at each submission
+    verdict.json   which jobs will not come, and why; written by `judge.pyz` or by `submit --wait`
     job-ids        the ids with which jobs that still wait are cancelled
     after          the cluster after whose end this one starts: cluster, folder, any_end
     over-N         attempt N has ended, and each of its jobs exits (see `attempts`)

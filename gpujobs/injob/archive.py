@@ -1,10 +1,11 @@
-"""Pack this package into one file for the cluster's folder. Runs at submit; not in the archive."""
+"""Pack modules into one file for the cluster's folder. Runs at submit; not in `injob.pyz`."""
 
 from __future__ import annotations
 
 import io
 import stat
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from .names import PACKAGE
@@ -24,14 +25,19 @@ _UNIX = 3
 
 
 def build() -> bytes:
-    """Return the archive `injob.pyz`: this package as `gpujobs_injob`, and a `__main__`.
-
-    Nothing is compressed: Python reads it without zlib, and people read it with any editor.
-    """
+    """Return the archive `injob.pyz`: this package as `gpujobs_injob`, and a `__main__`."""
     sources = {"__main__.py": _MAIN}
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
             sources[f"{PACKAGE}/{path.name}"] = path.read_text(encoding="utf-8")
+    return pack(sources)
+
+
+def pack(sources: Mapping[str, str]) -> bytes:
+    """Return an archive of ``sources``, texts by path.
+
+    Nothing is compressed: Python reads it without zlib, and people read it with any editor.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(sources):

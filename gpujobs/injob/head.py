@@ -9,7 +9,16 @@ from typing import NoReturn
 
 from .attempts import STOPPED_CODES, ids_to_cancel, last_attempt_text
 from .choice import TransportChoice
-from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at, over_memory_message
+from .folder import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    HEARTBEAT,
+    IDLE,
+    Ended,
+    EndKind,
+    modified_at,
+    over_memory_message,
+)
 from .idle import END_AFTER
 from .job import Job, JobExit, failure
 from .launch import enough_workers
@@ -17,7 +26,8 @@ from .log import log, reason_in
 from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
-from .process import STOP_DASK, ManagedProcess, run_command, with_archive
+from .process import ManagedProcess, run_command, with_archive
+from .watch import JobsWatch
 
 _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10
@@ -28,6 +38,7 @@ _SCHEDULER_EXIT_TIMEOUT = 0.5
 """Seconds by which the end of the dask scheduler may follow that of the command, its victim."""
 _RUN_CANCEL_TIMEOUT = 10.0
 """Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
+_REASONS_SHOWN = 3
 _WALLTIME_RESERVE = 15
 """Seconds of the walltime that are kept to stop the rest of the job."""
 
@@ -45,6 +56,8 @@ class Head(Job):
         self._lease_time = 0.0
         self._reported: dict[str, int] = {}
         """How often each worker had been restarted when `run` was last informed."""
+        self._gone: set[str] = set()
+        """Why jobs do not come, as far as `run` was informed."""
 
     def role(self) -> str:
         """Return what this job is, for its log."""
@@ -64,6 +77,7 @@ class Head(Job):
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
+        jobs = JobsWatch(self.folder, self.options.job, self.environ)
         while True:
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
@@ -78,6 +92,7 @@ class Head(Job):
             self.check_workers()
             self._check_lease()
             self._start_command()
+            self._check_jobs(jobs)
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
@@ -149,7 +164,7 @@ class Head(Job):
         environ = with_archive(self.environ, self.folder.archive)
         path = self.folder.logs / "scheduler.log"
         title = f"the dask scheduler on {node_name()}"
-        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ, STOP_DASK)
+        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ)
         if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
             self.start_workers()  # on other nodes, NFS could show the file half a minute late
         while (address := self.scheduler_address()) is None:
@@ -180,6 +195,22 @@ class Head(Job):
             log(f"run: starts with {len(registered)} workers")
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
+
+    def _check_jobs(self, jobs: JobsWatch) -> None:
+        """Report jobs that will not come; exit if `run` waits for their workers."""
+        if self.options.client_owns:  # who replaces them
+            return
+        verdict = jobs.verdict()
+        gone = verdict.get("gone", {})
+        for reason in set(gone.values()) - self._gone:
+            self._gone.add(reason)
+            log(reason)
+            self._tell_run(reason)
+        if not gone or self.command is not None or not self.options.run:
+            return
+        possible = {*self.folder.registered(), *verdict["possible"]}
+        if not enough_workers(self.options, possible):
+            raise JobExit(EXIT_FAILED, EndKind.FAILED, _gone_message(gone), again=True)
 
     # -- ends --------------------------------------------------------------------------------------
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
@@ -282,8 +313,12 @@ class Head(Job):
             if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
                 continue
             self._reported[name] = worker["restarts"]
-            with contextlib.suppress(OSError), self.command.log.open("a") as file:
-                file.write(f"gpujobs: {over_memory_message(name, worker)}\n")
+            self._tell_run(over_memory_message(name, worker))
+
+    def _tell_run(self, text: str) -> None:
+        """Write a line to the log of `run`."""
+        with contextlib.suppress(OSError), (self.folder.logs / "run.log").open("a") as file:
+            file.write(f"gpujobs: {text}\n")
 
     def _check_lease(self) -> None:
         """Exit if the client that owns the cluster has not renewed its lease."""
@@ -298,3 +333,11 @@ class Head(Job):
             age = now - self.began
         if age > self.options.lease:
             raise failure(f"the client that owns this cluster has been silent for {age:.0f} s")
+
+
+def _gone_message(gone: dict[str, str]) -> str:
+    """Return why `run` cannot start, from the reasons of the jobs that do not come."""
+    reasons = list(gone.values())
+    more = len(reasons) - _REASONS_SHOWN
+    shown = reasons[:_REASONS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return f"{RUN} cannot start: {'; '.join(shown)}"

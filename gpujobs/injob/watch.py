@@ -1,4 +1,4 @@
-"""Notice that the dask scheduler is gone, if the workers do not notice it themselves.
+"""Notice a dask scheduler that is gone, and jobs that will not come.
 
 A worker that is still starting searches for the dask scheduler for its `death_timeout`, and so does
 a worker that its nanny has restarted. Until then it would hold its GPU for nothing.
@@ -6,18 +6,37 @@ a worker that its nanny has restarted. Until then it would hold its GPU for noth
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .folder import HEARTBEAT, modified_at
+from .folder import HEARTBEAT, Folder, JsonObject, modified_at
+from .names import JUDGE, RECORD, VERDICT
 from .network import Reach, reach
+from .process import ManagedProcess
 
 _INTERVAL = 20.0
 _ATTEMPTS = 3
 """Failed connections in a row after which the dask scheduler is gone."""
+_FIRST_QUERY = 15.0
+_QUERY_INTERVAL = 60.0
+"""Seconds between two queries about the jobs of a cluster."""
+_VERDICT_INTERVAL = 2.0
 _SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which its process may be dead, or only stopped."""
+
+
+def silence(sign: Path, clock: Path) -> float:
+    """Return the age of the file ``sign`` in seconds, by the file server's clock.
+
+    Infinity if it is missing. ``clock``: a file that this process may write.
+    """
+    try:
+        clock.touch()
+        return modified_at(clock) - modified_at(sign)
+    except OSError:
+        return float("inf")
 
 
 class SchedulerWatch:
@@ -30,15 +49,8 @@ class SchedulerWatch:
         self._failed = 0
 
     def silence(self, sign: str) -> float:
-        """Return the age of the file ``sign`` in seconds, by the file server's clock.
-
-        Infinity if it is missing.
-        """
-        try:
-            self._clock.touch()
-            return modified_at(self._clock) - modified_at(self._folder / sign)
-        except OSError:
-            return float("inf")
+        """Return the age of the file ``sign`` in seconds (see `silence`)."""
+        return silence(self._folder / sign, self._clock)
 
     def _owner_is_silent(self) -> bool:
         """Return whether the head, or else the client with the dask scheduler, may be dead."""
@@ -62,3 +74,42 @@ class SchedulerWatch:
         else:
             self._failed = 0
         return self._failed >= _ATTEMPTS
+
+
+class JobsWatch:
+    """Asks about the other jobs of the cluster while workers are missing.
+
+    `judge.pyz` asks, in a process of its own: it needs seconds if the batch scheduler is away.
+    """
+
+    def __init__(self, folder: Folder, job: int, environ: Mapping[str, str]) -> None:
+        self._folder, self._environ = folder, environ
+        self._clock = folder.path / "jobs" / f"{job}.now"
+        self._log = folder.logs / f"job-{job}.log"
+        now = time.monotonic()
+        self._next_query, self._next_look = now + _FIRST_QUERY, now
+        self._judge: ManagedProcess | None = None
+
+    def verdict(self) -> JsonObject:
+        """Return the last verdict, {} if it is not yet due to look again; call this often."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return {}
+        self._next_look = now + _VERDICT_INTERVAL
+        if now >= self._next_query and self._workers_are_missing():
+            self._ask()
+        return self._folder.read(VERDICT)
+
+    def _workers_are_missing(self) -> bool:
+        groups = self._folder.read(RECORD).get("groups", [])
+        wanted: int = sum(group["workers"] for group in groups)
+        return len(self._folder.registered()) < wanted
+
+    def _ask(self) -> None:
+        """Start to ask, unless another process has asked within the last minute."""
+        age = silence(self._folder.path / VERDICT, self._clock)
+        if age < _QUERY_INTERVAL or (self._judge is not None and self._judge.running):
+            return
+        self._next_query = time.monotonic() + _QUERY_INTERVAL
+        argv = [sys.executable, str(self._folder.path / JUDGE), str(self._folder.path)]
+        self._judge = ManagedProcess("judge", argv, self._log, self._environ)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+
+from ..text import StrEnum
 
 _NOT_CONFIGURED = re.compile(
     r"Could not establish a configuration source|pbs conf variables not found|"

@@ -84,7 +84,7 @@ class GridEngine(Scheduler):
     def options(self, line: str) -> set[str]:
         words = shlex.split(line)
         found = set()
-        for word, value in zip(words, [*words[1:], ""], strict=True):
+        for word, value in zip(words, [*words[1:], ""]):
             if word == "-l":  # `-l a=1,b` requests two resources
                 found |= {f"-l {item.split('=')[0].strip()}" for item in value.split(",")}
             elif word.startswith("--"):

@@ -105,7 +105,7 @@ class Slurm(Scheduler):
     def options(self, line: str) -> set[str]:
         words = shlex.split(line)
         found = set()
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in zip(words, [*words[1:], ""]):
             if re.fullmatch(r"--gpu-bind=(verbose,)?none|--export=NONE", word):
                 continue  # no binding; the job sets all variables that it needs
             if word.startswith("--"):

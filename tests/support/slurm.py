@@ -101,9 +101,9 @@ class PrivateSlurm:
         self._daemon("slurmctld", "slurmctld", "-D")
         until(lambda: "UP" in self.command("scontrol", "ping"), 30, "slurmctld")
 
-    def start_node(self, node: str) -> None:
+    def start_node(self, node: str, *options: str) -> None:
         """Start the slurmd of a node."""
-        self._daemon(f"slurmd-{node}", "slurmd", "-D", "-N", node)
+        self._daemon(f"slurmd-{node}", "slurmd", "-D", "-N", node, *options)
 
     def ready(self) -> bool:
         """Return whether all nodes accept jobs. Fails if a daemon has ended."""
@@ -275,20 +275,6 @@ class PrivateSlurm:
         if ids:
             self.attempt("scancel", *sorted(ids))
         until(lambda: not self.queue(), 60, "an empty queue")
-
-    @contextlib.contextmanager
-    def usual_kill_wait(self) -> Iterator[None]:
-        """Wait 30 s between SIGTERM and SIGKILL, as a Slurm does by default."""
-        text = self.conf.read_text()
-        self._reconfigure(text.replace("KillWait=5", "KillWait=30"))
-        try:
-            yield
-        finally:
-            self._reconfigure(text)
-
-    def _reconfigure(self, text: str) -> None:
-        self.conf.write_text(text)
-        self.command("scontrol", "reconfigure")
 
     @property
     def controller(self) -> int:

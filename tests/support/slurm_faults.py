@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
-from .processes import processes_with, until
+from .processes import processes_with, stop, until
 from .slurm import PrivateSlurm
 
 
@@ -41,6 +43,40 @@ def failed_node(slurm: PrivateSlurm, node: str) -> Iterator[None]:
     finally:
         restore_node(slurm, node)
         until(slurm.ready, 60, f"{node} after its failure")
+
+
+@contextlib.contextmanager
+def node_without_launch(slurm: PrivateSlurm, node: str) -> Iterator[None]:
+    """While this is open, a node accepts jobs and cannot launch them: its slurmd has lost a plugin.
+
+    Slurm drains the node at the first job, and calls that COMPLETED with exit code 0:0.
+    """
+    library = next(Path("/usr").glob("**/task_none.so")).parent
+    own = slurm.folder / f"own-{node}"
+    shutil.copytree(library, own / "plugins")
+    for path in slurm.folder.glob("*.conf"):
+        shutil.copy(path, own)
+    with (own / "slurm.conf").open("a") as file:
+        file.write(f"PluginDir={own}/plugins\n")
+    stop(slurm.daemons[f"slurmd-{node}"])
+    slurm.start_node(node, "-f", str(own / "slurm.conf"))
+    pid = slurm.folder / "run" / f"slurmd-{node}.pid"
+    until(
+        lambda: (
+            pid.exists() and pid.read_text().strip() == str(slurm.daemons[f"slurmd-{node}"].pid)
+        ),
+        20,
+        node,
+    )
+    until(slurm.ready, 60, node)
+    (own / "plugins" / "task_none.so").unlink()
+    try:
+        yield
+    finally:
+        stop(slurm.daemons[f"slurmd-{node}"])
+        shutil.rmtree(own)
+        restore_node(slurm, node)
+        until(slurm.ready, 60, f"{node} with its plugins")
 
 
 def restart_controller(slurm: PrivateSlurm) -> None:

@@ -127,7 +127,7 @@ def usage(past: History | None = None, record: ClusterRecord = RECORD) -> UsageR
     """Return the report three hours after the submission."""
     folder = FolderState(
         ended=Ended(EndKind.CLOSED, 0, time=START + 3 * HOUR),
-        seen=frozenset((*WORKERS, *GROUPED_WORKERS)),
+        seen=frozenset((*WORKERS, *GROUPED_WORKERS, PREP)),
         exits={0: ExitRecord(0, "node1"), 1: ExitRecord(1, "node2"), 2: ExitRecord(0, "node3")},
         reasons={1: REASON},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import shutil
 import stat
@@ -17,7 +18,8 @@ import pytest
 from msgpack import _cmsgpack
 
 import gpujobs.injob
-from gpujobs.clusters import folder
+from gpujobs.clusters import folder, verdict
+from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 
@@ -98,6 +100,31 @@ def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
     for words in (["--help"], ["supervise", "--help"], ["rank", "--help"]):
         done = subprocess.run([found[0], "-S", pyz, *words], capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.13"])
+def test_the_judge_runs_in_other_pythons(version: str, tmp_path: Path) -> None:
+    """Without a batch scheduler here, it judges by the folder alone."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not found:
+        pytest.skip(f"no Python {version} here")
+    group, jobs = GroupRecord("", 2, 1, 4), Submission("7", 0, 2, array=True)
+    record = ClusterRecord(
+        tmp_path.name, "here", "slurm", str(tmp_path), 1.0, (group,), (), False, submissions=(jobs,),
+        commands={"squeue": "/nonexistent/squeue"},
+    )  # fmt: skip
+    verdict.write_judge(tmp_path)
+    verdict.write_record(record)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "1.json").write_text('{"exit_code": 3, "host": "node2"}')
+    for _ in range(2):
+        argv = [found[0], "-S", tmp_path / "judge.pyz", tmp_path]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        written = json.loads((tmp_path / "verdict.json").read_text())
+        assert written["gone"] == {"1": "job 1 ended: node2: FAILED"}
+        assert written["possible"] == [f"{tmp_path.name}-0"]
+    assert not written["usable"] and not done.stderr  # it asks only once
 
 
 @pytest.mark.parametrize("word", ["supervise", "rank", "retire", "try-ucxx"])

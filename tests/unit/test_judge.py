@@ -169,7 +169,7 @@ def test_a_job_deleted_while_it_waited() -> None:
     assert states(report(NOT_LISTED, record=record, now=soon))[1] == "UNKNOWN"
     found = report(NOT_LISTED, record=record, now=late)
     assert states(found) == ("CANCELLED", "CANCELLED", "FAILED")
-    assert "deleted from the queue before it started" in found.reason
+    assert "it left the queue before it started" in found.reason
     assert unlisted_since(record, FolderState(), {JOB: NOT_LISTED}, late) == since
 
 
