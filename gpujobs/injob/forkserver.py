@@ -18,6 +18,8 @@ from multiprocessing import forkserver, set_forkserver_preload, util
 from pathlib import Path
 from typing import Any
 
+from .process import STOP_DASK, restore_signals
+
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 """Libraries of the NVIDIA driver: CUDA and NVML. Without them, no process can use a GPU."""
 _DEVICES = "/dev/nvidia"
@@ -105,15 +107,12 @@ def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         # A signal to the group must end the workers, and leave the nannies their exit codes.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.register_at_fork(after_in_child=_restore_signals)
+        for number in (signal.SIGTERM, STOP_DASK):
+            signal.signal(number, signal.SIG_IGN)
+        os.register_at_fork(after_in_child=restore_signals)
         exec(args[-1], {})  # noqa: S102 - text of Python's multiprocessing
         status = 0
     except SystemExit:
         status = 0
     finally:
         os._exit(status)
-
-
-def _restore_signals() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

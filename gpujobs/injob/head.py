@@ -26,7 +26,7 @@ from .log import log, reason_in
 from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
-from .process import ManagedProcess, run_command, with_archive
+from .process import STOP_DASK, ManagedProcess, run_command, with_archive
 from .watch import JobsWatch
 
 _POLL_INTERVAL = 0.25
@@ -164,7 +164,7 @@ class Head(Job):
         environ = with_archive(self.environ, self.folder.archive)
         path = self.folder.logs / "scheduler.log"
         title = f"the dask scheduler on {node_name()}"
-        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ)
+        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ, STOP_DASK)
         if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
             self.start_workers()  # on other nodes, NFS could show the file half a minute late
         while (address := self.scheduler_address()) is None:

@@ -10,7 +10,7 @@ from .gpus import job_devices
 from .names import RUN, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
-from .process import ManagedProcess, with_archive
+from .process import STOP_DASK, ManagedProcess, with_archive
 from .rankenvironment import write_rank_script
 from .usage import start_sampler
 from .walltime import Walltime
@@ -96,7 +96,8 @@ def _start_nannies(
             words = (*words, f"--nworkers={len(own)}")
     name = job_name(Folder(options.folder).cluster_id, options.job, options.group)
     title = f"worker {name} on {node_name()}"
-    return ManagedProcess(title, [*words, "--name", name], job_log(options), environ)
+    argv = [*words, "--name", name]
+    return ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)
 
 
 def job_log(options: SuperviseOptions) -> Path:

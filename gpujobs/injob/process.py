@@ -12,10 +12,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 
 from .log import reason_in
 
+STOP_DASK = signal.SIGHUP
+"""Ends dask's processes, which leave the signals of the batch scheduler to the supervisor."""
 _PR_SET_PDEATHSIG = 1
+_OF_BATCH_SCHEDULER = (signal.SIGTERM, signal.SIGINT)
 
 
 class ManagedProcess:
@@ -25,10 +29,17 @@ class ManagedProcess:
     """
 
     def __init__(
-        self, name: str, argv: Iterable[str], log: Path, environ: Mapping[str, str]
+        self,
+        name: str,
+        argv: Iterable[str],
+        log: Path,
+        environ: Mapping[str, str],
+        stop: signal.Signals = signal.SIGTERM,
     ) -> None:
+        """``stop``: the signal that asks it to exit."""
         self.name = name
         self.log = log
+        self._stop = stop
         argv = list(argv)
         with log.open("ab") as output:
             self.log_offset = output.tell()
@@ -66,9 +77,9 @@ class ManagedProcess:
         return f"{message}: {line}" if line else message
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process and its children."""
+        """Ask the process and its children to exit."""
         if self.running:
-            self._signal_group(signal.SIGTERM)
+            self._signal_group(self._stop)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has exited; return False if it has not within ``seconds``."""
@@ -97,6 +108,36 @@ def _isolate() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def defer_signals() -> None:
+    """Let this process of dask, but not its children, ignore the signals of the batch scheduler.
+
+    Slurm and others send them to all processes of a job. The supervisor, which gets them too, first
+    retires the workers, and gives `run` its time. Call this when dask has installed its handlers:
+    they react to `STOP_DASK` then.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is _ignore:
+        return
+    for number in _OF_BATCH_SCHEDULER:
+        signal.signal(number, _ignore)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(after_in_child=restore_signals)
+    if callable(handler):
+        signal.signal(STOP_DASK, lambda _, frame: handler(signal.SIGTERM, frame))
+    else:
+        signal.signal(STOP_DASK, signal.SIG_DFL)
+
+
+def restore_signals() -> None:
+    """Let signals end this process, which is a fork of one of dask's processes."""
+    for number in (*_OF_BATCH_SCHEDULER, STOP_DASK):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, a handler is not inherited by the programs that a task starts."""
 
 
 def run_command(argv: list[str], timeout: float) -> str:

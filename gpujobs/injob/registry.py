@@ -19,6 +19,7 @@ from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker, all
 from .gpus import worker_gpu
 from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
+from .process import defer_signals
 from .threads import AppendedLines, in_thread
 from .transfers import TransferRecorder, count_transfers
 
@@ -38,6 +39,8 @@ _CLOCK_TOLERANCE = 5.0
 
 async def dask_setup(server: Scheduler | Worker) -> None:
     """Set up a worker or a dask scheduler; dask calls this when the process starts."""
+    if "GPUJOBS_RANK" not in os.environ:  # which its launcher ends by SIGTERM
+        defer_signals()
     if isinstance(server, Worker):
         _report_gpu(server)
         count_transfers(server)

@@ -18,6 +18,7 @@ from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY
 from .network import initialise_ucx
 from .options import WorkersOptions
 from .ports import limit_if_wanted
+from .process import defer_signals
 from .size import worker_devices
 from .workerenviron import missing, with_defaults, without_preset
 
@@ -40,6 +41,7 @@ _DASK_CUDA = ("dask_cuda", "dask_cuda.initialize", "dask_cuda.plugins")
 def run_workers(options: WorkersOptions) -> None:
     """Run dask's command for workers in this process, as `python -m` does."""
     module, *arguments = options.command
+    defer_signals()
     _set_import_path()
     forked = _host.prepare(module, arguments)
     limit_if_wanted()
@@ -95,6 +97,11 @@ class _Host:
 
     def set_up(self, nanny: Nanny) -> None:
         """Give the worker of ``nanny`` its GPUs, and what a fork of the server would lack."""
+        from distributed.process import AsyncProcess
+
+        defer_signals()
+        # Dask ends a worker that is over its memory limit by SIGTERM, which workers ignore.
+        AsyncProcess.terminate = AsyncProcess.kill
         if self._at_fork is not None:
             self._check_environ(nanny)
             changed = {k: v for k, v in os.environ.items() if self._at_fork.get(k) != v}

@@ -170,7 +170,12 @@ class Workers(Job):
         argv = [sys.executable, str(self.folder.archive), "retire"]
         argv += [f"--timeout={timeout}", f"--workers={','.join(names)}"]
         helper = ManagedProcess("retire", argv, job_log(self.options), self.environ)
-        while helper.running and time.monotonic() < deadline and not self._cluster_ended():
+        while (
+            helper.running
+            and any(process.running for process in self.worker_processes)
+            and time.monotonic() < deadline
+            and not self._cluster_ended()
+        ):
             time.sleep(0.25)
         retired = helper.exit_code == 0
         for process in self.worker_processes:

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
 # -- it works ----------------------------------------------------------------------------------------------------
-def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
+def test_one_submission_for_n(make: Callable[..., Any], backend: SlurmBackend, home: Path) -> None:
     cluster = make(gpus_per_job=2)
     assert isinstance(cluster, __import__("dask_jobqueue").JobQueueCluster)
     cluster.scale(8)
@@ -49,8 +49,11 @@ def test_one_submission_for_n(make: Callable[..., Any], home: Path) -> None:
         return {json.dumps(worker["gpu"]) for worker in workers}
 
     until(lambda: len(gpus()) == 8, 10)
-    cluster.scale(2)
-    assert calls(home, "scancel") == 1  # three jobs, one cancel
+    with backend.slurm.usual_kill_wait():
+        cluster.scale(2)
+        assert calls(home, "scancel") == 1  # three jobs, one cancel
+        records = Path(cluster.folder) / "jobs"
+        until(lambda: len(list(records.glob("*.json"))) == 3, 10, "their exit: nothing to retire")
     until(lambda: len(cluster.scheduler_info["workers"]) == 2, 20)
     client.close()
     cluster.close()

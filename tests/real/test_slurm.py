@@ -123,9 +123,23 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_job_that_is_preempted_softly_hands_its_data_over(
-    cli: Cli, backend: SlurmBackend
+@pytest.fixture
+def usual_kill_wait(backend: SlurmBackend) -> Iterator[None]:
+    with backend.slurm.usual_kill_wait():
+        yield
+
+
+@pytest.mark.parametrize(
+    "options", [["--batch", "--signal=TERM"], []], ids=["preempted softly", "cancelled by hand"]
+)
+def test_worker_job_that_is_stopped_hands_its_data_over(
+    cli: Cli, backend: SlurmBackend, usual_kill_wait: None, options: list[str]
 ) -> None:
+    """Slurm sends SIGTERM to the batch script, or to all processes of the job.
+
+    The job leaves before the SIGKILL, and long before the time is over that its workers have to
+    transfer their data.
+    """
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1}, "--wait")
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
     script = cli.write("draw.py", RANDOM)
@@ -134,13 +148,17 @@ def test_worker_job_that_is_preempted_softly_hands_its_data_over(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **as_user(cli.user),
     )  # fmt: skip
     assert client.stdout and client.stdout.readline() == "ready\n"
-    backend.slurm.command("scancel", "-b", "-s", "TERM", other["id"])
+    backend.slurm.command("scancel", *options, other["id"])
     out, err = client.communicate("go on\n", timeout=patience(60))
     assert out == "the same, 40 calls\n", err
     until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
-    log = Path(found["folder"]) / "logs" / f"job-{other['number']}.log"
+    folder = Path(found["folder"])
+    record = folder / "jobs" / f"{other['number']}.json"
+    until(record.exists, 10)
+    assert json.loads(record.read_text())["exit_code"] == 143
+    log = folder / "logs" / f"job-{other['number']}.log"
     assert f"stopping (SIGTERM): {cluster}-{other['number']}" in log.read_text()
     cli("cancel", cluster)
     backend.wait_empty(15)

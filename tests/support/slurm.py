@@ -276,6 +276,20 @@ class PrivateSlurm:
             self.attempt("scancel", *sorted(ids))
         until(lambda: not self.queue(), 60, "an empty queue")
 
+    @contextlib.contextmanager
+    def usual_kill_wait(self) -> Iterator[None]:
+        """Wait 30 s between SIGTERM and SIGKILL, as a Slurm does by default."""
+        text = self.conf.read_text()
+        self._reconfigure(text.replace("KillWait=5", "KillWait=30"))
+        try:
+            yield
+        finally:
+            self._reconfigure(text)
+
+    def _reconfigure(self, text: str) -> None:
+        self.conf.write_text(text)
+        self.command("scontrol", "reconfigure")
+
     @property
     def controller(self) -> int:
         """The pid of slurmctld."""
