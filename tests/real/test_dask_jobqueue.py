@@ -124,7 +124,9 @@ def requested(large: Backend, job: str) -> tuple[int, int, int]:
         return cpus, gpus, seconds
     assert isinstance(large, SlurmBackend)
     text = large.slurm.command("scontrol", "show", "job", job)
-    cpus, gpus = (int(re.findall(p, text)[0]) for p in (r"NumCPUs=(\d+)", r"gres.gpu:(\d+)"))
+    cpus, gpus = (
+        int(re.findall(p, text)[0]) for p in (r"NumCPUs=(\d+)", r"TresPerNode=\S*gpu:(\d+)")
+    )
     return cpus, gpus, seconds_of(re.findall(r"TimeLimit=(\S+)", text)[0])
 
 

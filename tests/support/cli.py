@@ -17,7 +17,8 @@ from .processes import as_user, run
 
 ROOT = Path(__file__).parents[2]
 NVML = ROOT / "tests" / "fakes" / "nvml"
-ORDINARY_USER = "nobody"
+ORDINARY_USER = os.environ.get("GPUJOBS_ORDINARY_USER", "nobody")
+"""Slurm from 25.11 on refuses the name `nobody`."""
 
 
 def text_of(value: Any) -> str:

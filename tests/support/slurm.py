@@ -21,19 +21,35 @@ from .processes import free_ports, patience, reaper, stop, until
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 DAEMONS = ("munged", "slurmctld", "slurmd")
+PREFIX = os.environ.get("GPUJOBS_SLURM_PREFIX", "")
+"""Where another version of Slurm is installed; its programs are first on the path."""
+
+
+def program_path() -> str:
+    """Return the path on which Slurm's programs are."""
+    own = f"{PREFIX}/bin:{PREFIX}/sbin:" if PREFIX else ""
+    return f"{own}{os.environ['PATH']}:{SBIN}"
 
 
 def missing() -> str:
     """Return which program of a real Slurm is not here, or ``""``."""
-    path = f"{os.environ['PATH']}:{SBIN}"
     return next(
         (
             f"{name} is not installed"
             for name in (*DAEMONS, "sbatch")
-            if not shutil.which(name, path=path)
+            if not shutil.which(name, path=program_path())
         ),
         "",
     )
+
+
+def version() -> tuple[int, int]:
+    """Return the release of Slurm: (22, 5)."""
+    program = shutil.which("slurmctld", path=program_path())
+    assert program
+    done = subprocess.run([program, "-V"], capture_output=True, text=True, check=True)
+    major, minor = done.stdout.split()[1].split(".")[:2]
+    return int(major), int(minor)
 
 
 class PrivateSlurm:
@@ -58,7 +74,7 @@ class PrivateSlurm:
         self.gpus = len(devices) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.path = f"{os.environ['PATH']}:{SBIN}"
+        self.path = program_path()
 
     @property
     def env(self) -> dict[str, str]:
@@ -121,13 +137,12 @@ class PrivateSlurm:
             Path(path).symlink_to("/dev/null")
         settings = {
             "ClusterName": "private", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": me, "SlurmdUser": me,
-            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/run/munge.sock", "CredType": "cred/munge",
+            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/run/munge.sock",
             "SlurmctldPort": ports[0], "StateSaveLocation": f"{self.folder}/state",
             "SlurmctldPidFile": f"{self.folder}/run/slurmctld.pid", "SlurmctldLogFile": f"{self.folder}/log/slurmctld.log",
             "SlurmdSpoolDir": f"{self.folder}/spool/%n", "SlurmdPidFile": f"{self.folder}/run/slurmd-%n.pid",
             "SlurmdLogFile": f"{self.folder}/log/slurmd-%n.log", "SlurmdParameters": "config_overrides",
-            "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "SwitchType": "switch/none",
-            "JobAcctGatherType": "jobacct_gather/none", "MpiDefault": "none", "SelectType": "select/cons_tres",
+            "ProctrackType": "proctrack/linuxproc", "MpiDefault": "none", "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_CPU_Memory", "SchedulerType": "sched/backfill",
             "SchedulerParameters": "bf_interval=2,sched_interval=5,batch_sched_delay=0", "ReturnToService": 2,
             "SlurmctldTimeout": 60, "SlurmdTimeout": 60, "KillWait": 5, "MinJobAge": 300, "InactiveLimit": 0,
@@ -167,8 +182,12 @@ class PrivateSlurm:
         if self.isolated and not (mounted / "devices").is_dir():
             mounted = self.folder / "cgroup"
             mounted.mkdir()
-        # Version 2 needs systemd, even if nothing is constrained.
-        lines = ["CgroupPlugin=cgroup/v1"]
+        # Version 2 needs systemd, even if nothing is constrained. Releases before 21.08 have only
+        # version 1, those before 24.05 cannot do without.
+        old = version() < (24, 5) or self.isolated
+        lines = ["CgroupPlugin=cgroup/v1" if old else "CgroupPlugin=disabled"]
+        if version() < (21, 8):
+            lines = []
         if self.isolated:
             lines += [f"CgroupMountpoint={mounted}", "CgroupAutomount=yes", "ConstrainDevices=yes"]
         (self.folder / "cgroup.conf").write_text("\n".join([*lines, ""]))
