@@ -220,6 +220,8 @@ class DirectiveWriter:
             self.diagnostics.profile_error(message, "account")
             return
         key = re.sub("per_(job|cpu|gpu)", "per_node", name)
+        if key == "memory_per_node" and self.queue.memory_per_node:
+            key = "cpus_per_node, by which CPU workers share its memory"
         if name not in placeholders.RESOURCES:
             key = f"resources: {{{key.removesuffix('_per_node')}: …}}"
         message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"

@@ -159,6 +159,17 @@ def test_a_queue_without_the_resource(home: Path) -> None:
     assert "{nvme_per_node} is not known: queue b does not state resources: {nvme: …}" in message
 
 
+def test_the_memory_of_cpu_workers_is_the_share_of_their_cpus(home: Path) -> None:
+    """The queue states the memory of a node, and its CPUs only for each GPU."""
+    queue = "{gpus_per_node: 4, cpus_per_gpu: 8, memory_per_node: 64GiB}"
+    site(home, f"queues: {{gpu: {queue}}}\ncpu_request: ['--mem={{memory_per_node:MB}}']\n")
+    message = error_of(home, "gpus: 0\nqueue: gpu\n")
+    assert (
+        "queue gpu does not state cpus_per_node, by which CPU workers share its memory" in message
+    )
+    assert lines(home, "gpus: 0\nqueue: gpu\nworkers: {memory: 4GiB}\n") == ("--mem=4096",)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
