@@ -27,6 +27,8 @@ _GPU_FIELDS = (
     "ngpus", "ngpus_alloc", "ngpus_excl_alloc", "ngpus_shared_alloc", "ngpus_shared_jexcl_alloc",
     "ngpus_excl_avail", "ngpus_shared_avail",
 )  # fmt: skip
+_CPU_REQUEST = ("-q {queue}", "-n {cpus_per_job}", '-R "span[ptile={cpus_per_node}]"')
+"""Without memory: versions without ``-gpu`` refuse the unit in ``rusage[mem=1024MB]``."""
 _GPUS_COMMAND = ["bhosts", "-o", f"HOST_NAME {' '.join(_GPU_FIELDS)} delimiter='|'"]
 
 
@@ -71,6 +73,7 @@ class LSFInventory(Inventory):
             nodes=tuple(counted),
             max_array_size=find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", config),
             request=_shared_request(name) if name else _typed_request(counted),
+            cpu_request=_CPU_REQUEST if name else (),
             visible_devices="" if name else "scheduler",
             comments=(f"the GPUs are the shared resource {name}",) if name else (),
         )
@@ -173,9 +176,4 @@ def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
 
 
 def _shared_request(name: str) -> tuple[str, ...]:
-    return (
-        "-q {queue}",
-        "-n {cpus_per_job}",
-        '-R "span[ptile={cpus_per_node}]"',
-        f'-R "rusage[{name}={{gpus_per_node}}]"',
-    )
+    return (*_CPU_REQUEST, f'-R "rusage[{name}={{gpus_per_node}}]"')
