@@ -19,6 +19,7 @@ from .checks import Check, warning
 
 LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
 """Keys of sites and queues that are lists of directives or arguments."""
+NO_LIMIT = float("inf")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Comparison:
             yield from self._queue_problems(key, queue)
         yield from self._account_problems()
         yield from self._unknown_names()
+        yield from self._cpu_request_problem()
         if most and site.max_array_size and site.max_array_size > most:
             yield self._problem(f"arrays have at most {most} jobs", "max_array_size")
 
@@ -58,7 +60,7 @@ class Comparison:
                 known = ", ".join(sorted(live.name for live in self.survey.queues))
                 yield self._problem(f"there is no queue {name}; there are {known}", "queues", key)
             return
-        yield from self._limit_problems(key, queue, live)
+        yield from self._limit_problems(key, queue, live, len({node.name for node in nodes}))
         yield from self._node_problems(key, queue, nodes)
 
     def _names_the_queue(self, key: str, queue: Queue) -> bool:
@@ -67,8 +69,10 @@ class Comparison:
         texts = request_texts(self.site_file.site, self.scheduler(), key, gpus=gpus, nodes=1)
         return "queue" in placeholders.names(" ".join(texts))
 
-    def _limit_problems(self, key: str, queue: Queue, live: LiveQueue) -> Iterator[Problem]:
-        for name, message in _exceeded(queue, live):
+    def _limit_problems(
+        self, key: str, queue: Queue, live: LiveQueue, nodes: int
+    ) -> Iterator[Problem]:
+        for name, message in _exceeded(queue, live, nodes):
             yield self._problem(message, "queues", key, name)
         if live.exclusive and not queue.exclusive:
             message = f"jobs in queue {live.name} get whole nodes; the file lacks `exclusive: true`"
@@ -92,6 +96,18 @@ class Comparison:
         if self.survey.account_required and not (account and account.required):
             message = "needed; a job without one gets the default account of its user, if any"
             yield warning("account", message, "account: {required: true}")
+
+    def _cpu_request_problem(self) -> Iterator[Problem]:
+        """Yield that the file has CPU queues, and the built-in `cpu_request` is refused."""
+        site, needed = self.site_file.site, self.survey.cpu_request
+        without_gpus = any(not queue.gpus_per_node for queue in site.queues.values())
+        if (
+            without_gpus
+            and site.cpu_request is None
+            and needed not in ((), self.scheduler.cpu_request)
+        ):
+            lines = ", ".join(f"'{line}'" for line in needed)
+            yield self._problem(f"CPU workers need `cpu_request: [{lines}]`", "queues")
 
     def _sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
         """Yield the site and its queues, which may have the same keys, and their places."""
@@ -162,15 +178,18 @@ class Comparison:
         return Problem(f"{name}: {message}", self.site_file.document.key_position(loc))
 
 
-def _exceeded(queue: Queue, live: LiveQueue) -> Iterator[tuple[str, str]]:
-    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message."""
+def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, str]]:
+    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message.
+
+    Without a limit in the file, jobs may have all ``nodes`` of the queue, and any walltime.
+    """
     name, user_gpus = live.name, live.gpus_of_user(queue.type_name(None))
     jobs = f"jobs in queue {name} have at"
-    if _above(queue.max_walltime, live.max_walltime):
+    if _above(queue.max_walltime or NO_LIMIT, live.max_walltime):
         yield "max_walltime", f"the walltime in queue {name} is at most {_time(live.max_walltime)}"
     if _above(live.min_walltime, queue.min_walltime or 0):
         yield "min_walltime", f"the walltime in queue {name} is at least {_time(live.min_walltime)}"
-    if _above(queue.max_nodes, live.max_nodes):
+    if _above(queue.max_nodes or queue.nodes or nodes, live.max_nodes):
         yield (
             "max_nodes",
             f"{jobs} most {plural(live.max_nodes or 0, 'node')}",
@@ -185,7 +204,7 @@ def _exceeded(queue: Queue, live: LiveQueue) -> Iterator[tuple[str, str]]:
         yield "max_gpus_per_user", message
 
 
-def _above(number: int | None, limit: int | None) -> bool:
+def _above(number: float | None, limit: int | None) -> bool:
     return number is not None and limit is not None and number > limit
 
 

@@ -71,6 +71,9 @@ class Slurm(Scheduler):
     refused: ClassVar = {
         "gpus-per-task": "it binds GPUs to tasks, which cuts NVLink between workers",
         "gpu-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
+        "tres-bind": "it hides the job's GPUs from each other, which cuts NVLink between workers",
+        "tres-per-task": "it binds GPUs to tasks, which cuts NVLink between workers;"
+        " CPUs are requested with --cpus-per-task",
         "ntasks": "a job has one task per node, which sees all of the node's GPUs",
         "dependency": "a dependency on another cluster is the key `after`",
         "clusters": "set `cluster` in the site file, so that status and cancel use the same one",

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .formats import find_integer
+from .formats import find_integer, integer, members
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, megabytes
 from .jobs import CommandResult
 
 _COLUMNS = {
     "NodeList": 80, "Partition": 80, "StateLong": 40, "CPUsState": 40, "Gres": 400, "GresUsed": 400,
-    "Memory": 30, "Time": 40, "Size": 40, "OverSubscribe": 20, "Available": 20,
+    "Memory": 30, "Available": 20,
 }  # fmt: skip
 """Columns of sinfo and their widths."""
 _USABLE = re.compile(r"(idle|mixed|allocated|completing|planned)[^*]*")
@@ -58,13 +58,11 @@ class SlurmInventory(Inventory):
         user_gpus = _user_gpus(ask, partitions) if _limits_are_enforced(config) else {}
         # sinfo lists the partitions of a node in no fixed order: the default one is the first.
         rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
-        queues = {
-            name: _with_users(queue, partitions.get(name, {}), accounts)
-            for name, queue in {row["Partition"]: _queue(row) for row in rows}.items()
-        }
+        names = dict.fromkeys(row["Partition"] for row in rows)
+        queues = (_queue(name, partitions.get(name, {}), accounts) for name in names)
         return Survey(
             queues=tuple(
-                replace(queue, user_gpus=user_gpus.get(name, {})) for name, queue in queues.items()
+                replace(queue, user_gpus=user_gpus.get(queue.name, {})) for queue in queues
             ),
             nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
             max_array_size=size and max(1, size - 1),
@@ -96,7 +94,7 @@ def _rows(stdout: str) -> Iterator[dict[str, str]]:
 
 def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
     _, idle, _, cpus = (*(int(part) for part in row["CPUsState"].split("/")), 0, 0, 0, 0)[:4]
-    used = dict(gpus_in(row["GresUsed"]))
+    used, shared = dict(gpus_in(row["GresUsed"])), _shared_gpus(row["GresUsed"])
     usable = bool(_USABLE.fullmatch(row["StateLong"])) and row["Available"] == "up"
     for gpu_type, number in gpus_in(row["Gres"]) or [("", 0)]:
         yield LiveNode(
@@ -107,7 +105,7 @@ def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
             free_cpus=idle * usable,
             memory=megabytes(row["Memory"]),
             gpus=number,
-            free_gpus=max(0, number - used.get(gpu_type, 0)) * usable,
+            free_gpus=max(0, number - used.get(gpu_type, 0) - shared.get(gpu_type, 0)) * usable,
             gpu_type=gpu_type,
         )
 
@@ -116,18 +114,6 @@ def gpus_in(gres: str) -> list[tuple[str, int]]:
     """Return the types and numbers in ``gpu:a100:4(S:0-1),gpu:2``."""
     found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)(?=[,(]|$)", gres)
     return [(gpu_type, int(number)) for gpu_type, number in found]
-
-
-def _queue(row: dict[str, str]) -> LiveQueue:
-    fewest, _, most = row["Size"].partition("-")
-    return LiveQueue(
-        name=row["Partition"],
-        max_walltime=clock_seconds(row["Time"]),
-        max_nodes=int(most) if most.isdigit() else None,
-        min_nodes=int(fewest) if fewest.isdigit() and int(fewest) > 1 else None,
-        exclusive=row["OverSubscribe"].startswith("EXCLUSIVE"),
-        open=row["Available"] == "up",
-    )
 
 
 def _partitions(stdout: str) -> dict[str, dict[str, str]]:
@@ -148,19 +134,44 @@ _USERS = {
     "DenyAccounts": "not for accounts", "AllowQos": "only for QOS", "DenyQos": "not for QOS",
 }  # fmt: skip
 """Settings of a partition that exclude users."""
+_WHOLE_NODES = {("OverSubscribe", "EXCLUSIVE"), ("Exclusive", "NODE"), ("Exclusive", "TOPO")}
+"""Settings of a partition whose jobs get whole nodes; the last two from 26.05 on."""
 _MOST_NAMES = 6
 
 
-def _with_users(
-    queue: LiveQueue, settings: Mapping[str, str], accounts: Sequence[str]
-) -> LiveQueue:
-    """Return the queue with what its partition requires of users, who have these accounts."""
+def _shared_gpus(gres_used: str) -> dict[str, int]:
+    """Return the types and numbers of GPUs with shards in use, which are not among the used ones.
+
+    They are listed as ``shard:a100:2(IDX:0,2)``, or with shards of each GPU: ``(2/4,0/4,1/4,0/4)``.
+    """
+    found = re.findall(r"(?:^|,)shard:(?:([^:,()]+):)?\d+\(([^)]*)\)", gres_used)
+    return {kind: _number_shared(gpus) for kind, gpus in found}
+
+
+def _number_shared(gpus: str) -> int:
+    if gpus.startswith("IDX:"):
+        return len(members(gpus.removeprefix("IDX:")))
+    return sum(not shards.startswith("0/") for shards in gpus.split(","))
+
+
+def _queue(name: str, settings: Mapping[str, str], accounts: Sequence[str]) -> LiveQueue:
+    """Return a queue from the settings of its partition, for a user who has these accounts.
+
+    sinfo abbreviates its limits: ``2-1K`` for 1024 nodes, ``1`` for MaxNodes=1, and from 26.05 on
+    it does not say that a partition is exclusive.
+    """
     found = {name: settings[name].split(",") for name in _USERS if _excludes(settings, name)}
     texts = [f"{_USERS[name]} {_listed(names)}" for name, names in found.items()]
     # Newer releases also admit subaccounts of those listed, so this is not certain.
     allowed = set(found.get("AllowAccounts", accounts)) - set(found.get("DenyAccounts", ()))
-    return replace(
-        queue,
+    fewest = integer(settings.get("MinNodes", ""))
+    return LiveQueue(
+        name=name,
+        max_walltime=clock_seconds(settings.get("MaxTime", "")),
+        max_nodes=integer(settings.get("MaxNodes", "")),
+        min_nodes=fewest if fewest and fewest > 1 else None,
+        exclusive=not _WHOLE_NODES.isdisjoint(settings.items()),
+        open=settings.get("State", "UP") == "UP",
         hidden="YES" in (settings.get("Hidden"), settings.get("RootOnly")),
         restriction="; ".join(texts),
         for_user=not accounts or bool(allowed & set(accounts)),

@@ -16,7 +16,7 @@ from gpujobs.cli.main import main
 from gpujobs.clusters.freequeues import FreeQueue, soonest_first
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.errors import InputError
-from gpujobs.schedulers import get_scheduler
+from gpujobs.schedulers import CommandResult, get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
 from gpujobs.schedulers.lsf_inventory import LSFInventory
 from gpujobs.schedulers.slurm_inventory import gpus_in
@@ -56,6 +56,21 @@ def test_slurm() -> None:
     assert found[:2] == [("node1", "main", True, 15, 4, 1), ("node1", "short", True, 15, 4, 1)]
     assert found[-1] == ("node4", "short", False, 0, 4, 0)  # drained
     assert len(found) == 8 and nodes("slurm")[0].memory == 64 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("shown", "free_gpus"),
+    [("shard:h100:1(IDX:0)    ", 3), ("shard:h100:7(4/4,3/4,0/4,0/4)", 2)],
+)  # fmt: skip
+def test_gpus_with_shards_in_use_are_not_free_on_slurm(shown: str, free_gpus: int) -> None:
+    """Slurm does not count them as used, and starts no job with whole GPUs on them."""
+    stdout = recorded("slurm", "shards.txt", "22.05").stdout
+    text = stdout.replace("shard:h100:1(IDX:0)".ljust(len(shown)), shown)
+    inventory = get_scheduler("slurm").inventory
+    assert inventory
+    first, second = inventory().parse_nodes(CommandResult(("sinfo",), 0, text))
+    assert (first.gpu_type, first.gpus, first.free_gpus) == ("h100", 4, free_gpus)
+    assert (second.gpus, second.free_gpus) == (4, 3), "a job has one of its GPUs"
 
 
 def test_types_and_numbers_of_gpus_of_slurm() -> None:

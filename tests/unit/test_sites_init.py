@@ -74,6 +74,22 @@ def test_the_order_of_slurms_partitions_is_fixed() -> None:
         assert [queue.name for queue in found] == ["zoo", "large", "short"]
 
 
+@pytest.mark.parametrize("release", ["22.05"])
+def test_the_limits_of_slurms_partitions(release: str) -> None:
+    """sinfo shows `2-1K` nodes for `pairs`, `1` for `single`, and in 26.05 nothing for `whole`."""
+    nodes = recorded("slurm", "sinfo.txt", "nodes and partitions").stdout.splitlines()
+    names = ("main", "whole", "single", "pairs", "down")
+    rows = [nodes[0].replace("main* ", f"{name:6}") for name in names]
+    partitions = recorded("slurm", "partitions.txt", release).stdout
+    answers = {"sinfo": "\n".join(rows), "scontrol show partition": partitions}
+    found = {queue.name: queue for queue in survey_of("slurm", answers).queues}
+    assert [name for name in names if found[name].exclusive] == ["whole"]
+    assert [name for name in names if not found[name].open] == ["down"]
+    limits = [(found[name].min_nodes, found[name].max_nodes) for name in names]
+    assert limits == [(None, None), (None, None), (None, 1), (2, 1024), (None, None)]
+    assert [found[name].max_walltime for name in names[:2]] == [None, 86400]
+
+
 def restricted(**settings: str) -> dict[str, str]:
     """Return the recorded partitions of Slurm, the second one with these settings."""
     main, short = recorded("slurm", "limits.txt", "partitions").stdout.splitlines()
@@ -223,6 +239,7 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     text, loaded = drafted(home, "lsf", survey_of("lsf"))
     assert loaded.site.queues["short"].max_walltime == 1800
     assert loaded.site.request and '-R "rusage[ngpus={gpus_per_node}]"' in loaded.site.request
+    assert loaded.site.cpu_request and "mem=" not in " ".join(loaded.site.cpu_request)
     assert "the shared resource ngpus" in text
 
 

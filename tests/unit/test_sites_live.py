@@ -58,6 +58,21 @@ def test_limits_that_the_batch_scheduler_has(home: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_nodes": 1}, "5: slurm: jobs in queue gpu have at most 1 node"),
+        ({"max_walltime": 3600}, "5: slurm: the walltime in queue gpu is at most 1h"),
+    ],
+)
+def test_a_limit_that_the_file_lacks(home: Path, limit: dict[str, int], message: str) -> None:
+    """Slurm accepts such a job, which then waits for ever."""
+    survey = replace(SURVEY, queues=(LiveQueue("gpu", **limit),))
+    text = TYPED.replace("max_nodes: 1, ", "").replace("max_walltime: 1d, ", "")
+    assert differences(home, text, survey) == [message]
+    assert differences(home, text, replace(SURVEY, queues=(LiveQueue("gpu", max_nodes=2),))) == []
+
+
 def test_limits_that_the_file_lacks(home: Path) -> None:
     queue = LiveQueue("gpu", min_nodes=2, min_walltime=3600, exclusive=True)
     survey = replace(SURVEY, queues=(queue,))
@@ -176,6 +191,18 @@ def test_differences_of_another_batch_scheduler(
 ) -> None:
     (found,) = differences(home, site_text(name, change), survey_of(name))
     assert found.endswith(f" {name}: {message}")
+
+
+def test_lsf_without_units_of_memory(home: Path) -> None:
+    """Its relatives refuse the built-in `cpu_request`, which has a unit."""
+    queue = ("  short:", "  cpu: {name: short, max_walltime: 30m}\n  short:")
+    (found,) = differences(home, site_text("lsf", queue), survey_of("lsf"))
+    assert found.endswith(
+        "CPU workers need `cpu_request: ['-q {queue}', '-n {cpus_per_job}', "
+        "'-R \"span[ptile={cpus_per_node}]\"']`"
+    )
+    own = "cpu_request: ['-q {queue}', '-n {cpus_per_job}']\n"
+    assert differences(home, site_text("lsf", queue, rest=own), survey_of("lsf")) == []
 
 
 def test_pbs_has_a_shortest_walltime(home: Path) -> None:
