@@ -50,8 +50,14 @@ def status_text(report: ClusterReport) -> str:
 def summary(report: ClusterReport) -> str:
     """Return in one line why a cluster is in its state."""
     if report.finished and report.active:
-        ending = plural(sum(job.state.active for job in report.jobs), "job")
-        return f"{report.reason or 'run: is done'}; {ending} still ending"
+        parts = [report.reason or "run: is done"]
+        if ending := sum(job.active for job in report.jobs):
+            parts.append(f"{plural(ending, 'job')} still ending")
+        if held := len(report.held):
+            parts.append(
+                f"{plural(held, 'job')} held in the queue: gpujobs cancel {report.record.id}"
+            )
+        return "; ".join(parts)
     missing = report.record.workers - report.connected
     if report.state is ClusterState.RUNNING and not report.reason and missing > 0:
         return f"{missing} missing"

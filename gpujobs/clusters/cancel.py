@@ -6,11 +6,12 @@ import logging
 from pathlib import Path
 
 from ..batch.system import HOST, System
-from ..injob.folder import EndKind
+from ..injob.folder import EXIT_FAILED, EndKind
 from . import folder as folders
 from .folderstate import FolderReader, read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import client_of, recover_submission
+from .report import ClusterReport, ClusterState
 
 logger = logging.getLogger("gpujobs")
 
@@ -56,6 +57,18 @@ def cancel(
     if client.scheduler.slow_cancel:
         _wait_for_exits(record.path, system)
     client.cancel(sorted(jobs, key=str), [record.id])
+
+
+def cancel_held(report: ClusterReport) -> None:
+    """Cancel the failed jobs that the batch scheduler holds for a cluster that has given them up.
+
+    The cluster's failure is written into its folder first: they were its last jobs, perhaps.
+    """
+    record, held = report.record, [job.job for job in report.held]
+    if report.state is ClusterState.FAILED and record.path.is_dir():
+        folders.end(record.path, EndKind.FAILED, EXIT_FAILED, report.reason)
+    others = [job.job for job in report.jobs if job.in_queue and job.job not in held]
+    client_of(record, timeout=EXIT_TIMEOUT).cancel(held, [record.id], others)
 
 
 def _wait_for_exits(folder: Path, system: System) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..config.document import Document
 from ..config.spec import ClusterSpec, load_spec, make_spec
-from ..errors import JobFailedError
+from ..errors import GpujobsError, JobFailedError
 from . import cancel, connect, logs, prepare, scale
 from . import submit as submission
 from .freequeues import with_preference
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from ..planning.plan import Plan
+
+logger = logging.getLogger("gpujobs")
 
 WAIT_INTERVAL = 0.5
 """Seconds between two reports of `ClusterHandle.wait`."""
@@ -134,8 +137,12 @@ class ClusterHandle:
         self, timeout: float | None, watch: Callable[[ClusterReport], None]
     ) -> ClusterReport:
         started, written = time.monotonic(), -math.inf
+        given_up: set[int] = set()
         while True:
             report = self.status()
+            if not given_up.issuperset(job.number for job in report.held):
+                given_up.update(job.number for job in report.held)
+                self._cancel_held(report)
             watch(report)
             if report.finished or (report.complete and not report.record.run):
                 return report
@@ -147,6 +154,12 @@ class ClusterHandle:
             if timeout is not None and time.monotonic() - started > timeout:
                 raise TimeoutError(f"{self.id} is {report.state} after {timeout:g} s")
             time.sleep(WAIT_INTERVAL)
+
+    def _cancel_held(self, report: ClusterReport) -> None:
+        try:
+            cancel.cancel_held(report)
+        except GpujobsError as error:
+            logger.warning("%s: %s", self.id, error)
 
     def usage(self) -> UsageReport:
         """Return where the time of the jobs and the GPU hours went until now."""

@@ -21,6 +21,9 @@ from .report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
 
 UNLISTED_TIMEOUT = 60.0
 """Seconds after which a job that neither queue nor accounting lists has ended."""
+NEVER_STARTED_TIMEOUT = 20.0
+"""The same for a job that has not started: no exit status can follow. LSF may list a new job 10 s
+late."""
 NOT_LAUNCHED = "launch failed: its script did not run"
 TERMINATED = 143
 """Exit code of a job that was stopped by SIGTERM."""
@@ -79,13 +82,17 @@ def _excused(job: JobReport) -> JobReport:
 def unlisted_since(
     record: ClusterRecord, folder: FolderState, answers: Answers, now: float
 ) -> dict[str, float]:
-    """Return the record's ``unlisted`` after new answers."""
-    jobs = record.current_jobs(folder.claims)
-    return {
-        str(number): record.unlisted.get(str(number), now)
-        for number, job in jobs.items()
-        if answers.get(job) == NOT_LISTED and number not in folder.exits
-    }
+    """Return the record's ``unlisted`` after the ``answers`` of one query.
+
+    Of jobs that were not asked for, it stays: another process may have asked.
+    """
+    unlisted = dict(record.unlisted)
+    for number, job in record.current_jobs(folder.claims).items():
+        if number in folder.exits or answers.get(job, NOT_LISTED) != NOT_LISTED:
+            unlisted.pop(str(number), None)
+        elif job in answers:
+            unlisted.setdefault(str(number), now)
+    return unlisted
 
 
 def lost_job_status(started: bool) -> JobStatus:
@@ -233,9 +240,10 @@ class _Judge:
             return status
         if self.folder.ended is not None:  # it may have been unlisted for long before this query
             since = min(since, self.folder.ended.time)
-        if self.now - since <= UNLISTED_TIMEOUT:
+        started = self.folder.has_started(number)
+        if self.now - since <= (UNLISTED_TIMEOUT if started else NEVER_STARTED_TIMEOUT):
             return status
-        return lost_job_status(started=self.folder.has_started(number))
+        return lost_job_status(started=started)
 
     def _reason(self, number: int, status: JobStatus) -> str:
         if status.state is not JobState.PENDING:

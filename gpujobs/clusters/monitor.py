@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -205,7 +205,7 @@ class ClusterMonitor:
         self._answers.update(answers)
         for record in group:
             self._note_waiting(record, states[record.id])
-            self._remember_unlisted(record, states[record.id])
+            self._remember_unlisted(record, states[record.id], answers)
 
     def _note_waiting(self, record: ClusterRecord, state: FolderState) -> None:
         """Note the jobs that wait; those that had started before the query were requeued."""
@@ -217,8 +217,10 @@ class ClusterMonitor:
                 requeued = state.has_started(number)
                 self._answers[job] = replace(answer, requeued=requeued)
 
-    def _remember_unlisted(self, record: ClusterRecord, state: FolderState) -> None:
-        unlisted = unlisted_since(record, state, self._answers, self.system.time())
+    def _remember_unlisted(
+        self, record: ClusterRecord, state: FolderState, answers: Mapping[JobId, JobStatus]
+    ) -> None:
+        unlisted = unlisted_since(record, state, answers, self.system.time())
         if unlisted != record.unlisted:
             updated = self.ledger.update(record.id, unlisted=unlisted)
             self.records = [updated if item.id == record.id else item for item in self.records]

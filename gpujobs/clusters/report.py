@@ -177,7 +177,14 @@ class ClusterReport:
     @property
     def active(self) -> bool:
         """Whether some job may still be there."""
-        return any(job.active for job in self.jobs)
+        return any(job.in_queue for job in self.jobs)
+
+    @property
+    def held(self) -> list[JobReport]:
+        """The failed jobs in the queue that the cluster does not wait for any more."""
+        return [
+            job for job in self.jobs if job.stuck and (self.finished or job.attempt < self.attempt)
+        ]
 
     @property
     def finished(self) -> bool:

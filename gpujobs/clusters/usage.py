@@ -186,7 +186,7 @@ class UsageReport:
     @property
     def end(self) -> float:
         """The last end of a job, or now."""
-        if self.cluster.active or not self.jobs:
+        if any(job.active for job in self.cluster.jobs) or not self.jobs:
             return max(self.now, self.start + 1)
         ends = [job.until for job in self.jobs if job.started is not None]
         ended = self.cluster.folder.ended

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
 from .slurm_inventory import SlurmInventory
-from .slurm_output import LAUNCH_FAILED, STATES, UNREACHABLE
+from .slurm_output import STATES, UNREACHABLE, waiting_status
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -187,9 +186,9 @@ class Slurm(Scheduler):
                 starts = ""
             if reason == "None":
                 reason = ""
-            status = JobStatus(_state(native), native, reason, node=node, starts=starts)
-            if reason.replace("_", " ") == LAUNCH_FAILED:
-                status = replace(status, state=JobState.FAILED, stuck=True)
+            status = JobStatus(_state(native), native, reason, node=node)
+            if status.state is JobState.PENDING:
+                status = waiting_status(native, reason, starts)
             found.update(dict.fromkeys(_jobs(number, indexes), status))
         return {job: found[job] for job in ids if job in found}
 

@@ -32,6 +32,7 @@ from ..support.screen import Screen
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
+HELD = "JobHeldUser: held by its user, until `scontrol release`"
 SHORT = 2
 """Seconds of a wait that must end without workers."""
 QUIET = 8
@@ -325,7 +326,7 @@ def test_held_suspended_and_requeued_jobs(
 ) -> None:
     control = backend.slurm.command
     cluster = make(scale=1, directives=["--hold"])
-    until(lambda: [job["reason"] for job in cluster.jobs] == ["JobHeldUser"], 20)
+    until(lambda: [job["reason"] for job in cluster.jobs] == [HELD], 20)
     number = cluster.jobs[0]["id"]
     control("scontrol", "release", number)
     cluster.wait_for_workers(1, timeout=patience(60))
@@ -480,7 +481,7 @@ def test_python_c_and_a_terminal(
         options = "worker_memory='1GiB', directives=['--hold'], scheduler_options={'dashboard_address': ':0'}"
         screen.type(f"cluster = gpujobs.GPUSLURMCluster({path!r}, {options})")
         screen.type("cluster.scale(1); cluster.wait_for_workers(1)")
-        screen.until(r"0/1 workers, 1 PENDING \(JobHeldUser\), \d+")
+        screen.until(rf"0/1 workers, 1 PENDING \({HELD}\), \d+")
         os.write(screen.master, b"\x03")  # Ctrl-C ends the wait, and not the cluster
         screen.until("KeyboardInterrupt")
         screen.type("print([job['phase'] for job in cluster.jobs])")

@@ -19,6 +19,7 @@ from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
 from ..support.processes import as_user, patience, processes_with, until
+from ..support.slurm_faults import failing_prolog
 from .programs import SLEEP
 from .test_clusters import connected
 
@@ -421,6 +422,24 @@ def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmB
     rename("999999", number)
     cli("cancel", cluster)
     backend.wait_empty(15)
+
+
+def test_a_job_that_is_held_after_a_failed_launch(cli: Cli, backend: SlurmBackend) -> None:
+    profile = {"gpus": 1, "run": ["true"]}
+    with failing_prolog(backend.slurm):
+        cluster = cli.submit(profile)
+        until(lambda: cli.status(cluster)["state"] == "FAILED", 30)
+        assert backend.queue()
+        listed = cli("status").stdout
+        assert f"1 job held in the queue: gpujobs cancel {cluster}" in listed
+        done = cli("cancel", cluster)
+        assert (done.returncode, done.stderr) == (0, f"{cluster} is cancelled\n")
+        assert cli("status").stdout == ""
+        done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 5
+    assert "FAILED (launch failed requeued held: a node could not start it)" in done.stderr
+    assert backend.queue() == []
+    assert cli.status(done.stdout.strip())["state"] == "FAILED"
 
 
 # -- faults between the batch scheduler and us ----------------------------------------------------------------------

@@ -79,6 +79,24 @@ def node_without_launch(slurm: PrivateSlurm, node: str) -> Iterator[None]:
         until(slurm.ready, 60, f"{node} with its plugins")
 
 
+@contextlib.contextmanager
+def failing_prolog(slurm: PrivateSlurm) -> Iterator[None]:
+    """While this is open, no node can start a job: Slurm holds each, "launch failed requeued held"."""
+    prolog, before = slurm.folder / "prolog.sh", slurm.conf.read_text()
+    prolog.write_text("#!/bin/sh\nexit 1\n")
+    prolog.chmod(0o755)
+    slurm.conf.write_text(f"{before}Prolog={prolog}\n")
+    slurm.command("scontrol", "reconfigure")
+    try:
+        yield
+    finally:
+        slurm.conf.write_text(before)
+        slurm.command("scontrol", "reconfigure")
+        nodes = ",".join(f"node{n + 1}" for n in range(slurm.nodes))
+        slurm.command("scontrol", "update", f"nodename={nodes}", "state=resume")
+        until(slurm.ready, 60, "nodes with a prolog that works")
+
+
 def restart_controller(slurm: PrivateSlurm) -> None:
     """Kill slurmctld, and start it again from the state that it has saved."""
     daemon = slurm.daemons["slurmctld"]

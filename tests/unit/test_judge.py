@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpujobs.clusters.folderstate import ExitRecord, FolderState
-from gpujobs.clusters.judge import UNLISTED_TIMEOUT, judge, unlisted_since
+from gpujobs.clusters.judge import (
+    NEVER_STARTED_TIMEOUT,
+    UNLISTED_TIMEOUT,
+    judge,
+    unlisted_since,
+)
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Submission
 from gpujobs.clusters.report import (
     ClusterReport,
@@ -165,7 +170,7 @@ def test_a_job_deleted_while_it_waited() -> None:
     since = unlisted_since(RECORD, FolderState(), {JOB: NOT_LISTED}, NOW)
     assert since == {"0": NOW}
     record = replace(RECORD, unlisted=since)
-    soon, late = NOW + UNLISTED_TIMEOUT - 1, NOW + UNLISTED_TIMEOUT + 1
+    soon, late = NOW + NEVER_STARTED_TIMEOUT - 1, NOW + NEVER_STARTED_TIMEOUT + 1
     assert states(report(NOT_LISTED, record=record, now=soon))[1] == "UNKNOWN"
     found = report(NOT_LISTED, record=record, now=late)
     assert states(found) == ("CANCELLED", "CANCELLED", "FAILED")
@@ -177,6 +182,8 @@ def test_a_job_deleted_while_it_waited() -> None:
 def test_a_job_that_disappeared_after_it_had_started(trace: dict[str, object]) -> None:
     record = replace(RECORD, unlisted={"0": NOW})
     folder = replace(FolderState(), **trace)  # type: ignore[arg-type]
+    soon = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT - 1)
+    assert states(soon)[1] == "UNKNOWN"  # its exit status may still come
     found = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT + 1)
     assert states(found)[:2] == ("FAILED", "FAILED")
     assert "without an exit status" in found.reason
@@ -196,6 +203,12 @@ def test_a_job_of_a_cluster_that_ended_long_ago() -> None:
 def test_only_answers_count(other: JobStatus) -> None:
     record = replace(RECORD, unlisted={"0": NOW})
     assert unlisted_since(record, FolderState(), {JOB: other}, NOW + 1) == {}
+
+
+def test_a_process_that_does_not_ask_for_a_job_forgets_nothing_of_it() -> None:
+    """One that has seen its end does not ask any more; another one finds that it is not listed."""
+    record = replace(RECORD, unlisted={"0": NOW})
+    assert unlisted_since(record, FolderState(), {}, NOW + 1) == {"0": NOW}
 
 
 def test_an_exit_record_needs_no_patience() -> None:
@@ -223,6 +236,17 @@ def test_a_waiting_job_of_an_ended_cluster_is_gone_at_once() -> None:
 def test_a_failed_job_that_stays_in_the_queue() -> None:
     found = report(STUCK)
     assert states(found)[:2] == ("FAILED", "FAILED") and found.jobs[0].stuck
+    assert found.active and found.held == list(found.jobs)
+
+
+def test_a_held_job_of_an_attempt_is_given_up_when_the_next_one_waits_for_its_end() -> None:
+    second = JobId("8")
+    submissions = (*RECORD.submissions, Submission("8", first=1, count=1, attempt=2))
+    record = replace(RECORD, submissions=submissions, attempts=2)
+    waits = {JOB: STUCK, second: JobStatus(JobState.PENDING, "PENDING", "Dependency")}
+    found = judge(record, FolderState(), waits, now=NOW)
+    assert (found.state, found.attempt) == (ClusterState.PENDING, 2)
+    assert [job.number for job in found.held] == [0]
 
 
 # -- clusters --------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_status_of_arrays_and_jobs() -> None:
     ("native", "state"),
     [
         ("PENDING", "PENDING"), ("CONFIGURING", "PENDING"), ("REQUEUED", "PENDING"), ("REQUEUE_HOLD", "PENDING"),
-        ("SPECIAL_EXIT", "PENDING"), ("RUNNING", "RUNNING"), ("COMPLETING", "RUNNING"), ("RESIZING", "RUNNING"),
+        ("SPECIAL_EXIT", "FAILED"), ("RUNNING", "RUNNING"), ("COMPLETING", "RUNNING"), ("RESIZING", "RUNNING"),
         ("EXPEDITING", "PENDING"), ("SIGNALING", "RUNNING"), ("STAGE_OUT", "RUNNING"), ("SUSPENDED", "SUSPENDED"), ("STOPPED", "SUSPENDED"),
         ("COMPLETED", "COMPLETED"), ("FAILED", "FAILED"), ("BOOT_FAIL", "FAILED"), ("CANCELLED", "CANCELLED"),
         ("REVOKED", "CANCELLED"), ("TIMEOUT", "TIMEOUT"), ("DEADLINE", "TIMEOUT"), ("PREEMPTED", "PREEMPTED"),
@@ -85,14 +85,49 @@ def test_states(native: str, state: str) -> None:
     )
 
 
-@pytest.mark.parametrize("reason", ["launch failed requeued held", "launch_failed_requeued_held"])
-def test_a_job_that_is_held_after_a_failed_launch_has_failed(reason: str) -> None:
-    """As squeue of Slurm 22.05 prints it; its scontrol writes underscores."""
-    listed = f"64|N/A|PENDING||N/A|{reason}|dask-5376\n65|N/A|PENDING||N/A|JobHeldUser|dask-5376\n"
-    ids = [JobId("64"), JobId("65")]
-    found = SLURM.parse_status(CommandResult(("squeue",), 0, listed), ids)
-    assert found[ids[0]] == JobStatus(JobState.FAILED, "PENDING", reason, stuck=True)
-    assert found[ids[1]].state is JobState.PENDING and not found[ids[1]].stuck
+@pytest.mark.parametrize(
+    ("native", "reason"),
+    [
+        ("PENDING", "launch failed requeued held"),  # as squeue of Slurm 22.05 prints it
+        ("PENDING", "launch_failed_requeued_held"),  # and as its scontrol does
+        ("PENDING", "user env retrieval failed requeued held"),  # 25.05 and newer
+        ("REQUEUE_HOLD", "launch failure limit exceeded requeued held"),
+        ("PENDING", "JobHoldMaxRequeue"),
+        ("SPECIAL_EXIT", "JobHeldUser"),
+        ("PENDING", "some new reason requeued held"),
+    ],
+)
+def test_a_job_that_is_held_after_a_failure_has_failed(native: str, reason: str) -> None:
+    found = status_of(f"64|N/A|{native}||2026-11-20T13:44:49|{reason}|dask-5376\n")
+    assert (found.state, found.native, found.stuck) == (JobState.FAILED, native, True)
+    assert found.starts == "" and ": " in found.reason
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "TIMEOUT", "RUNNING"])
+def test_only_a_job_that_waits_is_held(state: str) -> None:
+    """Slurm keeps the reason of a held job that is cancelled."""
+    found = status_of(f"64|N/A|{state}||N/A|launch failed requeued held|dask-5376\n")
+    assert found.state is JobState(state) and not found.stuck and not found.waits
+
+
+@pytest.mark.parametrize(
+    ("native", "reason", "words"),
+    [
+        ("PENDING", "JobHeldUser", "held by its user"),
+        ("PENDING", "JobHeldAdmin", "held by an administrator"),
+        ("REQUEUE_HOLD", "job requeued in held state", "scontrol requeuehold"),
+        ("PENDING", "PartitionNodeLimit", "than the partition allows"),
+        ("PENDING", "Resources", "Resources"),
+    ],
+)
+def test_a_job_that_a_person_holds_waits(native: str, reason: str, words: str) -> None:
+    found = status_of(f"64|N/A|{native}||N/A|{reason}|dask-5376\n")
+    assert (found.state, found.stuck) == (JobState.PENDING, False)
+    assert found.reason.startswith(reason) and words in found.reason
+
+
+def status_of(line: str) -> JobStatus:
+    return SLURM.parse_status(CommandResult(("squeue",), 0, line), [JobId("64")])[JobId("64")]
 
 
 ACCOUNTED = """\
