@@ -121,7 +121,7 @@ def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger)
     if wanted > len(jobs):
         record = _add(report, name, wanted - len(jobs), ledger)
     elif wanted < len(jobs):
-        record = _remove(report, jobs, len(jobs) - wanted, ledger)
+        record = _remove(report, name, jobs, len(jobs) - wanted, ledger)
     kept = max(wanted, sum(job.head for job in jobs))
     record = ledger.update(record.id, groups=record.with_target(name, kept * size))
     write_record(record)
@@ -192,7 +192,7 @@ def _spec_of_more(record: ClusterRecord, group: GroupRecord, jobs: int) -> Clust
 
 
 def _remove(
-    report: ClusterReport, jobs: Sequence[JobReport], number: int, ledger: Ledger
+    report: ClusterReport, name: str, jobs: Sequence[JobReport], number: int, ledger: Ledger
 ) -> ClusterRecord:
     record = report.record
     chosen = jobs_to_release(jobs, number)
@@ -208,5 +208,6 @@ def _remove(
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
         client_of(record).cancel(waiting, [record.id], others)
-    logger.info("%s", f"removed {plural(len(chosen), 'job')}" if chosen else "no job removed")
+    removed_jobs = plural(len(chosen), "job") if chosen else "no job"
+    logger.info("removed %s%s", removed_jobs, f" of group {name}" if name else "")
     return record

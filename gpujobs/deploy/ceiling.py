@@ -29,7 +29,8 @@ class Ceiling:
 
         ``limits`` are those of the site, ``devices`` is from `by_devices`.
         """
-        for most, reason in (_by_limits(limits, jobs), devices, self._by_refusal()):
+        by_refusal = (self._accepted, self.refusal)
+        for most, reason in (_by_limits(limits, jobs), devices, by_refusal):
             if reason and most < jobs:
                 return most, f"{plural(most, 'job')} of {jobs}: {reason}"
         return jobs, ""
@@ -44,10 +45,10 @@ class Ceiling:
         """Forget refusals."""
         self._refused_until = 0.0
 
-    def _by_refusal(self) -> tuple[int, str]:
-        if self._system.monotonic() >= self._refused_until:
-            return 0, ""
-        return self._accepted, self._refusal
+    @property
+    def refusal(self) -> str:
+        """Why no more jobs are accepted for now; "" if that is not known to be so."""
+        return self._refusal if self._system.monotonic() < self._refused_until else ""
 
 
 def by_devices(plan: Plan, gpus: int, others: int) -> tuple[int, str]:

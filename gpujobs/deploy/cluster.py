@@ -165,7 +165,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 self._log(note)
             first = first_jobs(plan, n_workers)
             self._scaler.set_targets(first)
-            self._pool.write_targets()
+            self._pool.write_groups()
             if any(first.values()) and not self.asynchronous:
                 self.sync(self._reach_target)
         except BaseException as error:

@@ -38,6 +38,11 @@ class WorkerGroup:
         """Why the last `scale` brought no more jobs; those that there were are kept."""
 
     @property
+    def label(self) -> str:
+        """The start of messages about it, ``group gpu: ``; "" in a cluster without groups."""
+        return f"group {self.name}: " if self.name else ""
+
+    @property
     def size(self) -> int:
         """Number of workers of a job."""
         return self.jobs.shape.workers
@@ -70,14 +75,15 @@ class WorkerGroup:
             "plain_tasks": not jobs.shape.gpus or all(group.shape.gpus for group in groups),
         }
 
-    def with_target(self, record: GroupRecord, present: int) -> GroupRecord:
-        """Return the record of the group with its present target (see `workers`)."""
-        return replace(record, workers=self.workers(present))
+    def as_record(self, record: GroupRecord, present: int) -> GroupRecord:
+        """Return the record of the group with its target (see `workers`), and why it is missed.
 
-    def with_error(self, record: GroupRecord) -> GroupRecord:
-        """Return the record of the group with the reason why it has no more jobs."""
-        lines = str(self.error or self.refused or "").splitlines()
-        return replace(record, error="".join(lines[:1]))
+        The reason is one line, without the lines of a failed job's log.
+        """
+        problem = self.error or self.refused or self.attempts.error or self.ceiling.refusal
+        lines = (line.strip() for line in str(problem or "").splitlines())
+        reason = " ".join(line for line in lines if line[:1] != "|")
+        return replace(record, workers=self.workers(present), error=reason)
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
@@ -97,9 +103,7 @@ class WorkerGroup:
         when = "before their workers connected"
         if last.phase is not JobPhase.FAILED:
             when = "soon after their workers had connected"
-        jobs = f"{self.attempts.failures} jobs in a row ended {when}"
-        if self.name:
-            jobs = f"group {self.name}: {jobs}"
+        jobs = f"{self.label}{self.attempts.failures} jobs in a row ended {when}"
         hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 

@@ -41,7 +41,7 @@ class GroupScaler:
             return
         self.group.target = jobs
         await self.replace()
-        self.pool.write_targets()
+        self.pool.write_groups()
 
     async def replace(self) -> None:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
@@ -111,7 +111,7 @@ class GroupScaler:
 
     def _report(self, why_not: str) -> None:
         """Log why fewer jobs are submitted than wanted; the same reason only once."""
-        reason = why_not.partition(": ")[2]
+        reason = why_not.removeprefix(self.group.label).partition(": ")[2]
         if reason and reason != self._reported:
             self.dask.log(f"{self.pool.id}: {why_not}")
         self._reported = reason or self._reported

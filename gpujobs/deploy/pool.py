@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..batch.system import HOST, System
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
-from ..clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
+from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
@@ -202,20 +202,13 @@ class JobPool:
         self.end(EndKind.CLOSED, "closed by its owner")
         cancel_cluster(self.ledger.get(self.id), self.ledger, self.system)
 
-    def write_targets(self) -> None:
-        """Write the wanted numbers of workers into the ledger."""
+    def write_groups(self) -> None:
+        """Write into the ledger how many workers are wanted, and why groups get no more jobs."""
         present = self.jobs.numbers(counting=True)
-        records = self.record.groups
-        self._write(
-            self.groups[item.name].with_target(item, present[item.name]) for item in records
+        groups = tuple(
+            self.groups[item.name].as_record(item, present[item.name])
+            for item in self.record.groups
         )
-
-    def write_errors(self) -> None:
-        """Write into the ledger why groups get no more jobs."""
-        self._write(self.groups[item.name].with_error(item) for item in self.record.groups)
-
-    def _write(self, records: Iterable[GroupRecord]) -> None:
-        groups = tuple(records)
         if groups != self.record.groups:
             self.record = self._update(groups=groups)
 

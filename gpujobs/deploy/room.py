@@ -13,7 +13,8 @@ from .pool import JobPool
 
 def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
     """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
-    return _clamped(pool, group, jobs, pool.jobs.numbers())
+    most, why_not = _clamped(pool, group, jobs, pool.jobs.numbers())
+    return most, f"{group.label}{why_not}" if why_not and group.label not in why_not else why_not
 
 
 def room(pool: JobPool, group: WorkerGroup) -> int:

@@ -52,7 +52,7 @@ class Scaler:
         """Submit jobs of these groups again after failed starts and refusals."""
         for name in groups:
             self.pool.groups[name].forget_failures()
-        self.pool.write_errors()
+        self.pool.write_groups()
 
     def check_elastic(self) -> None:
         """Raise InputError if the cluster cannot be resized."""
@@ -79,8 +79,7 @@ class Scaler:
                     group.refused = error
                     errors.append(error)
         if errors:
-            self.pool.write_errors()
-            self.pool.write_targets()
+            self.pool.write_groups()
             raise errors[0]
 
     async def _reach_target(self, group: WorkerGroup) -> None:
@@ -135,7 +134,7 @@ class Scaler:
         """
         self.pool.groups[group].target = jobs
         self.pool.groups[group].maximum = maximum
-        self.pool.write_targets()
+        self.pool.write_groups()
 
     async def grow(self, group: str, workers: int) -> None:
         """Raise the target of a group to ``workers``, or to as many as are possible."""
@@ -213,13 +212,10 @@ class Scaler:
             for scaler in self._groups.values():
                 await scaler.replace()
         pool.lower_targets()
-        self._report_errors([error for error in pool.errors if error not in known])
-
-    def _report_errors(self, errors: Sequence[Exception]) -> None:
-        if errors:
-            self.pool.write_errors()
-        for error in errors:
-            self._report_error(error)
+        pool.write_groups()
+        for error in pool.errors:
+            if error not in known:
+                self._report_error(error)
 
     def _report_error(self, error: Exception) -> None:
         """Log once why no more jobs are submitted."""

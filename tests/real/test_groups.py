@@ -119,7 +119,8 @@ def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
     assert numbers(cli, cluster) == {"gpu": (4, 4), "prep": (2, 2)}
     head = [job for job in cli.status(cluster)["jobs"] if job["head"]]
     assert [job["group"] for job in head] == ["prep"]
-    assert cli("scale", cluster, "gpu=2", "prep=3").returncode == 0
+    done = cli("scale", cluster, "gpu=2", "prep=3")
+    assert done.returncode == 0 and re.search(r"removed \d jobs? of group gpu", done.stderr)
     until(lambda: numbers(cli, cluster) == {"gpu": (2, 2), "prep": (3, 3)}, 60, every=0.5)
     assert cli("scale", cluster, "gpu=4").returncode == 0
     until(lambda: numbers(cli, cluster) == {"gpu": (4, 4), "prep": (3, 3)}, 60, every=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -92,6 +93,8 @@ def test_one_groups_refusal_names_it_and_leaves_the_others(
     with pytest.raises(RefusedError, match=r"(?s)group prep: .* feature"):
         cluster.scale(gpu=2, prep=2)
     assert len(cluster.plan) == 2
+    (shown,) = gpujobs.ClusterHandle(cluster.id).status().errors
+    assert re.search(r"group prep: slurm refused the job: .* feature", shown), shown
     cluster.scale(gpu=4)
     cluster.wait_for_workers(4, timeout=patience(60))
 

@@ -17,7 +17,7 @@ from gpujobs.errors import GpujobsError, InputError, RefusedError
 
 from ..support.churn import CPU_QUEUE, GROUPS
 from ..support.elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
-from ..support.simulated import SimulatedSlurm
+from ..support.simulated import REFUSED, SimulatedSlurm
 
 Story = Callable[[SimulatedCluster, SimulatedSlurm], Any]
 
@@ -221,6 +221,28 @@ def test_after_a_refused_scale_the_present_jobs_are_kept(tmp_path: Path) -> None
         slurm.end(slurm.running[0], "PREEMPTED", 143)
         await asyncio.sleep(120)
         assert len(cluster.counting()) == len(slurm.running) == 2
+
+    run(tmp_path, story)
+
+
+def test_the_whole_reason_of_a_refused_replacement_is_shown_until_it_is_accepted(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        slurm.refuse_until = slurm.seconds + 30
+        slurm.end(slurm.running[0], "NODE_FAIL", None)
+        await asyncio.sleep(20)
+        (shown,) = (
+            ClusterMonitor([cluster.pool.record], cluster.ledger, system=slurm).report().errors
+        )
+        assert shown == f"no more jobs: slurm refused the job: {' '.join(REFUSED.split())}"
+        await asyncio.sleep(300)
+        assert len(slurm.running) == 2
+        assert (
+            not ClusterMonitor([cluster.pool.record], cluster.ledger, system=slurm).report().errors
+        )
 
     run(tmp_path, story)
 
