@@ -231,9 +231,9 @@ def test_the_whole_reason_of_a_refused_replacement_is_shown_until_it_is_accepted
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)
         await asyncio.sleep(120)
-        slurm.refuse_until = slurm.seconds + 30
+        slurm.refuse_until = slurm.seconds + 12
         slurm.end(slurm.running[0], "NODE_FAIL", None)
-        await asyncio.sleep(20)
+        await asyncio.sleep(8)
         (shown,) = (
             ClusterMonitor([cluster.pool.record], cluster.ledger, system=slurm).report().errors
         )
