@@ -16,6 +16,7 @@ from ..batch.client import SchedulerClient
 from ..batch.system import HOST, System
 from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
 from ..injob.folder import EndKind
+from ..injob.log import error_in
 from ..schedulers import JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
 from .folderstate import FolderReader, FolderState
@@ -298,6 +299,11 @@ def recover_submission(
 def report_on(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
     """Return a report on one cluster, with one query."""
     return ClusterMonitor([record], ledger).report()
+
+
+def job_error(record: ClusterRecord, job: JobReport) -> str:
+    """Return the last error in the log of a job; "" if there is none."""
+    return error_in(record.path / "logs" / f"job-{job.number}.log")
 
 
 def with_log(record: ClusterRecord, job: JobReport, lines: int = 8) -> JobReport:

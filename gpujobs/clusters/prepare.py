@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
 from ..config.spec import ClusterSpec
+from ..config.trust import check_modules
+from ..errors import InputError
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
-from .runnotes import image_notes, run_notes, site_notes
+from .runnotes import image_notes, run_notes, script_of, site_notes
 
 
 def make_cluster_plan(
@@ -21,9 +26,10 @@ def make_cluster_plan(
     """
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
+    spec, own_modules = with_modules(spec, owned=elastic)
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan))
-    return replace(plan, notes=(*plan.notes, *own))
+    own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan), own_modules)
+    return replace(plan, notes=(*plan.notes, *filter(None, own)))
 
 
 def machine_of(
@@ -42,3 +48,43 @@ def scripts_of(
 ) -> list[Script]:
     """Return the scripts of a cluster; ``limit`` is the largest size of an array."""
     return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
+
+
+def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec, str]:
+    """Return ``spec`` with the folder from which workers import, too, and a note about it.
+
+    That is the first place in which Python looks for the modules of a program: the folder of the
+    script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
+    import from `workdir` in any case. A folder that other users can write is not used.
+    """
+    script = _main_script() if owned else script_of(spec.profile.run)
+    folder = _folder_of(spec.workdir / script) if script else None
+    if folder is None or not folder.is_dir() or _is_same(folder, spec.workdir):
+        return replace(spec, modules=""), ""
+    try:
+        check_modules(folder)
+    except InputError as error:
+        why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
+        return replace(spec, modules=""), f"own modules of {script}: {why}"
+    note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
+    return replace(spec, modules=str(folder)), note
+
+
+def _is_same(folder: Path, workdir: Path) -> bool:
+    return workdir.is_dir() and folder.samefile(workdir)
+
+
+def _main_script() -> str:
+    """Return the script that this process runs; "" in a notebook and with `python -m`."""
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if not script or main.__spec__ is not None:
+        return ""
+    installed = Path(script).parent == Path(sysconfig.get_path("scripts"))
+    return "" if installed else str(script)
+
+
+def _folder_of(script: Path) -> Path:
+    """Return the folder from which Python imports: that of the target, if it is a link."""
+    target = Path(os.path.realpath(script)) if script.is_symlink() else script
+    return Path(os.path.abspath(target)).parent  # noqa: PTH100 - links to folders stay

@@ -28,7 +28,7 @@ def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
     if Path(run[0]).name not in _SHELLS:
         yield from _shell_notes(run)
     workdir = Path(plan.workdir)
-    script = _script(run)
+    script = script_of(run)
     if script and not (workdir / script).exists():
         yield _missing(script, workdir, folder)
     elif script == run[0] and plan.profile.run_on == "head":
@@ -70,10 +70,10 @@ def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
             return
 
 
-def _script(run: tuple[str, ...]) -> str:
-    """Return the Python script of the command; "" if it has none."""
-    if run[0].endswith(".py"):
-        return run[0]
+def script_of(run: tuple[str, ...]) -> str:
+    """Return the Python script of a command; "" if it has none."""
+    if not run or run[0].endswith(".py"):
+        return "".join(run[:1])
     if not Path(run[0]).name.startswith("python"):
         return ""
     # Of `-m module` and `-c code` the first word without a dash is no script.

@@ -19,7 +19,7 @@ from ..text import plural
 from . import folder as folders
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
-from .prepare import machine_of
+from .prepare import machine_of, with_modules
 from .report import ClusterReport, JobPhase, JobReport, ended_message
 from .submit import array_limit, send
 from .verdict import write_record
@@ -143,7 +143,7 @@ def _check_scalable(report: ClusterReport) -> None:
 
 def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
-    spec = _spec_of_more(record, record.group(name), jobs)
+    spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
     machine = machine_of(spec, used=_used_devices(report))
     plan = make_plan(spec, python=spec.python, machine=machine, only=name)
     active = Counter(job.group for job in report.jobs if job.active and job.workers)

@@ -35,6 +35,8 @@ class ClusterSpec:
     name: str
     """First part of the cluster's id."""
     workdir: Path
+    modules: str = ""
+    """Folder of the program, from which workers import, too; "" if that is `workdir`."""
     python: str = sys.executable
     """The interpreter that runs gpujobs."""
     from_site: frozenset[str] = frozenset()

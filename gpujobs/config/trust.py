@@ -32,6 +32,13 @@ def check_writers(path: Path, folder: Path, *, alternative: str = "") -> None:
         raise InputError(f"{path} is not used: {error.strerror}: {error.filename}") from None
 
 
+def check_modules(folder: Path) -> None:
+    """Check that no other user could have put a module into ``folder``. Raises InputError."""
+    check_writers(folder, folder)
+    if who := _other_writers(folder, folder.stat()):  # a sticky one, in which a file can be added
+        raise InputError(f"{folder} is not used: {folder} is writable by {who}")
+
+
 def check_owners(path: Path, folder: Path) -> None:
     """Check that no other user has added the file ``path`` to ``folder``, which the user has named.
 

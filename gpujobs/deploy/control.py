@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import time
 from collections.abc import Collection
 from typing import Any
@@ -13,6 +14,7 @@ from distributed.core import Status
 from distributed.deploy.spec import SpecCluster
 from distributed.objects import SchedulerInfo
 
+from ..injob.demand import GIVE_UP
 from ..injob.folder import EndKind
 from ..injob.registry import idle_message
 
@@ -84,6 +86,13 @@ class DaskControl:
             for address, tasks in processing.items()
             if address in workers
         }
+
+    async def give_up(self, error: Exception | None) -> None:
+        """Fail what clients wait for with ``error``; None: workers may come again."""
+        call = getattr(self._cluster.scheduler_comm, GIVE_UP)
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            pickled = pickle.dumps(error) if error else b""
+            await asyncio.wait_for(call(error=pickled), QUERY_TIMEOUT)
 
     async def retire(self, names: list[str]) -> None:
         """Let workers transfer their data and close them."""

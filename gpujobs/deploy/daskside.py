@@ -31,6 +31,9 @@ class DaskSide(Protocol):
     async def load(self) -> dict[str, int]:
         """Return how many tasks each worker has, by name."""
 
+    async def give_up(self, error: Exception | None) -> None:
+        """Fail what clients wait for with ``error``; None: workers may come again."""
+
     async def retire(self, names: list[str]) -> None:
         """Let workers transfer their data and close them."""
 

@@ -14,7 +14,7 @@ from ..batch.system import HOST, System
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
-from ..clusters.monitor import ClusterMonitor, client_of, recover_submission, with_log
+from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, array_limit, new_record, send
@@ -249,7 +249,7 @@ class JobPool:
             self._adopt(record)
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
-            reports = [self._finish(job) for job in ended]
+            reports = [self._finish(job, now) for job in ended]
             count_ends(self.groups, self.jobs.active.values(), ended, now)
         if changed:
             self.query_soon()
@@ -262,7 +262,7 @@ class JobPool:
             return not job.report.head  # which ends by itself, or is seen to have ended
         return not job.report.active
 
-    def _finish(self, job: PoolJob) -> JobReport:
+    def _finish(self, job: PoolJob, now: float) -> JobReport:
         """Move a job that has ended to the past ones; cancel it if it is still in the queue."""
         report = job.report
         phase, reason = report.phase, report.reason or report.state.value
@@ -270,6 +270,8 @@ class JobPool:
             phase, reason = JobPhase.ENDED, "it runs, but its workers disconnected"
         elif phase is JobPhase.FAILED:
             job.report = with_log(self.record, report)
+        elif not job.steady(now) and (why := job_error(self.record, report)):
+            reason = f"{reason}: {why}"
         if report.head:  # which may have written why
             kind = _KIND_OF_HEAD.get(report.state, EndKind.FAILED)
             self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")

@@ -36,6 +36,8 @@ class Scaler:
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
+        self._gave_up = False
+        """Whether clients were given an error, because no more jobs are submitted."""
         self._groups = {
             name: GroupScaler(pool, dask, group, self._lock) for name, group in pool.groups.items()
         }
@@ -70,6 +72,9 @@ class Scaler:
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
+            if self._gave_up:
+                self._gave_up = False
+                await self.dask.give_up(None)
             await self.pool.recover()
             for group in self.pool.groups.values():
                 try:
@@ -216,6 +221,15 @@ class Scaler:
         for error in pool.errors:
             if error not in known:
                 self._report_error(error)
+        await self._fail_clients()
+
+    async def _fail_clients(self) -> None:
+        """Fail what clients wait for if no job has workers, and none will be submitted."""
+        pool = self.pool
+        working = any(job.report.workers for job in pool.jobs.active.values())
+        if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
+            self._gave_up = True
+            await self.dask.give_up(pool.errors[0])
 
     def _report_error(self, error: Exception) -> None:
         """Log once why no more jobs are submitted."""

@@ -1,11 +1,14 @@
-"""How many workers of a group the tasks of a dask scheduler need; asked by its owner."""
+"""Calls of a cluster's owner: the workers that a group needs, and that no more will come."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING
+
+from distributed.core import Status
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
 
 HANDLER = "gpujobs_demand"
 """Name of the call, which the dask scheduler answers."""
+GIVE_UP = "gpujobs_give_up"
+"""Name of the call that fails what clients wait for."""
+_GIVE_UP_INTERVAL = 0.5
 _UNKNOWN_DURATION = 0.5
 """Seconds of a task of which none has ended yet; dask's default."""
 _SAMPLE = 1000
@@ -22,8 +28,8 @@ _FULL = 0.6
 """Part of the memory above which more workers are needed."""
 
 
-def add_handler(scheduler: Scheduler) -> None:
-    """Let the dask scheduler answer how many workers of a group it needs."""
+def add_handlers(scheduler: Scheduler) -> None:
+    """Let the dask scheduler answer the calls of its owner."""
 
     def demand(
         prefix: str,
@@ -36,6 +42,41 @@ def add_handler(scheduler: Scheduler) -> None:
         return max(group.for_tasks(target_duration), group.for_memory())
 
     scheduler.handlers[HANDLER] = demand
+    scheduler.handlers[GIVE_UP] = _GivenUp(scheduler).set_error
+
+
+class _GivenUp:
+    """Fails the tasks that clients wait for while there are no workers and none will come."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._error = b""
+        self._failed: set[tuple[str, object]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def set_error(self, error: bytes) -> None:
+        """Fail tasks with the pickled exception ``error`` from now on; b"": no longer."""
+        self._error = error
+        if error and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        self._failed.clear()
+        while self._error and self._scheduler.status == Status.running:
+            if not self._scheduler.workers:
+                self._fail_tasks()
+            await asyncio.sleep(_GIVE_UP_INTERVAL)
+
+    def _fail_tasks(self) -> None:
+        """The dask scheduler keeps the tasks: workers of a later `scale` do them."""
+        for name, comm in self._scheduler.client_comms.items():
+            for task in self._scheduler.clients[name].wants_what:
+                sent = (name, task.key)
+                if task.state in ("memory", "erred") or sent in self._failed:
+                    continue
+                self._failed.add(sent)
+                message = {"op": "task-erred", "key": task.key, "exception": self._error}
+                comm.send({**message, "traceback": None})
 
 
 class _Group:

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 
-_TAIL = 8192
+_TAIL = 32768
 """Bytes at the end of a log that are searched for the reason of a failure."""
 _LONGEST_LINE = 300
 _KILLED = 137
@@ -22,6 +23,17 @@ _NOISE = re.compile(
 """Lines that are no reason: of loggers, of Python's warnings, of bash about a killed process."""
 _BOX = re.compile(r"^-{20,}$", re.MULTILINE)
 """Open MPI puts its messages between lines of dashes."""
+_CHAINED = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+_WRAPPER = "Error during deserialization"
+"""Of dask: says nothing about the exception that caused it."""
+_DESERIALIZE = "deserializ"
+_IMPORT_PATH = "workers import from `workdir`, the folder of the program, and PYTHONPATH"
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named \S+")
 _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
 """NVML found no driver, or no device."""
 
@@ -34,17 +46,56 @@ def log(text: str) -> None:
 def reason_in(path: Path, exit_code: int | None = None, *, offset: int = 0) -> str:
     """Return the line of a log that says best why its process failed, at most 300 characters.
 
-    That is the last line with an error in it, else the last one with a letter or digit. A process
-    that was killed has written no reason. ``offset``: where its part of the log begins.
+    That is the last line with an error in it, else the last one with a letter or digit; if it is
+    the end of a chain of exceptions, the first one of the chain precedes it. A process that was
+    killed has written no reason. ``offset``: where its part of the log begins.
     """
     if exit_code == _KILLED:
         return ""
+    text = _tail(path, offset)
+    line = in_plain_words(_exceptions(text) or _last_error(text))
+    if _DESERIALIZE in text:  # a task or its arguments
+        line = _NO_MODULE.sub(f"\\g<0> ({_IMPORT_PATH})", line, count=1)
+    return line[:_LONGEST_LINE]
+
+
+def error_in(path: Path) -> str:
+    """Return the last error in a log, as `reason_in`; "" if there is none."""
+    reason = reason_in(path)
+    return reason if _ERROR.search(reason) else ""
+
+
+def _last_error(text: str) -> str:
     found = ""
-    for line in _tail(path, offset).splitlines():
+    for line in text.splitlines():
         if any(map(str.isalnum, line)) and not _NOISE.search(line):
             is_better = _ERROR.search(line) or not _ERROR.search(found)
             found = line if is_better else found
-    return in_plain_words(found.strip())[:_LONGEST_LINE]
+    return found.strip()
+
+
+def _exceptions(text: str) -> str:
+    """Return the first and the last exception of the chain at the end; "" if there is none."""
+    *parts, last = _CHAINED.split(text)
+    end = _exception(last)
+    if not parts or not end or _last_error(last) not in end or last.count(_TRACEBACK) > 1:
+        return ""
+    while len(parts) > 1 and parts[-1].startswith(_TRACEBACK) and parts[-1].count(_TRACEBACK) == 1:
+        parts.pop()
+    first = _exception(parts[-1].rpartition(_TRACEBACK)[2])
+    return first if _WRAPPER in end else "; then ".join(filter(None, (first, end)))
+
+
+def _exception(traceback: str) -> str:
+    """Return the exception at the end of a traceback, as one line."""
+    lines = traceback.splitlines()
+    starts = (number for number, line in enumerate(lines) if _EXCEPTION.fullmatch(line))
+    start = next(starts, len(lines))
+    return " ".join(line.strip() for line in takewhile(_is_message, lines[start:]))
+
+
+def _is_message(line: str) -> bool:
+    return bool(line) and not _NOISE.search(line)
 
 
 def in_plain_words(line: str) -> str:

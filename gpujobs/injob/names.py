@@ -32,6 +32,8 @@ RANK_SCRIPT = "ranks.sh"
 """File in the cluster's folder: starts a rank in the environment of the job."""
 PROTOCOL = "GPUJOBS_PROTOCOL"
 """Variable of jobs with the protocol of dask's processes."""
+MODULES = "GPUJOBS_MODULES"
+"""Variable of jobs with the folder of the program, if dask's processes import from it, too."""
 UCX_WARNINGS = "UCX_WARN_UNUSED_ENV_VARS"
 """With ``n``, UCX does not warn of UCX_MEMTYPE_CACHE, which ucxx sets and newer UCX ignores."""
 ENCRYPTED = ("tls", "wss")

@@ -14,7 +14,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
-from .demand import add_handler
+from .demand import add_handlers
 from .folder import EVENTS, IDLE, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
 from .gpus import worker_gpu
 from .idle import END_AFTER, IdleWatch, parse_rules
@@ -98,7 +98,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         ends it.
         """
         self._scheduler = scheduler
-        add_handler(scheduler)
+        add_handlers(scheduler)
         self._folder = Folder(folder)
         self._seen: set[str] = set()
         self._names: dict[str, tuple[str, int]] = {}

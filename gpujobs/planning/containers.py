@@ -12,6 +12,7 @@ from pathlib import Path
 from ..config import profile as config
 from ..config.site import Containers, Site
 from ..config.workers import Workers
+from ..injob.names import MODULES
 from .bash import with_variables
 from .diagnostics import Diagnostics
 from .runtimes import RUNTIMES, Invocation, Mount, Runtime
@@ -35,6 +36,8 @@ class Container:
     binds: tuple[str, ...]
     folders: tuple[str, ...]
     """Further folders of the node, which have the same path in the container."""
+    modules: bool
+    """Whether the folder of the program, if it is there, is mounted, too."""
     scratch_word: str
     """The scratch folder, as a word of bash."""
     workdir: str
@@ -81,6 +84,9 @@ class Container:
         for folder in self.folders:
             yield Mount(shlex.quote(folder), shlex.quote(folder))
         yield Mount('"$scratch"', '"$scratch"')
+        if self.modules:  # which may be missing on the node
+            word = f'"${{{MODULES}:-$scratch}}"'
+            yield Mount(word, word)
 
 
 def runtime_of(container: config.Container | None, site: Site) -> Runtime | None:
@@ -115,11 +121,17 @@ def plan_container(diagnostics: Diagnostics, root: str) -> Container | None:
         image=image,
         binds=site.containers.binds,
         folders=(root, workdir),
+        modules=_has_own_mount(spec.modules, runtime, workdir),
         scratch_word=_scratch_word(profile.workers, site),
         workdir=workdir,
         args=(*_site_args(site.containers, runtime), *wanted.args),
         env=profile.env,
     )
+
+
+def _has_own_mount(modules: str, runtime: Runtime, workdir: str) -> bool:
+    own = bool(modules) and not Path(modules).is_relative_to(workdir)
+    return own and not set(modules) & set(runtime.separators)
 
 
 def _site_args(site: Containers, runtime: Runtime) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ class Plan:
     root: str
     """Folder of the clusters' folders, expanded on this host."""
     workdir: str
+    modules: str
+    """Folder of the program, from which workers import, too; "" if that is `workdir`."""
     start_workers: int
     lifetime: Lifetime
     devices: tuple[str, ...] = ()
@@ -194,6 +196,7 @@ class _Planner:
             transport=transport,
             root=root,
             workdir=str(self.spec.workdir),
+            modules=self.spec.modules,
             start_workers=start_workers,
             lifetime=lifetime,
             devices=self._devices(sum(group.gpus for group in groups)),

@@ -20,6 +20,7 @@ from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli, text_of
 from ..support.images import MARK, Image
 from ..support.processes import patience, processes_with, until
+from .test_own_modules import FOUND, HELPER, MAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -424,3 +425,17 @@ def test_waiting_jobs_are_cancelled_at_the_end_of_an_attempt(
     states = [job["state"] for job in cli.status(cluster)["jobs"] if job["attempt"] == 1]
     assert states == ["COMPLETED", "CANCELLED"]
     backend.wait_empty(20, cluster)
+
+
+@pytest.mark.slow
+def test_own_modules(cli: Cli, backend: SlurmBackend, image: Image, home: Path) -> None:
+    """The folder of the program is not the working directory, and mounted nevertheless."""
+    write_site(cli, backend, containers=image.site())
+    folder = home / "app"
+    folder.mkdir()
+    image.add_mount_point(folder)
+    (folder / "main.py").write_text(MAIN)
+    (folder / "helper.py").write_text(HELPER)
+    run = ["python3", str(folder / "main.py")]
+    cluster = cli.submit({**PROFILE, "run": run}, "--wait")
+    assert cli("logs", cluster).stdout == FOUND

@@ -388,6 +388,8 @@ class SimulatedDask:
     """Called with the jobs that `adapt` releases."""
     messages: list[str] = field(default_factory=list)
     open: bool = True
+    given_up: Exception | None = None
+    """The error of the tasks that clients wait for."""
 
     @property
     def connected(self) -> frozenset[str]:
@@ -404,6 +406,9 @@ class SimulatedDask:
 
     async def load(self) -> dict[str, int]:
         return dict.fromkeys(self.slurm.busy, 1)
+
+    async def give_up(self, error: Exception | None) -> None:
+        self.given_up = error
 
     async def retire(self, names: list[str]) -> None:
         connected = self.slurm.connected

@@ -19,7 +19,7 @@ from gpujobs.clusters.report import cluster_json
 from gpujobs.config.groups import group_specs
 from gpujobs.config.spec import load_spec, read_spec, write_spec
 from gpujobs.errors import InputError
-from gpujobs.injob.demand import HANDLER, add_handler
+from gpujobs.injob.demand import HANDLER, add_handlers
 from gpujobs.injob.folder import RegisteredWorker
 from gpujobs.injob.launch import enough_workers
 from gpujobs.injob.options import parse
@@ -265,7 +265,7 @@ def demand(workers: list[Any], queued: list[Any], unrunnable: list[Any], **group
     scheduler: Any = SimpleNamespace(
         handlers={}, queued=queued, unrunnable=unrunnable, workers={w.name: w for w in workers}
     )
-    add_handler(scheduler)
+    add_handlers(scheduler)
     values = {
         "prefix": "c-gpu-", "resources": {"GPU": 1.0}, "threads": 1, "plain_tasks": False, "target_duration": 5.0,
     }  # fmt: skip

@@ -104,6 +104,67 @@ def test_the_reason_is_the_last_line_with_an_error(tmp_path: Path) -> None:
     assert reason_in(log) == ""
 
 
+CHAIN = """\
+Traceback (most recent call last):
+  File "/opt/lib/distributed/scheduler.py", line 5020, in update_graph
+    expr = deserialize(expr_ser.header, expr_ser.frames)
+^^^^^^^^^^^
+ModuleNotFoundError: No module named 'helper'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "main.py", line 5, in <module>
+    print(client.gather(client.map(cube, range(5))))
+RuntimeError: Error during deserialization of the task graph. This frequently
+occurs if the Scheduler and Client have different environments.
+For more information, see
+https://docs.dask.org/en/stable/deployment-considerations.html
+"""
+"""What distributed raises in `run` if the dask scheduler cannot import a module."""
+HANDLING = """\
+Traceback (most recent call last):
+  File "main.py", line 1, in <module>
+    raise ValueError("of an earlier traceback")
+ValueError: of an earlier traceback
+12:00:01 going on
+Traceback (most recent call last):
+  File "main.py", line 3, in <module>
+    {}["table"]
+KeyError: 'table'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "main.py", line 5, in <module>
+    raise InputError("no such table,\\nin any file")
+InputError: no such table,
+in any file
+"""
+FIRST_AND_LAST = "KeyError: 'table'; then InputError: no such table, in any file"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            CHAIN,
+            "ModuleNotFoundError: No module named 'helper' (workers import from `workdir`, the "
+            "folder of the program, and PYTHONPATH)",
+        ),
+        (HANDLING, FIRST_AND_LAST),
+        (f"{HANDLING}2026-11-21 09:12:01 - distributed.nanny - INFO - closed\n", FIRST_AND_LAST),
+        (f"{HANDLING}Traceback (most recent call last):\n  f()\nOSError: disk\n", "OSError: disk"),
+        (f"{HANDLING}error: later\n\nerror: last\n", "error: last"),
+    ],
+)
+def test_the_reason_of_a_chain_of_exceptions_is_its_first(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert reason_in(tmp_path / "log") == reason
+
+
 PRRTE = """\
 it starts
 --------------------------------------------------------------------------
