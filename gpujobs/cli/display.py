@@ -43,7 +43,8 @@ def status_text(report: ClusterReport) -> str:
     if gpus := _gpu_table(report):
         lines += ["", gpus]
     for job in [job for job in report.jobs if job.log][:SHOWN_LOGS]:
-        lines += ["", f"last lines of job {job.number}:", *(f"  | {line}" for line in job.log)]
+        name = "run" if job.run_failed else f"job {job.number}"
+        lines += ["", f"last lines of {name}:", *(f"  | {line}" for line in job.log)]
     return "\n".join(lines)
 
 
@@ -94,7 +95,7 @@ def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
         record.id,
         record.site,
         report.state,
-        f"{report.connected}/{record.workers}",
+        "-" if report.finished else f"{report.connected}/{record.workers}",
         job_counts(report),
         age(report),
         summary(report),
@@ -105,9 +106,8 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     record = report.record
     title = (f"{record.id} on {record.site}", report.state.value, summary(report))
     yield ": ".join(part for part in title if part)
-    yield f"  workers  {report.connected} of {record.workers} connected{_missing_workers(report)}"
-    for group in report.groups:
-        yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
+    if not report.finished:
+        yield from _connections(report)
     if record.attempts > 1:
         yield f"  attempt  {report.attempt} of {record.attempts}"
     if report.exit_code is not None:
@@ -124,6 +124,13 @@ def _facts(report: ClusterReport) -> Iterator[str]:
         yield f"  note     {note}"
 
 
+def _connections(report: ClusterReport) -> Iterator[str]:
+    connected, missing = report.connected, _missing_workers(report)
+    yield f"  workers  {connected} of {report.record.workers} connected{missing}"
+    for group in report.groups:
+        yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
+
+
 def _end_text(ends_at: float, rule: str) -> str:
     """Return when a cluster without work ends, and what it must stay without."""
     clock = time.strftime("%H:%M:%S", time.localtime(ends_at))
@@ -132,7 +139,7 @@ def _end_text(ends_at: float, rule: str) -> str:
 
 
 def _missing_workers(report: ClusterReport) -> str:
-    if report.finished or not report.connected:
+    if not report.connected:
         return ""
     staying = [job for job in report.current_jobs if job.number not in report.record.removed]
     names = [name for job in staying for name in job.workers if name not in job.connected]

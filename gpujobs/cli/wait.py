@@ -31,10 +31,10 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
             if note not in shown:
                 shown.add(note)
                 progress.write(f"note: {note}")
-        for line in output.new_lines(last=report.finished and not report.active):
-            progress.write(line)
         if not report.finished:
             progress.show_report(report, clock())
+        for line in output.new_lines(last=report.finished and not report.active):
+            progress.write(line)
 
     try:
         report = cluster.wait(watch=show)

@@ -138,6 +138,11 @@ class JobReport:
         )
 
     @property
+    def run_failed(self) -> bool:
+        """Whether it is the head, and ended because `run` failed."""
+        return self.head and self.reason.startswith(RUN)
+
+    @property
     def exit_remark(self) -> str:
         """The exit code if it is not 0, as ``exit code 3``; "" if the reason contains it."""
         remark = f"exit code {self.exit_code}"

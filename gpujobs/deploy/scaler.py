@@ -36,6 +36,8 @@ class Scaler:
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
+        self._setups: set[str] = set()
+        """Failed lines of `setup` that were shown."""
         self._gave_up = False
         """Whether clients were given an error, because no more jobs are submitted."""
         self._groups = {
@@ -209,6 +211,7 @@ class Scaler:
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
+        self._note_setups()
         self._retirer.retire_late(pool.jobs.released.values())
         await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
@@ -230,6 +233,13 @@ class Scaler:
         if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
             self._gave_up = True
             await self.dask.give_up(pool.errors[0])
+
+    def _note_setups(self) -> None:
+        """Show each line of `setup` that failed in a job, once."""
+        found = set(self.pool.folder_state.setups.values())
+        for text in sorted(found - self._setups):
+            self.dask.log(f"setup: {text}")
+        self._setups |= found
 
     def _report_error(self, error: Exception) -> None:
         """Log once why no more jobs are submitted."""

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from distributed.core import Status
-
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import TaskState, WorkerState
@@ -61,6 +59,8 @@ class _GivenUp:
             self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        from distributed.core import Status
+
         self._failed.clear()
         while self._error and self._scheduler.status == Status.running:
             if not self._scheduler.workers:

@@ -12,7 +12,7 @@ from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import Backend, SlurmBackend
 from ..support.cli import Cli, text_of
-from ..support.processes import as_user
+from ..support.processes import patience, run
 
 MAIN = """
 from distributed import Client
@@ -34,6 +34,7 @@ OWNER = MAIN.replace("distributed import Client", "gpujobs import GPUSLURMCluste
     "with GPUSLURMCluster(n_workers=2) as cluster:\n        client = cluster.get_client()",
 )
 LOST = """
+import sys
 from distributed import wait
 from gpujobs import GPUSLURMCluster
 from helper import cube
@@ -42,8 +43,8 @@ if __name__ == "__main__":
     with GPUSLURMCluster(n_workers=1, scheduler="local") as cluster:
         client = cluster.get_client()
         futures = client.map(cube, range(40))
-        wait(futures, timeout=120)
-        later = client.submit(cube, 41).exception(timeout=20)
+        wait(futures, timeout=float(sys.argv[1]))
+        later = client.submit(cube, 41).exception(timeout=float(sys.argv[1]))
         for error in (*{type(future.exception()): future.exception() for future in futures}.values(), later):
             print(type(error).__name__, error)
 """
@@ -62,10 +63,8 @@ def run_owner(cli: Cli, text: str, mode: int = 0o755) -> subprocess.CompletedPro
     """Run a program that owns its cluster."""
     folder = write_program(cli, text)
     folder.chmod(mode)
-    return subprocess.run(
-        [cli.python, "app/main.py"], env=cli.env, cwd=cli.work, capture_output=True, text=True,
-        timeout=180, **as_user(cli.user),
-    )  # fmt: skip
+    argv = [cli.python, "app/main.py", str(patience(60))]
+    return run(argv, env=cli.env, user=cli.user, timeout=180, cwd=cli.work)
 
 
 @pytest.mark.conformance

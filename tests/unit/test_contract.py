@@ -19,7 +19,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster  # noqa: E402
 
 from gpujobs.deploy.attached import AttachedCluster  # noqa: E402
 from gpujobs.deploy.cluster import GPUJobQueueCluster  # noqa: E402
-from gpujobs.injob.demand import add_handler  # noqa: E402
+from gpujobs.injob.demand import add_handlers  # noqa: E402
 
 OURS = {
     "_abort", "_address", "_dask", "_devices", "_folder", "_job_reports", "_lease", "_ledger", "_monitor", "_open", "_owner", "_pool", "_reach_target",
@@ -193,7 +193,7 @@ def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive() -> None:
             assert (await comm.identity())["workers"] == {}
             assert await comm.processing() == {}
             assert not await comm.retire_workers(names=["nobody"], close_workers=True, remove=True)
-            add_handler(cluster.scheduler)
+            add_handlers(cluster.scheduler)
             group = {
                 "prefix": "x-gpu-",
                 "resources": {"GPU": 1},

@@ -59,9 +59,12 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
-gpujobs_setup_failed() {   # note the first line that fails, but not in sourced files; setup continues
-    [ -n "$3" ] || [ -e "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup" ] ||
-        echo "${2:0:100} failed (exit code $1)" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
+gpujobs_failed=''
+gpujobs_setup_failed() {   # note the first lines that fail, but not in sourced files; setup continues
+    if [ -z "$3${gpujobs_failed:300}" ]; then
+        gpujobs_failed+="${gpujobs_failed:+; }${2:0:100} failed (exit code $1)"
+        echo "$gpujobs_failed" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
+    fi
 }
 trap 'gpujobs_setup_failed "$?" "$BASH_COMMAND" "${BASH_SOURCE[1]-}"' ERR
 # of the site
