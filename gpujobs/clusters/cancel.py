@@ -17,8 +17,8 @@ logger = logging.getLogger("gpujobs")
 
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
-EXIT_TIMEOUT = 5.0
-"""Seconds for running jobs to find `ended` and exit, before they are cancelled."""
+EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 15.0
+"""Seconds for running jobs to find `ended` and exit, before they are cancelled; with `run`."""
 
 
 def end(record: ClusterRecord) -> None:
@@ -55,7 +55,8 @@ def cancel(
     jobs = {*record.jobs.values(), *current.values()}
     client = client_of(record, timeout=timeout, system=system)
     if client.scheduler.slow_cancel:
-        _wait_for_exits(record.path, system)
+        seconds = RUN_EXIT_TIMEOUT if record.run else EXIT_TIMEOUT
+        _wait_for_exits(record.path, seconds, system)
     client.cancel(sorted(jobs, key=str), [record.id])
 
 
@@ -71,10 +72,10 @@ def cancel_held(report: ClusterReport) -> None:
     client_of(record, timeout=EXIT_TIMEOUT).cancel(held, [record.id], others)
 
 
-def _wait_for_exits(folder: Path, system: System) -> None:
-    """Wait until all jobs that have started have exited, `EXIT_TIMEOUT` at most."""
+def _wait_for_exits(folder: Path, seconds: float, system: System) -> None:
+    """Wait until all jobs that have started have exited, ``seconds`` at most."""
     reader = FolderReader(folder)
-    deadline = system.monotonic() + EXIT_TIMEOUT
+    deadline = system.monotonic() + seconds
     while not (state := reader.read()).exits.keys() >= state.nodes.keys():
         if system.monotonic() > deadline:
             return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from .attempts import STOPPED_CODES, ids_to_cancel, last_attempt_text
@@ -39,6 +41,10 @@ _SCHEDULER_EXIT_TIMEOUT = 0.5
 _RUN_CANCEL_TIMEOUT = 10.0
 """Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
 _REASONS_SHOWN = 3
+_SIGNAL_TIMEOUT = 1.0
+"""Seconds in which a batch scheduler that signals all processes of a job has done so."""
+_WITNESS = ("sleep", "2147483647")
+"""A process that gets SIGTERM from the batch scheduler only."""
 _WALLTIME_RESERVE = 15
 """Seconds of the walltime that are kept to stop the rest of the job."""
 
@@ -52,6 +58,8 @@ class Head(Job):
         super().__init__(options)
         self.scheduler: ManagedProcess | None = None
         self.command: ManagedProcess | None = None
+        self._witness: ManagedProcess | None = None
+        self._asked_to_exit = False
         self._heartbeat_time = 0.0
         self._lease_time = 0.0
         self._reported: dict[str, int] = {}
@@ -99,6 +107,7 @@ class Head(Job):
         self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
         self.start_workers()
         launcher = self.command = self.worker_processes[0]
+        self._start_witness()
         while launcher.running:
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
@@ -115,14 +124,14 @@ class Head(Job):
 
     def stop(self) -> None:
         """Stop all processes; the dask scheduler closes the workers, which must not stop before."""
-        if self.command is not None and self.command.running:
-            self.command.terminate()
+        if self.command is not None:
+            self._ask_to_exit(self.command, 0)
             self.command.wait(2)
         self._report_restarts()
         if self.scheduler is not None:
             self.scheduler.terminate()
         self.wait_for_workers()
-        for process in (self.command, self.scheduler):
+        for process in (self.command, self.scheduler, self._witness):
             if process is not None:
                 process.wait(0.5)
                 process.kill()
@@ -195,6 +204,10 @@ class Head(Job):
             log(f"run: starts with {len(registered)} workers")
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
+            self._start_witness()
+
+    def _start_witness(self) -> None:
+        self._witness = ManagedProcess("the witness", _WITNESS, Path(os.devnull), self.environ)
 
     def _check_jobs(self, jobs: JobsWatch) -> None:
         """Report jobs that will not come; exit if `run` waits for their workers."""
@@ -264,7 +277,7 @@ class Head(Job):
         if self.walltime.explains_signal():
             seconds = max(5.0, self.walltime.left() - _WALLTIME_RESERVE)
         log(f"{reason}: run: has {seconds:.0f} s to finish")
-        command.terminate()
+        self._ask_to_exit(command, _SIGNAL_TIMEOUT)
         command.wait(seconds)
         code = command.exit_code
         self._check_walltime_exit(code)
@@ -277,9 +290,22 @@ class Head(Job):
     def end_with_cluster(self, ended: Ended) -> JobExit:
         """After a cancel, `run` has as long to exit as after a signal of the batch scheduler."""
         if ended.kind is EndKind.CANCELLED and self.command is not None:
-            self.command.terminate()
+            self._ask_to_exit(self.command, _SIGNAL_TIMEOUT)
             self.command.wait(_RUN_CANCEL_TIMEOUT)
         return JobExit(ended.exit_code)
+
+    def _ask_to_exit(self, command: ManagedProcess, seconds: float) -> None:
+        """Send SIGTERM to `run`, but only once: a second one may disturb it while it saves.
+
+        The batch scheduler may have sent one to all processes of the job, or do so within
+        ``seconds``.
+        """
+        if self._asked_to_exit or not command.running:
+            return
+        self._asked_to_exit = True
+        witness = self._witness
+        if witness is None or not witness.wait(seconds) or witness.exit_code != EXIT_STOPPED:
+            command.terminate()
 
     def _stopped(self, reason: str) -> JobExit:
         near = self.walltime.explains_signal()

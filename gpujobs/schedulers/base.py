@@ -90,7 +90,7 @@ class Scheduler(ABC):
     inventory: ClassVar[type[Inventory] | None] = None
     """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     slow_cancel: ClassVar[bool] = False
-    """A running job that is cancelled keeps its nodes long after its processes have exited."""
+    """A running job that is cancelled keeps its nodes for long, or is killed at once."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 

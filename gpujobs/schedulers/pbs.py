@@ -79,7 +79,8 @@ class PBS(Scheduler):
     job_variable = "PBS_JOBID"
     after = ("-W", "depend=afterany:{ids}")
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
-    # other processes only every 10 s or more; the end of a script it sees immediately.
+    # other processes only every 10 s or more; the end of a script it sees immediately. That of
+    # Torque kills them.
     slow_cancel = True
     # No `cancel_waiting`: qdel cannot choose by state, and would end running jobs, too. A pending
     # job finds that the cluster has ended when it starts.

@@ -31,7 +31,6 @@ class Torque(PBS):
 
     name = "torque"
     inventory = TorqueInventory
-    slow_cancel = False
     request = (
         "-q {queue}",
         "-l nodes={nodes}:ppn={cpus_per_node}:gpus={gpus_per_node}",

@@ -16,3 +16,18 @@ if __name__ == "__main__":
 """Prints, as JSON, every worker's CUDA_VISIBLE_DEVICES and node."""
 
 SLEEP = "import time, sys; print('here', flush=True); time.sleep(float(sys.argv[1]))"
+
+SAVE = """
+import signal, sys, time
+
+def save(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    time.sleep(float(sys.argv[1]))
+    sys.exit("saved")
+
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # LSF sends it first
+print("here", flush=True)
+time.sleep(600)
+"""
+"""It takes some seconds to end after a SIGTERM, and is disturbed by a second one."""

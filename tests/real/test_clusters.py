@@ -14,7 +14,7 @@ import pytest
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, processes_with, until
-from .programs import SLEEP, WHO
+from .programs import SAVE, SLEEP, WHO
 
 KINDS = [
     "ordinary",
@@ -406,13 +406,17 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.conformance
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
-    cli.write("sleep.py", SLEEP)
-    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "run": ["python", "sleep.py", "600"]})
+    """`run` gets SIGTERM once, and has the time to save its state."""
+    cli.write("save.py", SAVE)
+    seconds = "3" if backend.name == "slurm" else "6"  # the tests' Slurm kills after 5 s
+    run = ["python", "save.py", seconds]
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "run": run})
     says(cli, cluster, "here")
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     until(lambda: not processes_with(cluster), 10)
     assert state(cli, cluster) == "CANCELLED"
+    assert cli("logs", cluster).stdout == "here\nSIGTERM\nsaved\n"
 
 
 @pytest.mark.conformance
