@@ -33,6 +33,7 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.started job N has begun: node, started, pid, job_id; written by its supervisor
     jobs/N.json    how job N ended, written by its bash
     jobs/N.reason  why, as a sentence
+    jobs/N.stopped job N got a signal of the batch scheduler; made by its bash
     jobs/N.claim   which job of the batch scheduler does the work of number N
     record.json    what `judge.pyz` needs to know of the cluster, written at each submission
     verdict.json   which jobs will not come, and why; written by `judge.pyz` or by `submit --wait`

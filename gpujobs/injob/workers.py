@@ -132,6 +132,11 @@ class Workers(Job):
         raise self._scheduler_gone(address)
 
     def _scheduler_gone(self, address: str) -> JobExit:
+        """Return the exit after the head is gone; its batch script may have noted a signal."""
+        head = self.folder.read("head/owner").get("job")
+        if (self.folder.path / "jobs" / f"{head}.stopped").exists():
+            reason = "the head's job was stopped: it received a signal of the batch scheduler"
+            return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
         reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"
         return JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
 

@@ -421,19 +421,21 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
 
 @pytest.mark.conformance
 def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
-    cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
-    connected(cli, cluster, 2)
+    cluster = cli.submit({"gpus": 3, "gpus_per_job": 1})
+    connected(cli, cluster, 3)
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
     backend.kill_job(other["id"])
-    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 30)
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 30)
     found = cli.status(cluster)
     assert found["state"] == "RUNNING"  # one worker less is no reason to end the others
     until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
     assert f"missing: {cluster}-{other['number']}" in cli("status", cluster).stdout
     head = next(job for job in found["jobs"] if job["head"])
     backend.kill_job(head["id"])
-    backend.wait_empty(20, cluster)
-    assert state(cli, cluster) in ("FAILED", "CANCELLED")
+    backend.wait_empty(30, cluster)
+    found = cli.status(cluster)
+    assert (found["state"], found["kind"]) == ("CANCELLED", "cancelled")
+    assert found["reason"].startswith("the head's job was stopped: it received ")
 
 
 # -- limits of time ------------------------------------------------------------------------------------------------

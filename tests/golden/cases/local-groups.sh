@@ -38,7 +38,7 @@ gpujobs_fail() {
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -55,7 +55,8 @@ export PYTHONUNBUFFERED=1
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
 stopped='' supervisor=''
-trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+# Torque may kill the supervisor before it can write why.
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
     --start-timeout=300 --group=one --start-workers=1 \
@@ -117,7 +118,7 @@ gpujobs_fail() {
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -134,7 +135,8 @@ export PYTHONUNBUFFERED=1
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
 stopped='' supervisor=''
-trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+# Torque may kill the supervisor before it can write why.
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
     --start-timeout=300 --group=more --start-workers=1 \

@@ -57,7 +57,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="$PBS_JOBID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -94,7 +94,8 @@ container=(env --unset=TMPDIR ch-run --unset-env=LD_LIBRARY_PATH --unset-env=LD_
 # --- work ----------------------------------------------------------------------------------------
 python=python3
 stopped='' supervisor=''
-trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+# Torque may kill the supervisor before it can write why.
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 # Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4

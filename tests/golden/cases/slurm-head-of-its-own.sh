@@ -52,7 +52,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -78,7 +78,8 @@ export PYTHONUNBUFFERED=1
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
 stopped='' supervisor=''
-trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+# Torque may kill the supervisor before it can write why.
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=4 \
@@ -152,7 +153,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB.json" "jobs/$GPUJOBS_JOB.reason" "jobs/$GPUJOBS_JOB.setup"
+rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -178,7 +179,8 @@ export PYTHONUNBUFFERED=1
 # --- work ----------------------------------------------------------------------------------------
 python=/opt/env/bin/python
 stopped='' supervisor=''
-trap 'stopped=1; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+# Torque may kill the supervisor before it can write why.
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=scheduler \
     --walltime=3600 --warning=60 \
