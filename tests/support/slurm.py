@@ -20,6 +20,7 @@ from pathlib import Path
 from .processes import free_ports, patience, reaper, stop, until
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PREFIX = os.environ.get("GPUJOBS_SLURM_PREFIX", "")
 """Where another version of Slurm is installed; its programs are first on the path."""
@@ -117,9 +118,10 @@ class PrivateSlurm:
         self._daemon("slurmctld", "slurmctld", "-D")
         until(lambda: "UP" in self.command("scontrol", "ping"), 30, "slurmctld")
 
-    def start_node(self, node: str, *options: str) -> None:
-        """Start the slurmd of a node."""
-        self._daemon(f"slurmd-{node}", "slurmd", "-D", "-N", node, *options)
+    def start_node(self, node: str, *options: str, isolated: bool = False) -> None:
+        """Start the slurmd of a node. ``isolated``: it sees no process but its own ones."""
+        words = [*(PID_NAMESPACE if isolated else ()), "slurmd", "-D", "-N", node, *options]
+        self._daemon(f"slurmd-{node}", *words)
 
     def ready(self) -> bool:
         """Return whether all nodes accept jobs. Fails if a daemon has ended."""

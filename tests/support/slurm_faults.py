@@ -6,13 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from .processes import processes_with, stop, until
-from .slurm import PrivateSlurm
+from .slurm import PID_NAMESPACE, PrivateSlurm
 
 
 def fail_node(slurm: PrivateSlurm, node: str) -> None:
@@ -49,8 +51,11 @@ def failed_node(slurm: PrivateSlurm, node: str) -> Iterator[None]:
 def node_without_launch(slurm: PrivateSlurm, node: str) -> Iterator[None]:
     """While this is open, a node accepts jobs and cannot launch them: its slurmd has lost a plugin.
 
-    Slurm drains the node at the first job, and calls that COMPLETED with exit code 0:0.
+    Slurm drains the node at the first job, and calls that COMPLETED with exit code 0:0. A step that fails so early may
+    signal every process that it sees, as root: the node has a namespace of its own.
     """
+    if subprocess.run([*PID_NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("no namespaces of processes here")
     library = next(Path("/usr").glob("**/task_none.so")).parent
     own = slurm.folder / f"own-{node}"
     shutil.copytree(library, own / "plugins")
@@ -59,21 +64,17 @@ def node_without_launch(slurm: PrivateSlurm, node: str) -> Iterator[None]:
     with (own / "slurm.conf").open("a") as file:
         file.write(f"PluginDir={own}/plugins\n")
     stop(slurm.daemons[f"slurmd-{node}"])
-    slurm.start_node(node, "-f", str(own / "slurm.conf"))
     pid = slurm.folder / "run" / f"slurmd-{node}.pid"
-    until(
-        lambda: (
-            pid.exists() and pid.read_text().strip() == str(slurm.daemons[f"slurmd-{node}"].pid)
-        ),
-        20,
-        node,
-    )
+    pid.unlink(missing_ok=True)
+    slurm.start_node(node, "-f", str(own / "slurm.conf"), isolated=True)
+    until(pid.exists, 20, node)
     until(slurm.ready, 60, node)
     (own / "plugins" / "task_none.so").unlink()
     try:
         yield
     finally:
-        stop(slurm.daemons[f"slurmd-{node}"])
+        slurm.daemons[f"slurmd-{node}"].kill()
+        slurm.daemons[f"slurmd-{node}"].wait()
         shutil.rmtree(own)
         restore_node(slurm, node)
         until(slurm.ready, 60, f"{node} with its plugins")
