@@ -167,7 +167,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             self._scaler.set_targets(first)
             self._pool.write_groups()
             if any(first.values()) and not self.asynchronous:
-                self.sync(self._reach_target)
+                self.sync(self._scaler.reach_targets)
         except BaseException as error:
             self._abort()
             if isinstance(error.__cause__, GpujobsError):  # in dask's "Cluster failed to start"

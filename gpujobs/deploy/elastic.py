@@ -69,6 +69,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         In a cluster with groups: workers of groups, as ``scale(gpu=8, prep=2)``; the others stay.
         Workers come and go in whole jobs: the number is rounded up, and that is logged. Raises
         RefusedError in the batch scheduler's words; then nothing has changed, of the refused group.
+        If the batch scheduler is away, the jobs are submitted when it responds.
         With an asynchronous cluster the result must be awaited.
         """
         if self.status in (Status.closing, Status.closed):  # dask closes by scaling to 0
@@ -99,7 +100,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     async def _correct_state_internal(self) -> None:
         self._correct_state_waiting = None  # calls of one moment share a task until here
         if self.status not in (Status.closing, Status.closed):
-            await self._scaler.reach_targets()
+            await self._scaler.reach_targets_soon()
 
     async def _wait_for_workers(
         self, n_workers: int = 0, timeout: float | str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
 from ..clusters.report import JobPhase, ended_message
 from ..errors import GpujobsError, InputError, JobFailedError, UnavailableError
@@ -18,6 +18,8 @@ from .retiring import Retirer
 
 REFRESH_INTERVAL = 1.0
 """Seconds between two looks at the cluster's folder."""
+SUBMIT_TIMEOUT = 15.0
+"""Seconds for which `scale` waits for a batch scheduler that is away."""
 UPDATE_TIMEOUT = 5.0
 """Seconds for which `Scaler.update` waits for a batch scheduler that is away."""
 
@@ -35,6 +37,7 @@ class Scaler:
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self._late: asyncio.Task[None] | None = None
         self._stopped = False
         self._setups: set[str] = set()
         """Failed lines of `setup` that were shown."""
@@ -79,15 +82,44 @@ class Scaler:
                 await self.dask.give_up(None)
             await self.pool.recover()
             for group in self.pool.groups.values():
+                wanted = group.target
                 try:
                     await self._reach_target(group)
                 except Exception as error:
-                    group.target = len(self.pool.jobs.counting(group.name))
-                    group.refused = error
                     errors.append(error)
+                    if group.target == wanted:  # else it was scaled meanwhile
+                        group.target = len(self.pool.jobs.counting(group.name))
+                        group.refused = error
         if errors:
             self.pool.write_groups()
             raise errors[0]
+
+    async def reach_targets_soon(self) -> None:
+        """Do `reach_targets`, but do not wait long for a submission without a reply.
+
+        It then goes on in the background; what cannot be submitted now is tried again.
+        """
+        wanted = {group: group.target for group in self.pool.groups.values()}
+        work = asyncio.ensure_future(self.reach_targets())
+        await asyncio.wait([work], timeout=SUBMIT_TIMEOUT)
+        while not work.done() and not self.pool.unanswered:  # workers transfer their data
+            await asyncio.wait([work], timeout=REFRESH_INTERVAL)
+        if work.done():
+            return work.result()
+        message = "%s: the batch scheduler does not respond; the jobs are submitted when it does"
+        logger.warning(message, self.pool.id)
+        self._late = asyncio.ensure_future(self._finish(work, wanted))
+
+    async def _finish(self, work: Awaitable[None], wanted: Mapping[WorkerGroup, int]) -> None:
+        try:
+            await work
+        except UnavailableError:
+            for group, jobs in wanted.items():
+                if isinstance(group.refused, UnavailableError):
+                    group.target, group.refused = jobs, None
+            self.watch_soon()
+        except Exception as error:
+            logger.error("%s: %s", self.pool.id, error)
 
     async def _reach_target(self, group: WorkerGroup) -> None:
         counting = self.pool.jobs.counting(group.name)

@@ -166,7 +166,7 @@ class LSF(Scheduler):
                 found[job] = replace(end, native=status.native, node=status.node)
         for job in _with_state(listed, JobState.PENDING):
             if job.submission in reasons:  # the same for all pending members of an array
-                reason = reasons[job.submission]
+                reason = reasons[job.submission] or listed[job].reason
                 found[job] = JobStatus(JobState.PENDING, listed[job].native, reason)
         return found
 

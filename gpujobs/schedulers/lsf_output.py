@@ -17,6 +17,9 @@ _STATES = {
     "DONE": JobState.COMPLETED, "EXIT": JobState.FAILED, "ZOMBI": JobState.NODE_FAIL,
 }  # fmt: skip
 
+_SUSPENDED_WHILE_PENDING = "suspended while pending (bstop, or too many failed starts; bresume)"
+"""The reason of PSUSP, if the job's record has none."""
+
 _TERMINATION_STATES = {
     "RUNLIMIT": JobState.TIMEOUT, "CPULIMIT": JobState.TIMEOUT, "DEADLINE": JobState.TIMEOUT,
     "WINDOW": JobState.TIMEOUT,
@@ -67,7 +70,8 @@ class Row:
         state = _STATES.get(self.native, JobState.UNKNOWN)
         if self.native == "EXIT" and not self.hosts:
             state = JobState.CANCELLED  # it never started
-        return JobStatus(state, self.native, node=",".join(self.hosts))
+        reason = _SUSPENDED_WHILE_PENDING if self.native == "PSUSP" else ""
+        return JobStatus(state, self.native, reason, node=",".join(self.hosts))
 
     def has_name(self, name: str) -> bool:
         """Return whether the job, or its array, has this name."""

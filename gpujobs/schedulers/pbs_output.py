@@ -17,6 +17,12 @@ _STATES = {
     "S": JobState.SUSPENDED, "U": JobState.SUSPENDED,
 }  # fmt: skip
 _PENDING_REASONS = {"Q": "queued", "H": "held", "W": "waiting for its time", "T": "in transit"}
+_HELD_BY_A_PERSON = {
+    "u": "held by its user (qhold; qrls releases it)",
+    "o": "held by an operator",
+    "p": "held: the password of its user is not valid",
+}
+"""Reasons by `Hold_Types`. "s", the system's, is also that of a job that waits for another one."""
 _ENDED = ("F", "X")
 _STATES_OF_EXIT_CODES = {
     -29: JobState.TIMEOUT, -28: JobState.TIMEOUT,
@@ -35,7 +41,7 @@ _LAUNCH_FAILED = "job held, too many failed attempts to run"
 _ID = re.compile(r"(\d+)(?:\[(\d*)\])?(\..*)?")
 _JOB_LINE = re.compile(r'\s*"(\d+(?:\[\d*\])?\.[^"]+)":\s*\{')
 _ATTRIBUTE_LINE = re.compile(
-    r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining)":'
+    r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining|Hold_Types)":'
     r"\s*(.+?),?\s*$"
 )
 
@@ -55,6 +61,8 @@ class PBSJob:
     """The estimated start."""
     remaining: str = ""
     """Indexes of an array that have not started."""
+    holds: str = ""
+    """Letters of `Hold_Types`."""
 
     @property
     def nodes(self) -> str:
@@ -134,7 +142,9 @@ def _unlisted_member(id_: JobId, array: PBSJob) -> PBSJob | None:
         return array
     if array.state == "F":
         return None
-    if array.state in _PENDING_REASONS or id_.index in _indexes(array.remaining):
+    if array.state in _PENDING_REASONS:
+        return PBSJob(array.state, holds=array.holds)
+    if id_.index in _indexes(array.remaining):
         return PBSJob("Q")
     return None
 
@@ -158,7 +168,8 @@ def _status(job: PBSJob) -> JobStatus:
         return JobStatus(state, job.state, job.comment, job.exit_code, job.nodes)
     if job.state == "H" and job.comment.startswith(_LAUNCH_FAILED):
         return JobStatus(JobState.FAILED, job.state, job.comment, job.exit_code, stuck=True)
-    reason = job.comment or _PENDING_REASONS[job.state]
+    person = next(filter(None, map(_HELD_BY_A_PERSON.get, job.holds)), "")
+    reason = person or job.comment or _PENDING_REASONS[job.state]
     return JobStatus(state, job.state, reason, job.exit_code, job.nodes, job.starts)
 
 
@@ -205,6 +216,7 @@ def _job(attributes: Mapping[str, object]) -> PBSJob:
         hosts=text("exec_host"),
         starts=str(estimated.get("start_time", "")) if isinstance(estimated, dict) else "",
         remaining=str(attributes.get("array_indices_remaining", "")),
+        holds=text("Hold_Types"),
     )
 
 

@@ -583,7 +583,10 @@ def test_the_controller_is_away_for_a_minute_in_the_middle_of_a_scale(
     away.start()
     time.sleep(0.5)
     cluster.scale(3)
+    assert away.is_alive()  # it does not wait for the end of that minute
+    assert len(cluster.plan) == 1
     away.join()
+    until(lambda: len(cluster.plan) == 3, 120, "the jobs that could not be submitted at once")
     cluster.wait_for_workers(3, timeout=patience(120))
     assert len(backend.queue()) == 3
     assert cluster.get_client().submit(sum, [1, 2]).result() == 3

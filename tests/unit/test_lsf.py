@@ -223,7 +223,7 @@ def test_status_of_arrays_and_jobs() -> None:
     }  # fmt: skip
     assert found[JobId("97")].node == "node1"  # node1:node1
     assert found[JobId("98")].node == ""
-    assert found[JobId("99")].native == "PSUSP"
+    assert found[JobId("99")].native == "PSUSP" and "bresume" in found[JobId("99")].reason
     assert JobId("102", 9) not in found and JobId("5") not in found  # not listed is not finished
 
 
@@ -249,7 +249,13 @@ def test_states(native: str, state: str) -> None:
         f"5       ada     {native:5} normal     login       2*node1:4*node2 svd-1[3] Nov 20 10:31\n"
     )
     found = SCHEDULER.parse_status(CommandResult(("bjobs",), 0, line), [JobId("5", 3)])
-    assert found == {JobId("5", 3): JobStatus(JobState(state), native, node="node1,node2")}
+    status = found[JobId("5", 3)]
+    assert (status.state, status.native) == (JobState(state), native)
+    assert (status.node, status.stuck, bool(status.reason)) == (
+        "node1,node2",
+        False,
+        native == "PSUSP",
+    )
 
 
 def test_details_are_asked_of_what_waits_and_what_failed() -> None:

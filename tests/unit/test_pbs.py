@@ -158,7 +158,8 @@ def test_reasons_and_nodes() -> None:
     assert one("03-status.txt", "pending, json", "96").reason.startswith(
         "Can Never Run: Insufficient amount of resource"
     )
-    assert one("03-status.txt", "held, json", "97").reason == "held"
+    held = one("03-status.txt", "held, json", "97")
+    assert held.reason == "held by its user (qhold; qrls releases it)" and not held.stuck
     assert one("03-status.txt", "running, json", "95").node == "node1"
     assert one("03-status.txt", "running, json", "95").reason == ""
     assert (
