@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError
-from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Scheduler
+from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from ..schedulers.jobs import cancel_targets
 from .command import LONGEST_DELAY, check_usable, delays, run_command
 from .system import HOST, System
-from .users import with_canceller
+from .users import user_name, with_canceller
 
 logger = logging.getLogger("gpujobs")
 
 RETRY_TIMEOUT = 90.0
 """Seconds for which a command is retried while the batch scheduler is unreachable."""
+HOST_TIMEOUT = 5.0
+"""The same if this host is the reason: a daemon that the commands need does not run on it."""
 CONFIRM_DELAY = 3.0
 """Seconds after which the batch scheduler is asked again whether it has a submission."""
 CANCEL_TIMEOUT = 8.0
@@ -64,29 +65,34 @@ class SchedulerClient:
         """
         after_options = self.scheduler.after_options(after)
         argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
-        deadline = self.system.monotonic() + self.timeout
+        began = self.system.monotonic()
         garbled_replies, pauses = 0, delays()
         while True:
-            result = self._run(argv, stdin=script, cwd=cwd)
+            left = began + self.timeout - self.system.monotonic()
+            result = self._run(argv, stdin=script, cwd=cwd, timeout=left)
             if submission := self._submission_in(result):
                 return submission
+            deadline = began + self._timeout_after(result)
             # The reply was lost or garbled: the job may have been accepted all the same.
             message = "%s did not respond (%s); checking whether it accepted the job"
-            logger.warning(message, self.scheduler.name, result.first_line)
+            logger.warning(message, self.scheduler.name, self._reason(result))
             if submission := self._recover_submission(name, known, deadline, next(pauses)):
                 return submission
             garbled_replies += result.exit_code == 0
-            if self.system.monotonic() > deadline or garbled_replies == MOST_GARBLED_REPLIES:
+            if garbled_replies == MOST_GARBLED_REPLIES:
                 message = f"{self.scheduler.name} returned no job id: {result.message}"
                 raise UnavailableError(message)
+            if self.system.monotonic() > deadline:
+                message = f"{self.scheduler.name} has not accepted the job for {self.timeout:.0f} s"
+                raise UnavailableError(f"{message}: {result.message}", hint="try again later")
 
     def find(self, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``.
 
         UnavailableError also if the command fails for a reason that is not known.
         """
-        result = self.query(self.scheduler.find_command(name, getpass.getuser()))
-        if not self.scheduler.answered(result):
+        result = self.query(self.scheduler.find_command(name, user_name()))
+        if self.scheduler.reply(result) is not Reply.ANSWER:
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
             raise UnavailableError(message, hint=f"run {command} on this host to see why")
@@ -98,7 +104,9 @@ class SchedulerClient:
         if not argv:
             return None
         client = replace(self, timeout=min(self.timeout, LIMIT_TIMEOUT))
-        return self.scheduler.parse_limit(client._run(argv).stdout)
+        result = client._run(argv)
+        answered = self.scheduler.reply(result) is Reply.ANSWER
+        return self.scheduler.parse_limit(result.stdout) if answered else None
 
     def estimate(self, script: str, cwd: Path) -> str | None:
         """Return the expected start of ``script``, None if the batch scheduler has no estimates."""
@@ -114,9 +122,9 @@ class SchedulerClient:
         if not argv:
             return None
         result = self._run(argv, stdin=script, cwd=cwd)
-        if self.scheduler.unreachable(result):
+        if self.scheduler.reply(result) is Reply.NONE:
             check_usable(result)
-            raise UnavailableError(f"{self.scheduler.name} is not available: {result.first_line}")
+            raise self._unavailable(result)
         return self.scheduler.refuses(result)
 
     # -- query -------------------------------------------------------------------------------------
@@ -130,35 +138,44 @@ class SchedulerClient:
         """
         if not ids:
             return {}
-        found, result = self._listed(ids, names, ended)
+        found, problem = self._listed(ids, names, ended)
         listed = {job: found.pop(job) for job in ended if job in found}
         returned = {job: status for job, status in listed.items() if status.in_queue}
         found.update(self._details(found))
         found.update(self._accounting([job for job in ids if job not in found]))
-        missing = NOT_LISTED
-        if not self.scheduler.answered(result):
-            missing = JobStatus(JobState.UNKNOWN, reason=result.first_line)
+        missing = JobStatus(JobState.UNKNOWN, reason=problem) if problem else NOT_LISTED
         return returned | {job: found.get(job, missing) for job in ids}
 
     def _listed(
         self, ids: Sequence[JobId], names: Sequence[str], ended: Collection[JobId] = ()
-    ) -> tuple[dict[JobId, JobStatus], CommandResult]:
-        """Return the jobs that the queue lists, and the result of the first query.
+    ) -> tuple[dict[JobId, JobStatus], str]:
+        """Return the jobs that the queue lists, and why others may be missing, "" if they are not.
 
         Jobs that have ``ended`` are not asked for; some batch schedulers list them all the same.
         """
-        result = self.query(self.scheduler.status_command(ids, names, getpass.getuser()))
-        found = self.scheduler.parse_status(result, [*ids, *ended])
+        result = self.query(self.scheduler.status_command(ids, names, user_name()))
+        results = [result]
+        found = self._statuses(result, [*ids, *ended])
         missing = [job for job in ids if job not in found]
         for argv in self.scheduler.more_status_commands(missing, result):
-            found.update(self.scheduler.parse_status(self.query(argv), missing))
-        return found, result
+            results.append(self.query(argv))
+            found.update(self._statuses(results[-1], missing))
+        refused = (r for r in results if self.scheduler.reply(r) is not Reply.ANSWER)
+        return found, next((result.first_line for result in refused), "")
+
+    def _statuses(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+        if self.scheduler.reply(result) is not Reply.ANSWER:
+            return {}
+        return self.scheduler.parse_status(result, ids)
 
     def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
         argv = self.scheduler.detail_command(listed)
         if not argv:
             return {}
-        return self.scheduler.parse_detail(self._run(argv), listed)
+        result = self._run(argv)
+        if self.scheduler.reply(result) is Reply.NONE:
+            return {}
+        return self.scheduler.parse_detail(result, listed)
 
     def _accounting(self, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         found: dict[JobId, JobStatus] = {}
@@ -166,7 +183,7 @@ class SchedulerClient:
             return found
         for argv in self.scheduler.accounting_commands(ids):
             result = self._run(argv)
-            if result.exit_code is not None:
+            if self.scheduler.reply(result) is not Reply.NONE:
                 parsed = self.scheduler.parse_accounting(result, ids)
                 found.update((job, with_canceller(status)) for job, status in parsed.items())
         return found
@@ -200,7 +217,9 @@ class SchedulerClient:
         waiting = list(jobs)
         for delay in delays(first=0.1):
             try:
-                found, _ = self._listed(waiting, names)
+                found, problem = self._listed(waiting, names)
+                if problem:
+                    raise UnavailableError(problem)
                 waiting = [job for job in waiting if job in found and found[job].waits]
                 if not waiting or self.system.monotonic() + delay > deadline:
                     break
@@ -217,7 +236,7 @@ class SchedulerClient:
         if result.exit_code == 0:
             return self.scheduler.parse_submit(result.stdout)
         check_usable(result)
-        if result.exit_code is not None and not self.scheduler.unreachable(result):
+        if self.scheduler.reply(result) is not Reply.NONE:
             raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
         return None
 
@@ -232,8 +251,8 @@ class SchedulerClient:
         reported_none = False
         while True:
             self._wait(self.system.spread(delay))
-            result = self._run(self.scheduler.find_command(name, getpass.getuser()))
-            if self.scheduler.answered(result) and not self.scheduler.unreachable(result):
+            result = self._run(self.scheduler.find_command(name, user_name()))
+            if self.scheduler.reply(result) is Reply.ANSWER:
                 found = self.scheduler.parse_find(result.stdout, name) - set(known)
                 if found or reported_none:
                     return min(found, default=None)
@@ -244,9 +263,9 @@ class SchedulerClient:
             delay = min(LONGEST_DELAY, delay * 2)
 
     def _no_response(self, result: CommandResult) -> UnavailableError:
-        name, seconds = self.scheduler.name, f"{self.timeout:.0f} s"
+        name, seconds = self.scheduler.name, f"{self._timeout_after(result):.0f} s"
         return UnavailableError(
-            f"{name} has not responded for {seconds}: {result.first_line}",
+            f"{name} has not responded for {seconds}: {self._reason(result)}",
             hint="nothing is lost: if it accepted the job after all, the job ends by itself;"
             " try again later",
         )
@@ -255,26 +274,47 @@ class SchedulerClient:
     def query(
         self, argv: Sequence[str], accept: Callable[[CommandResult], bool] = lambda result: False
     ) -> CommandResult:
-        """Run a command; retry while the batch scheduler is unreachable, unless ``accept`` does."""
-        deadline = self.system.monotonic() + self.timeout
-        pauses = delays()
+        """Run a command; retry while the batch scheduler is away, unless ``accept`` does."""
+        began, pauses = self.system.monotonic(), delays()
         while True:
             result = self._run(argv)
-            if not self.scheduler.unreachable(result):
+            if self.scheduler.reply(result) is not Reply.NONE:
                 return result
             check_usable(result)
             if accept(result):
                 return result
             delay = next(pauses)
-            name, reason = self.scheduler.name, result.first_line
-            if self.system.monotonic() + delay > deadline:
-                message = f"{name} is not available: {reason}"
-                raise UnavailableError(message, hint="try again later")
+            if self.system.monotonic() + delay > began + self._timeout_after(result):
+                raise self._unavailable(result)
+            name, reason = self.scheduler.name, self._reason(result)
             logger.warning("%s is not available (%s); retrying", name, reason)
             self._wait(delay)
 
+    def _timeout_after(self, result: CommandResult) -> float:
+        """Return for how many seconds a command with such a result is retried."""
+        here = self.scheduler.host_fault(result)
+        return min(self.timeout, HOST_TIMEOUT) if here else self.timeout
+
+    def _reason(self, result: CommandResult) -> str:
+        """Return why a command got no answer, in one line."""
+        here = self.scheduler.host_fault(result)
+        if result.exit_code == 0 and not result.stderr.strip():
+            here = f"the answer of {Path(result.argv[0]).name} is incomplete"
+        return f"{here}: {result.first_line}" if here else result.first_line
+
+    def _unavailable(self, result: CommandResult) -> UnavailableError:
+        message = f"{self.scheduler.name} is not available: {self._reason(result)}"
+        here = self.scheduler.host_fault(result)
+        hint = "contact the support of the site, or use another login node" if here else ""
+        return UnavailableError(message, hint=hint or "try again later")
+
     def _run(
-        self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        cwd: Path | None = None,
+        timeout: float | None = None,
     ) -> CommandResult:
         return run_command(
             self.scheduler,
@@ -282,7 +322,7 @@ class SchedulerClient:
             argv,
             stdin=stdin,
             cwd=cwd,
-            timeout=self.timeout,
+            timeout=self.timeout if timeout is None else timeout,
             system=self.system,
         )
 

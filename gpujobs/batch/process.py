@@ -121,10 +121,12 @@ def _finish(
     try:
         stdout, stderr = process.communicate(stdin.encode(), timeout)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()  # it may have written why
         problem = f"{words[0]} did not respond within {timeout:.0f} s"
-        return CommandResult(words, None, problem=problem)
+        return CommandResult(words, None, _text(stdout), _text(stderr), problem)
     finally:
-        if process.returncode is None:  # it timed out, or this process was interrupted
+        if process.returncode is None:  # this process was interrupted
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     return CommandResult(words, process.returncode, _text(stdout), _text(stderr))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from ..batch.system import HOST, System
+from ..errors import UnavailableError
 from ..injob.folder import EXIT_FAILED, EndKind
 from . import folder as folders
 from .folderstate import FolderReader, read_state
@@ -53,11 +53,21 @@ def cancel(
         return
     current = record.current_jobs(read_state(record.path).claims)
     jobs = {*record.jobs.values(), *current.values()}
-    client = client_of(record, timeout=timeout, system=system)
+    reader = FolderReader(record.path)
+
+    def have_exited() -> bool:
+        """Return whether all jobs have exited, as they found `ended`: none is left to cancel."""
+        return reader.read().exits.keys() >= current.keys()
+
+    client = client_of(record, timeout=timeout, stopping=have_exited, system=system)
     if client.scheduler.slow_cancel:
         seconds = RUN_EXIT_TIMEOUT if record.run else EXIT_TIMEOUT
-        _wait_for_exits(record.path, seconds, system)
-    client.cancel(sorted(jobs, key=str), [record.id])
+        _wait_for_exits(reader, seconds, system)
+    try:
+        client.cancel(sorted(jobs, key=str), [record.id])
+    except UnavailableError:
+        if not have_exited():
+            raise
 
 
 def cancel_held(report: ClusterReport) -> None:
@@ -72,9 +82,8 @@ def cancel_held(report: ClusterReport) -> None:
     client_of(record, timeout=EXIT_TIMEOUT).cancel(held, [record.id], others)
 
 
-def _wait_for_exits(folder: Path, seconds: float, system: System) -> None:
+def _wait_for_exits(reader: FolderReader, seconds: float, system: System) -> None:
     """Wait until all jobs that have started have exited, ``seconds`` at most."""
-    reader = FolderReader(folder)
     deadline = system.monotonic() + seconds
     while not (state := reader.read()).exits.keys() >= state.nodes.keys():
         if system.monotonic() > deadline:

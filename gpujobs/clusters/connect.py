@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ..batch.users import user_name
 from ..errors import GpujobsError, JobFailedError
 from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS
 from ..injob.network import dask_config
@@ -89,7 +89,7 @@ def dashboard_node(record: ClusterRecord, state: FolderState) -> str:
 
 
 def _dashboard_lines(record: ClusterRecord, state: FolderState, host: str, port: int) -> list[str]:
-    user = getpass.getuser()
+    user = user_name()
     login = f"{user}@{socket.getfqdn()}"
     node = dashboard_node(record, state)
     if not node or host == LOOPBACK:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..injob.folder import (
     AFTER,
+    HEARTBEAT,
     Ended,
     OverMemory,
     RegisteredWorker,
@@ -50,6 +51,8 @@ class FolderState:
     """The nodes of the jobs whose supervisor has started."""
     began: Mapping[int, float] = field(default_factory=dict)
     """When the jobs last started (epoch seconds of their nodes); a requeued one starts again."""
+    alive: Mapping[int, float] = field(default_factory=dict)
+    """When the jobs that have started last gave a sign of life (epoch seconds)."""
     head: int | None = None
     """Number of the head's job."""
     address: str | None = None
@@ -158,11 +161,19 @@ class FolderReader:
             began={
                 n: float(start["started"]) for n, start in started.items() if "started" in start
             },
+            alive={n: self._last_sign(n, head) for n in started},
             head=head,
             address=scheduler.get("address"),
             dashboard=services.get("dashboard"),
             transport=read_transport(self.folder),
         )
+
+    def _last_sign(self, number: int, head: int | None) -> float:
+        """Return when a job last wrote its log or its heartbeat; 0 if it has written neither."""
+        names = [f"logs/job-{number}.log", f"jobs/{number}.now"]
+        if number == head:
+            names.append(HEARTBEAT)
+        return max(_modified_at(self.folder / name) for name in names)
 
     def _waits_for(self) -> str:
         after = self._json(AFTER)
@@ -206,6 +217,13 @@ def read_state(folder: Path) -> FolderState:
 def read_transport(folder: Path) -> Choice:
     """Return the protocol of a cluster, from its folder."""
     return Choice.parse(_parse(_text(folder / FILE)))
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _text(path: Path) -> str:

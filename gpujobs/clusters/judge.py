@@ -238,6 +238,7 @@ class _Judge:
         since = self.record.unlisted.get(str(number))
         if status != NOT_LISTED or since is None:
             return status
+        since = max(since, self.folder.alive.get(number, since))  # an answer may be wrong for long
         if self.folder.ended is not None:  # it may have been unlisted for long before this query
             since = min(since, self.folder.ended.time)
         started = self.folder.has_started(number)

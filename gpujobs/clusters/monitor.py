@@ -17,7 +17,7 @@ from ..batch.system import HOST, System
 from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
 from ..injob.folder import EndKind
 from ..injob.log import error_in
-from ..schedulers import JobId, JobState, JobStatus, Scheduler, get_scheduler
+from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
@@ -201,7 +201,8 @@ class ClusterMonitor:
         except (UnavailableError, InputError) as error:  # or the batch scheduler's package is gone
             logger.warning("%s", error)
             for job in jobs:
-                self._answers.setdefault(job, NO_ANSWER)
+                if self._answers.get(job, NOT_LISTED) == NOT_LISTED:  # that must not grow old
+                    self._answers[job] = NO_ANSWER
             return
         self._answers.update(answers)
         for record in group:

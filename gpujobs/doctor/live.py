@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
+from ..batch.users import user_name
 from ..clusters.siteclient import TIMEOUT, ask_with, site_client
 from ..config.document import Document
 from ..config.sitefiles import SiteFile
@@ -31,7 +31,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
     if kind is None:
         return None
     inventory = kind(client.scheduler.cluster)
-    return inventory.survey(ask_with(client, inventory), getpass.getuser())
+    return inventory.survey(ask_with(client, inventory), user_name())
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import Scheduler
-from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
+from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 from .registry import get_scheduler, scheduler_names
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "JobId",
     "JobState",
     "JobStatus",
+    "Reply",
     "Scheduler",
     "get_scheduler",
     "scheduler_names",

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from .inventory import Inventory
-from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
+from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 
 __all__ = [
     "NOT_LISTED",
@@ -24,6 +24,7 @@ __all__ = [
     "JobId",
     "JobState",
     "JobStatus",
+    "Reply",
     "Scheduler",
 ]
 
@@ -89,6 +90,10 @@ class Scheduler(ABC):
     """Command that cancels pending jobs from inside a job; ids of submissions are appended."""
     inventory: ClassVar[type[Inventory] | None] = None
     """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
+    away: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    """Messages of a command that did not reach the batch scheduler, or that found it busy."""
+    host_faults: ClassVar[Mapping[str, str]] = {}
+    """Why no command works on this host, by a pattern of its messages: a daemon does not run."""
     slow_cancel: ClassVar[bool] = False
     """A running job that is cancelled keeps its nodes for long, or is killed at once."""
     on_this_machine: ClassVar[bool] = False
@@ -150,6 +155,39 @@ class Scheduler(ABC):
         """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
         return self.repeated(line, taken)
 
+    # -- replies -----------------------------------------------------------------------------------
+    def reply(self, result: CommandResult) -> Reply:
+        """Judge a command by its exit code and messages; its output is not read before.
+
+        The one place that decides whether the batch scheduler has answered. An output in which jobs
+        are missing because something went wrong must not be taken for an answer.
+        """
+        if result.exit_code is None:
+            return Reply.NONE
+        if result.exit_code == 0:
+            return Reply.ANSWER if self.is_complete(result) else Reply.NONE
+        if self.away.search(result.stderr) or self.host_fault(result):
+            return Reply.NONE
+        return Reply.ANSWER if self.found_nothing(result) else Reply.REFUSAL
+
+    def is_complete(self, result: CommandResult) -> bool:
+        """Return whether a command that exited with 0 has written all of its output.
+
+        An empty or damaged list of jobs is not the list of no jobs.
+        """
+        return True
+
+    def found_nothing(self, result: CommandResult) -> bool:
+        """Return whether a query failed only because some of its jobs, or all, are not listed."""
+        return False
+
+    def host_fault(self, result: CommandResult) -> str:
+        """Return why the command did not work on this host, "" if that was not the reason."""
+        if result.exit_code == 0:
+            return ""
+        faults = self.host_faults.items()
+        return next((why for text, why in faults if re.search(text, result.stderr, re.I)), "")
+
     # -- submit ------------------------------------------------------------------------------------
     @abstractmethod
     def submit_command(self) -> list[str]:
@@ -169,26 +207,15 @@ class Scheduler(ABC):
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
 
     @abstractmethod
-    def unreachable(self, result: CommandResult) -> bool:
-        """Return whether the command failed because the batch scheduler is down or busy."""
-
-    @abstractmethod
     def find_command(self, name: str, user: str) -> list[str]:
         """Return the command that lists the submissions of ``user`` called ``name``.
 
-        It is run when the reply to a submission was lost.
+        It is run when the reply to a submission was lost. ``user``: see `status_command`.
         """
 
     @abstractmethod
     def parse_find(self, stdout: str, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``."""
-
-    def answered(self, result: CommandResult) -> bool:
-        """Return whether the command succeeded, even if it found no jobs.
-
-        ``result`` is of `find_command` or `status_command`.
-        """
-        return result.exit_code == 0
 
     def limit_command(self) -> list[str] | None:
         """Return the command that reports how large an array may be; None if there is none."""
@@ -216,7 +243,10 @@ class Scheduler(ABC):
     # -- query -------------------------------------------------------------------------------------
     @abstractmethod
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
-        """Return ONE command that reports all these jobs, by ``ids`` or by ``names``."""
+        """Return ONE command that reports all these jobs, by ``ids`` or by ``names``.
+
+        ``user``: the name of the user, or the number if that has no name.
+        """
 
     @abstractmethod
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:

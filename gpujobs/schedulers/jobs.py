@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from ..text import StrEnum
 
@@ -93,6 +94,17 @@ NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not li
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""
 
 
+class Reply(Enum):
+    """What the result of a command is worth; see `Scheduler.reply`."""
+
+    ANSWER = "answer"
+    """The command succeeded, or there are no such jobs: its output may be read."""
+    NONE = "none"
+    """It did not reach the batch scheduler, or its output is incomplete: nothing is known."""
+    REFUSAL = "refusal"
+    """It failed for another reason, which its message has."""
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """The result of a command. ``exit_code`` is None if it did not start or was stopped."""
@@ -114,7 +126,10 @@ class CommandResult:
     @property
     def message(self) -> str:
         """The output of the command, errors first, or the reason why there is none."""
-        output = "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
+        said = (part.strip() for part in (self.stderr, self.stdout) if part.strip())
+        output = "\n".join(said)
+        if output and self.problem:  # it has written that before it was stopped
+            return f"{self.problem}: {output}"
         exited = f"{self.argv[0]} exited with code {self.exit_code} and without a message"
         return output or self.problem or exited
 

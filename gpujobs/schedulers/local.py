@@ -48,8 +48,8 @@ class Local(Scheduler):
     def parse_submit(self, stdout: str) -> str | None:
         return stdout.strip() or None
 
-    def unreachable(self, result: CommandResult) -> bool:
-        return result.exit_code is None
+    def is_complete(self, result: CommandResult) -> bool:
+        return "status" not in result.argv or bool(result.stdout.strip())
 
     def find_command(self, name: str, user: str) -> list[str]:
         return [*_COMMAND, "find", name]

@@ -11,9 +11,9 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, quoted_path, ranges
 from .lsf_inventory import LSFInventory
-from .lsf_output import end_status, pending_reason, records, rows
+from .lsf_output import end_status, is_listing, pending_reason, records, rows
 
-_UNREACHABLE = re.compile(
+_AWAY = re.compile(
     r"still trying|LIM is down|try later|please wait|communication time ?out|timeout on connect|"
     r"connection (refused|timed out|reset)|server is not connected|"
     r"batch daemon (cannot fork|internal error)|query limit",
@@ -70,6 +70,7 @@ class LSF(Scheduler):
     largest_array = 1000  # MAX_JOB_ARRAY_SIZE unless the site raised it
     index_variable = "LSB_JOBINDEX"
     job_variable = "LSB_JOBID"
+    away = _AWAY
 
     # -- the script --------------------------------------------------------------------------------
     def walltime(self, seconds: int) -> str:
@@ -106,6 +107,15 @@ class LSF(Scheduler):
         others.insert(list(lines).index(requirements[0]), f'-R "{_merged_requirement(values)}"')
         return others
 
+    # -- replies -----------------------------------------------------------------------------------
+    def is_complete(self, result: CommandResult) -> bool:
+        if result.argv[1:3] != ("-a", "-w"):  # not a list of jobs
+            return True
+        return is_listing(result.stdout) or self.found_nothing(result)
+
+    def found_nothing(self, result: CommandResult) -> bool:
+        return _NO_JOBS.search(result.stderr) is not None
+
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["bsub"]
@@ -118,19 +128,11 @@ class LSF(Scheduler):
         found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)
         return found[-1] if found else None
 
-    def unreachable(self, result: CommandResult) -> bool:
-        if result.exit_code in (None, 0):
-            return result.exit_code is None
-        return _UNREACHABLE.search(result.stderr) is not None
-
     def find_command(self, name: str, user: str) -> list[str]:
         return ["bjobs", "-a", "-w"]  # all of the user: versions differ in whether -J finds arrays
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         return {row.job.submission for row in rows(stdout) if row.has_name(name)}
-
-    def answered(self, result: CommandResult) -> bool:
-        return result.exit_code == 0 or _NO_JOBS.search(result.stderr) is not None
 
     def limit_command(self) -> list[str] | None:
         return ["bparams", "-l"]

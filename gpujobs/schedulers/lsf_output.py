@@ -78,6 +78,14 @@ class Row:
         return name in {column.split("[")[0] for column in self.columns}
 
 
+def is_listing(stdout: str) -> bool:
+    """Return whether ``bjobs -w`` has written a whole list: a header, and rows of jobs."""
+    header, *lines = stdout.splitlines() or [""]
+    rows_are_whole = all(len(line.split()) >= _FEWEST_COLUMNS for line in lines if line.strip())
+    titled = header.split()[:3] == ["JOBID", "USER", "STAT"]
+    return titled and stdout.endswith("\n") and rows_are_whole
+
+
 def rows(stdout: str) -> Iterator[Row]:
     """Yield the rows of ``bjobs -w``. The index in an array is part of the job's name."""
     for line in stdout.splitlines():

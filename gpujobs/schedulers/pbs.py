@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobStatus, Scheduler
+from .base import CommandResult, JobId, JobStatus, Reply, Scheduler
 from .formats import find_integer, quoted_path, ranges
 from .inventory import Inventory
 from .pbs_inventory import PBSInventory
@@ -16,7 +16,7 @@ from .pbs_output import job_id, job_status, listed_jobs
 # Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
 # so the messages decide. An empty list with one of these messages does not mean that there are no
 # jobs.
-_UNREACHABLE = re.compile(
+_AWAY = re.compile(
     r"cannot connect to server|couldn't connect to|unable to communicate|communication failure|"
     r"connection (refused|timed out|reset)|timed out|no route to host|unknown host|end of file|"
     r"batch protocol error|too busy|server busy|premature end of message|server shutting down|"
@@ -78,6 +78,7 @@ class PBS(Scheduler):
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
     after = ("-W", "depend=afterany:{ids}")
+    away = _AWAY
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
     # other processes only every 10 s or more; the end of a script it sees immediately. That of
     # Torque kills them.
@@ -122,6 +123,25 @@ class PBS(Scheduler):
             return min(others & _CHUNK_OPTIONS)
         return super().repeated(line, others)
 
+    # -- replies -----------------------------------------------------------------------------------
+    def reply(self, result: CommandResult) -> Reply:
+        # 255 of qstat: it has reached no server. 255 of qsub may be a refusal.
+        is_query = result.argv[0].endswith(("qstat", "qselect"))
+        if is_query and result.exit_code == 255:
+            return Reply.NONE
+        return super().reply(result)
+
+    def is_complete(self, result: CommandResult) -> bool:
+        output = result.stdout.strip()
+        if "json" in result.argv:  # without jobs it has the name of the server
+            return output.startswith("{") and output.endswith("}")
+        if result.argv[1:2] == ("-u",):  # qselect
+            return all(job_id(line.strip()) for line in output.splitlines())
+        return True
+
+    def found_nothing(self, result: CommandResult) -> bool:
+        return self.already_ended(result) or _NO_HISTORY.search(result.stderr) is not None
+
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["qsub"]
@@ -131,20 +151,6 @@ class PBS(Scheduler):
             if found := re.fullmatch(r"\d+(\[\])?(\.\S+)?", line.strip()):
                 return found[0]
         return None
-
-    def unreachable(self, result: CommandResult) -> bool:
-        if result.exit_code in (None, 0):
-            return result.exit_code is None
-        # 255 of qstat: it has reached no server. 255 of qsub may be a refusal.
-        is_query = result.argv[0].endswith(("qstat", "qselect"))
-        if is_query and result.exit_code == 255:
-            return True
-        return _UNREACHABLE.search(result.stderr) is not None
-
-    def answered(self, result: CommandResult) -> bool:
-        if result.exit_code == 0 or self.already_ended(result):
-            return True
-        return _NO_HISTORY.search(result.stderr) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
         # It does not find a job that has ended. If a job was sent twice, the claims in the

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
+from .base import CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from .formats import find_integer, ranges
 from .sge_inventory import GridEngineInventory
 from .sge_output import accounted_jobs, listed_jobs, listed_status, parse_details, parse_xml
 
-_UNREACHABLE = re.compile(
+_AWAY = re.compile(
     r"unable to (send message to|contact) qmaster|commlib error|comunication_error|"
     r"failed receiving gdi request|qmaster is (down|not running)|message receive timeout",
     re.I,
@@ -99,6 +99,17 @@ class GridEngine(Scheduler):
         on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)
         return super().spans_nodes(request) and not on_one_node
 
+    # -- replies -----------------------------------------------------------------------------------
+    def reply(self, result: CommandResult) -> Reply:
+        # `qstat -j … -xml` exits with 0 then, and qdel writes it to its standard output.
+        output = result.stdout[-2000:] + result.stderr
+        if _AWAY.search(output) and "access denied" not in output:
+            return Reply.NONE
+        return super().reply(result)
+
+    def is_complete(self, result: CommandResult) -> bool:
+        return "-xml" not in result.argv or parse_xml(result.stdout) is not None
+
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["qsub", "-terse"]
@@ -111,16 +122,6 @@ class GridEngine(Scheduler):
             if found := re.fullmatch(r"(\d+)(\.\d+-\d+:\d+)?", line.strip()):
                 return found[1]
         return None
-
-    def unreachable(self, result: CommandResult) -> bool:
-        if result.exit_code is None:
-            return True
-        # `qstat -j … -xml` exits with 0 then, and qdel writes it to its standard output.
-        output = result.stdout[-2000:] + result.stderr
-        return _UNREACHABLE.search(output) is not None and "access denied" not in output
-
-    def answered(self, result: CommandResult) -> bool:
-        return result.exit_code == 0 and parse_xml(result.stdout) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
         return ["qstat", "-u", user, "-xml"]  # the plain table cuts names after ten letters

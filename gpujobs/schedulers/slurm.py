@@ -11,7 +11,7 @@ from typing import ClassVar
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
 from .formats import find_integer, members, quoted_path, ranges
 from .slurm_inventory import SlurmInventory
-from .slurm_output import STATES, UNREACHABLE, waiting_status
+from .slurm_output import AWAY, STATES, is_listing, waiting_status
 
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -88,6 +88,10 @@ class Slurm(Scheduler):
     after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
+    away = AWAY
+    host_faults: ClassVar = {
+        "munge (en|de)code failed: (failed to|socket)": "munged does not run on this host"
+    }
 
     # -- the script --------------------------------------------------------------------------------
     def walltime(self, seconds: int) -> str:
@@ -134,6 +138,15 @@ class Slurm(Scheduler):
                 options |= family
         return _first_match(options, names)
 
+    # -- replies -----------------------------------------------------------------------------------
+    def is_complete(self, result: CommandResult) -> bool:
+        columns = result.argv[-1]
+        if not columns.startswith("%"):  # not of `_squeue`
+            return True
+        # A user whom the system cannot resolve has no jobs, for squeue; it exits with 0.
+        known = "invalid user" not in result.stderr.lower()
+        return known and is_listing(result.stdout, columns)
+
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["sbatch", "--parsable", *self._clusters()]
@@ -143,11 +156,6 @@ class Slurm(Scheduler):
             if found := re.fullmatch(r"(\d+)(;.*)?", line.strip()):
                 return found[1]
         return None
-
-    def unreachable(self, result: CommandResult) -> bool:
-        if result.exit_code in (None, 0):
-            return result.exit_code is None
-        return UNREACHABLE.search(result.stderr) is not None
 
     def find_command(self, name: str, user: str) -> list[str]:
         return self._squeue(user, name, "%F|%j")
@@ -235,8 +243,11 @@ class Slurm(Scheduler):
         return [f"--clusters={self.cluster}"] if self.cluster else []
 
     def _squeue(self, user: str, names: str, columns: str) -> list[str]:
-        selection = ["-h", "-t", "all", f"--user={user}", f"--name={names}"]
-        return ["squeue", *self._clusters(), *selection, "-o", columns]
+        # With its header, without which it is no answer. Not --user: the name may be that of
+        # $LOGNAME. squeue refuses --me for a user without a name; the name of a cluster is unique
+        # enough then.
+        me = [] if user.isdigit() else ["--me"]
+        return ["squeue", *self._clusters(), *me, "-t", "all", f"--name={names}", "-o", columns]
 
 
 def _takes_value(word: str) -> bool:

@@ -64,11 +64,25 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
     return JobStatus(JobState.PENDING, native, reason, starts=starts)
 
 
-UNREACHABLE = re.compile(
+AWAY = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
     r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"
     r"temporarily (unable|disabled)|resource temporarily unavailable|"
-    r"unable to establish (controller|control machine)|in standby mode|slurm backup controller",
+    r"unable to establish (controller|control machine)|in standby mode|slurm backup controller|"
+    r"authentication error|unable to create job record",
     re.I,
 )
-"""Messages of a command that did not reach the controller."""
+"""Messages of a command that did not reach the controller, or that it could not take then."""
+
+_ROW = re.compile(r"\d+\|.*")
+
+
+def is_listing(stdout: str, columns: str) -> bool:
+    """Return whether squeue has written a whole list of jobs with these ``columns``.
+
+    It has a header, rows that begin with a number, and ends with the end of a line.
+    """
+    lines = [line for line in stdout.splitlines() if not line.startswith("CLUSTER: ")]
+    header, *rows = lines or [""]
+    titled = header.count("|") == columns.count("|") and not _ROW.match(header)
+    return titled and stdout.endswith("\n") and all(map(_ROW.match, rows))

@@ -53,6 +53,10 @@ class Torque(PBS):
     }
     with_value: ClassVar = frozenset("aAbcCdDejJkKlLmMNopPqrStTuvwW")
     index_variable = "PBS_ARRAYID"
+    host_faults: ClassVar = {
+        "socket_connect_unix failed|connect to trqauthd": "trqauthd does not run on this host",
+        "pbs_iff": "pbs_iff cannot authorize this user",
+    }
 
     def output(self, root: str, cluster: str, array: bool) -> str:
         return super().output(root, cluster, array=False)  # qsub appends the index
@@ -67,6 +71,14 @@ class Torque(PBS):
             kinds.setdefault(kind, []).append(submission)
         texts = [":".join([kind, *ids]) for kind, ids in kinds.items()]
         return ["-W", f"depend={','.join(texts)}"] if texts else []
+
+    def is_complete(self, result: CommandResult) -> bool:
+        if "-f1" not in result.argv:
+            return True
+        # A job that is not listed is an error, if its id was given.
+        if not result.stdout:
+            return "-t" not in result.argv
+        return result.stdout.startswith("Job Id: ") and result.stdout.endswith("\n")
 
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the

@@ -91,19 +91,18 @@ def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
 
 
 # -- watch -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("fault", ["forget", "garble"])
 def test_unlisted_is_not_finished(
-    backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
+    backend: FakeBackend, batch: SchedulerClient, submit: Submit
 ) -> None:
     jobs = ids(batch, submit())
     until(lambda: states(batch, jobs) == {JobState.RUNNING}, 20)
-    backend.fault(fault, "query")
+    backend.fault("forget", "query")
     assert states(batch, jobs) == {JobState.UNKNOWN}
     backend.fault("")
     assert states(batch, jobs) == {JobState.RUNNING}
 
 
-@pytest.mark.parametrize("fault", ["down", "busy", "timeout"])
+@pytest.mark.parametrize("fault", ["down", "busy", "timeout", "garble"])
 def test_no_answer_says_nothing_of_the_jobs(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
 ) -> None:

@@ -23,6 +23,8 @@ from gpujobs.injob.names import job_worker_names
 from gpujobs.schedulers import CommandResult
 from gpujobs.schedulers.formats import members
 
+from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
+
 START, START_TIMEOUT = 1.7e9, 300.0
 COMMAND_SECONDS, EXIT_SECONDS = 0.05, 4.0
 UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -324,6 +326,7 @@ class SimulatedSlurm(System):
 
     def _squeue(self, words: Sequence[str]) -> Iterator[str]:
         columns = words[-1]
+        yield (SQUEUE_FOUND_HEADER if columns == "%F|%j" else SQUEUE_HEADER).strip()
         for job in self.alive:
             if job.listed:
                 index = "N/A" if job.index is None else job.index

@@ -10,6 +10,11 @@ from gpujobs.schedulers import CommandResult
 FOLDER = Path(__file__).parents[1] / "data" / "transcripts"
 
 
+SQUEUE_HEADER = "ARRAY_JOB_ID|ARRAY_TASK_ID|STATE|NODELIST|START_TIME|REASON|NAME\n"
+"""The header of `squeue` for the query of jobs; that of the search has the first and the last column."""
+SQUEUE_FOUND_HEADER = "ARRAY_JOB_ID|NAME\n"
+
+
 def recorded(name: str, file: str, title: str) -> CommandResult:
     """Return the output of a section, and the last exit code (None if the command did not end)."""
     sections = re.split(r"^### ", (FOLDER / name / file).read_text(), flags=re.M)

@@ -19,6 +19,7 @@ from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 
 from ..support.cli import text_of
+from ..support.transcripts import SQUEUE_HEADER
 
 Make = Callable[..., SchedulerClient]
 
@@ -123,7 +124,7 @@ def test_no_jobs_are_an_answer(client: Make, tmp_path: Path) -> None:
     assert doctor(tmp_path, lsf).state is CheckState.OK
 
 
-PENDING = "echo '5|0-1|PENDING||N/A|Priority|svd-0001'; echo '6|N/A|RUNNING|n1|N/A|None|svd-0001'"
+PENDING = f"echo '{SQUEUE_HEADER}5|0-1|PENDING||N/A|Priority|svd-0001'; echo '6|N/A|RUNNING|n1|N/A|None|svd-0001'"
 
 
 def test_cancel_without_effect_is_reported(client: Make) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.lsf import LSF
 
 from ..support.transcripts import recorded
@@ -162,16 +162,16 @@ REFUSALS = [
 @pytest.mark.parametrize("title", REFUSALS)
 def test_a_refusal_is_no_absence(title: str) -> None:
     result = said("submit.txt", title)
-    assert result.exit_code == 255 and not SCHEDULER.unreachable(result)
+    assert result.exit_code == 255 and SCHEDULER.reply(result) is not Reply.NONE
 
 
 @pytest.mark.parametrize("title", ["submit", "status", "cancel", "cluster"])
 def test_server_down(title: str) -> None:
-    assert SCHEDULER.unreachable(
-        said("server-down.txt", title)
+    assert (
+        SCHEDULER.reply(said("server-down.txt", title)) is Reply.NONE
     )  # they never return, and lsid says that LIM is down
     stderr = said("server-down.txt", "submit").stderr
-    assert SCHEDULER.unreachable(CommandResult(("bsub",), 255, "", stderr))
+    assert SCHEDULER.reply(CommandResult(("bsub",), 255, "", stderr)) is Reply.NONE
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_server_down(title: str) -> None:
     ],
 )  # fmt: skip
 def test_away_for_a_moment(words: str) -> None:
-    assert SCHEDULER.unreachable(CommandResult(("bsub",), 255, "", words))
-    assert not SCHEDULER.unreachable(CommandResult(("bsub",), 0, "", words))
+    assert SCHEDULER.reply(CommandResult(("bsub",), 255, "", words)) is Reply.NONE
+    assert SCHEDULER.reply(CommandResult(("bsub",), 0, "", words)) is not Reply.NONE
 
 
 def test_find_by_name() -> None:
@@ -193,13 +193,14 @@ def test_find_by_name() -> None:
     assert SCHEDULER.parse_find(listed, "finished") == {"103"}
     assert SCHEDULER.parse_find(listed, "arr") == {"1"}
     assert SCHEDULER.parse_find(listed, "ar") == set()
-    assert SCHEDULER.answered(said("status.txt", "wide, all states"))
+    assert SCHEDULER.reply(said("status.txt", "wide, all states")) is Reply.ANSWER
     for title in ("nothing left", "unknown job id", "unknown user"):  # no job is an answer
-        assert SCHEDULER.answered(said("status.txt", title)), title
-    assert SCHEDULER.answered(CommandResult(("bjobs",), 255, "", "No job found\n"))
-    assert not SCHEDULER.answered(said("server-down.txt", "status"))
-    assert not SCHEDULER.answered(
-        CommandResult(("bjobs",), 255, "", "Batch daemon internal error\n")
+        assert SCHEDULER.reply(said("status.txt", title)) is Reply.ANSWER, title
+    assert SCHEDULER.reply(CommandResult(("bjobs",), 255, "", "No job found\n")) is Reply.ANSWER
+    assert SCHEDULER.reply(said("server-down.txt", "status")) is not Reply.ANSWER
+    assert (
+        SCHEDULER.reply(CommandResult(("bjobs",), 255, "", "Batch daemon internal error\n"))
+        is not Reply.ANSWER
     )
 
 

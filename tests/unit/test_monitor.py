@@ -21,6 +21,8 @@ from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import CommandResult
 
+from ..support.transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
+
 SQUEUE = """#!/bin/sh
 # squeue prints the file `queue`, and appends its arguments to `calls`.
 echo "$@" >> {folder}/calls
@@ -42,7 +44,7 @@ class FakeSlurm:
     def lists(self, *rows: str) -> None:
         """Set the rows ``ID|INDEX|STATE`` that squeue prints."""
         lines = [f"{row}|node1|N/A|None|name\n" for row in rows]
-        (self.folder / "queue").write_text("".join(lines))
+        (self.folder / "queue").write_text("".join([SQUEUE_HEADER, *lines]))
 
     def is_away(self) -> None:
         (self.folder / "queue").unlink()
@@ -245,7 +247,7 @@ def test_an_interrupted_submission(
 ) -> None:
     record = add(ledger, "1", submissions=())
     ledger.begin_submission(record.id, Intent(0, 1, time=time.time()))
-    (slurm.folder / "queue").write_text(f"7|{record.id}\n" if found else "")
+    (slurm.folder / "queue").write_text(SQUEUE_FOUND_HEADER + (f"7|{record.id}\n" if found else ""))
     monitor = ClusterMonitor([ledger.get(record.id)], ledger)
     assert monitor.report().reason == "being submitted"  # it may still be under way
     clock[0] += 130
@@ -330,7 +332,7 @@ def test_a_cancel_finds_the_job_of_an_interrupted_submission(
 ) -> None:
     intent = Intent(first=0, count=1, group="", array=False, time=1.0)
     record = add(ledger, "1", submissions=(), intent=intent)
-    (slurm.folder / "queue").write_text("7|svd-0001\n")
+    (slurm.folder / "queue").write_text(f"{SQUEUE_FOUND_HEADER}7|svd-0001\n")
     (slurm.folder / "scancel").write_text(
         f"#!/bin/sh\necho $@ > {slurm.folder}/cancelled\n: > {slurm.folder}/queue\n"
     )

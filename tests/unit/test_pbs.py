@@ -12,7 +12,7 @@ import pytest
 from gpujobs.errors import InputError
 from gpujobs.planning.layouts import MpiLayout
 from gpujobs.planning.render import render
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.pbs import PBS
 
 from ..support.transcripts import recorded
@@ -296,7 +296,7 @@ def test_answer_that_is_no_json_because_of_a_variable() -> None:
 )
 def test_recorded_server_down(title: str) -> None:
     result = recorded("pbs", "07-server-down.txt", title)
-    assert PBS_.unreachable(result)
+    assert PBS_.reply(result) is Reply.NONE
     assert PBS_.parse_status(result, [JobId("126")]) == {}
 
 
@@ -311,27 +311,31 @@ REFUSED = [
 def test_recorded_refusal_is_final(title: str) -> None:
     result = recorded("pbs", "02-submit-rejected.txt", title)
     assert result.exit_code != 0
-    assert not PBS_.unreachable(result)
+    assert PBS_.reply(result) is not Reply.NONE
 
 
 def test_answers_and_failures() -> None:
-    assert PBS_.answered(recorded("pbs", "03-status.txt", "unknown job id, json"))
-    assert PBS_.answered(recorded("pbs", "04-finished.txt", "not found without -x"))
-    assert PBS_.answered(
-        CommandResult(
-            ("qstat",), 36, "", "qstat: PBS is not configured to maintain job history 5.node1\n"
+    assert PBS_.reply(recorded("pbs", "03-status.txt", "unknown job id, json")) is Reply.ANSWER
+    assert PBS_.reply(recorded("pbs", "04-finished.txt", "not found without -x")) is Reply.ANSWER
+    assert (
+        PBS_.reply(
+            CommandResult(
+                ("qstat",), 36, "", "qstat: PBS is not configured to maintain job history 5.node1\n"
+            )
         )
+        is Reply.ANSWER
     )
-    assert not PBS_.answered(recorded("pbs", "07-server-down.txt", "one job, json"))
-    assert not PBS_.answered(recorded("pbs", "03-status.txt", "malformed id"))
+    assert PBS_.reply(recorded("pbs", "07-server-down.txt", "one job, json")) is not Reply.ANSWER
+    assert PBS_.reply(recorded("pbs", "03-status.txt", "malformed id")) is not Reply.ANSWER
 
 
 def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
     rerun = "qsub: cannot submit non-rerunable Array Job\nqsub: directive error: -r n\n"
-    assert not PBS_.unreachable(CommandResult(("qsub",), 255, "", rerun))
-    assert not PBS_.unreachable(recorded("pbs", "03-status.txt", "unknown job id, json"))
-    assert PBS_.unreachable(
-        CommandResult(("qstat",), None, problem="qstat did not respond within 60 s")
+    assert PBS_.reply(CommandResult(("qsub",), 255, "", rerun)) is not Reply.NONE
+    assert PBS_.reply(recorded("pbs", "03-status.txt", "unknown job id, json")) is not Reply.NONE
+    assert (
+        PBS_.reply(CommandResult(("qstat",), None, problem="qstat did not respond within 60 s"))
+        is Reply.NONE
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
-from gpujobs.errors import InputError
-from gpujobs.schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus
+from gpujobs.errors import InputError, UnavailableError
+from gpujobs.schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.sge import GridEngine
 
 from .support import plan
@@ -187,7 +187,7 @@ DOWN = (
     ],
 )  # fmt: skip
 def test_away_is_told_from_refused(result: CommandResult, away: bool) -> None:
-    assert SGE.unreachable(result) is away
+    assert (SGE.reply(result) is Reply.NONE) is away
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ def test_what_is_not_listed_is_not_finished() -> None:
     empty = said("qstat-empty.xml")
     assert query(JobId("59"), qstat=empty, qacct=missing) == NOT_LISTED
     assert query(JobId("57", 3), qstat=empty, qacct=said("qacct.txt")).exit_code == 7
-    # Truncated output, or an error message, says nothing about the jobs.
-    for failure in (
-        CommandResult(("qstat",), 0, "<job_info><queue_info>"),
-        CommandResult(("qstat",), 1, "", "error: no such thing"),
-    ):
-        status = query(JobId("59"), qstat=failure, qacct=missing)
-        assert status.state is JobState.UNKNOWN and status != NOT_LISTED
+    # An error message, or truncated output, says nothing about the jobs.
+    failure = CommandResult(("qstat", "-xml"), 1, "", "error: no such thing")
+    status = query(JobId("59"), qstat=failure, qacct=missing)
+    assert status.state is JobState.UNKNOWN and status != NOT_LISTED
+    truncated = CommandResult(("qstat", "-xml"), 0, "<job_info><queue_info>")
+    with pytest.raises(UnavailableError, match="the answer of qstat is incomplete: <job_info>"):
+        query(JobId("59"), qstat=truncated, qacct=missing)
 
 
 def test_find_by_the_full_name() -> None:

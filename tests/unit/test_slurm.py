@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.formats import members, ranges
 from gpujobs.schedulers.slurm import Slurm
 
@@ -181,7 +181,7 @@ def test_accounting() -> None:
     ],
 )
 def test_away_is_told_from_refused(stderr: str, away: bool) -> None:
-    assert SLURM.unreachable(CommandResult(("sbatch",), 1, "", stderr)) is away
+    assert (SLURM.reply(CommandResult(("sbatch",), 1, "", stderr)) is Reply.NONE) is away
 
 
 def test_cancel_is_one_call() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpujobs.errors import InputError
 from gpujobs.injob.gpus import visible_devices
 from gpujobs.planning.render import render
-from gpujobs.schedulers import CommandResult, JobId, JobState
+from gpujobs.schedulers import CommandResult, JobId, JobState, Reply
 from gpujobs.schedulers.torque import Torque
 
 from ..support.transcripts import recorded
@@ -108,7 +108,7 @@ def test_unknown_array_is_gone() -> None:
     gone = CommandResult(
         ("qdel",), 153, "", "qdel: Unknown Array Id MSG=cannot find array 5[].srv\n"
     )
-    assert TORQUE.already_ended(gone) and TORQUE.answered(gone)
+    assert TORQUE.already_ended(gone) and TORQUE.reply(gone) is Reply.ANSWER
 
 
 def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
@@ -119,7 +119,7 @@ def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
 
 @pytest.mark.parametrize("title", ["submit", "status", "status, xml", "cancel"])
 def test_recorded_server_down(title: str) -> None:
-    assert TORQUE.unreachable(recorded("torque", "07-server-down.txt", title))
+    assert TORQUE.reply(recorded("torque", "07-server-down.txt", title)) is Reply.NONE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_recorded_server_down(title: str) -> None:
     ],
 )
 def test_recorded_refusal_is_final(title: str) -> None:
-    assert not TORQUE.unreachable(recorded("torque", "02-submit-rejected.txt", title))
+    assert TORQUE.reply(recorded("torque", "02-submit-rejected.txt", title)) is not Reply.NONE
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,10 @@ def test_recorded_cancel(title: str, gone: bool) -> None:
 
 def test_unknown_job_is_no_outage() -> None:
     result = recorded("torque", "03-status.txt", "unknown")
-    assert not TORQUE.unreachable(result) and TORQUE.parse_status(result, [JobId("99999")]) == {}
+    assert (
+        TORQUE.reply(result) is not Reply.NONE
+        and TORQUE.parse_status(result, [JobId("99999")]) == {}
+    )
 
 
 def test_find_takes_the_array_and_not_its_members() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Scheduler
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 
 STATES = {"RUNNING": JobState.RUNNING, "LOST": JobState.NODE_FAIL, "0": JobState.COMPLETED}
 BUSY = 75
@@ -41,8 +41,8 @@ class Demo(Scheduler):
     def parse_submit(self, stdout: str) -> str | None:
         return stdout.strip() if stdout.strip().isdigit() else None
 
-    def unreachable(self, result: CommandResult) -> bool:
-        return result.exit_code in (None, BUSY)
+    def reply(self, result: CommandResult) -> Reply:
+        return Reply.NONE if result.exit_code == BUSY else super().reply(result)
 
     def find_command(self, name: str, user: str) -> list[str]:
         return ["demo-list"]
