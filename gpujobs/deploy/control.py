@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+import distributed
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import SpecCluster
@@ -24,8 +25,20 @@ CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
 CLOSE_SCHEDULER_TIMEOUT = 1.5
 """Seconds for a dask scheduler in a job to confirm that it closes."""
+END_TIMEOUT = 5.0
+"""Seconds within which a cluster whose dask scheduler has closed its connections is seen to end."""
 QUERY_TIMEOUT = 5.0
 """Seconds for a dask scheduler to list its workers."""
+
+
+class Client(distributed.Client):  # type: ignore[misc]
+    """The client of a cluster. It closes when the cluster ends; dask's tries to connect again."""
+
+    async def _reconnect(self) -> None:
+        if await self.cluster.is_ending():
+            await self._close()
+        else:
+            await super()._reconnect()
 
 
 class DaskControl:
@@ -36,8 +49,9 @@ class DaskControl:
 
     @property
     def open(self) -> bool:
-        """Whether the cluster has not been closed."""
-        return self._cluster.status in (Status.created, Status.starting, Status.running)
+        """Whether the cluster has not been closed; it may have ended."""
+        open_states = (Status.created, Status.starting, Status.running, Status.failed)
+        return self._cluster.status in open_states
 
     @property
     def connected(self) -> frozenset[str] | None:
@@ -135,6 +149,8 @@ class DaskControl:
     def disconnect(self) -> None:
         """Stop what queries the dask scheduler regularly: it is gone."""
         cluster = self._cluster
+        if cluster.status == Status.running:
+            cluster.status = Status.failed
         cluster.shutdown_scheduler = False
         self.stop_adapting()
         if cluster._sync_cluster_info_task is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,7 @@ from ..clusters.scale import check_group_names
 from ..injob.names import LOOPBACK, job_name
 from .adaptive import JobAdaptive, check_bounds
 from .amount import Amount
-from .control import DaskControl
+from .control import END_TIMEOUT, Client, DaskControl
 from .display import JobsDisplay
 from .group import WorkerGroup
 from .job import PoolJob
@@ -72,9 +74,11 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         If the batch scheduler is away, the jobs are submitted when it responds.
         With an asynchronous cluster the result must be awaited.
         """
-        if self.status in (Status.closing, Status.closed):  # dask closes by scaling to 0
+        if self.status == Status.closing:  # dask closes by scaling to 0
             self._scaler.set_targets(dict.fromkeys(self._pool.groups, 0))
             return None
+        if self.status == Status.closed:
+            raise self._pool.ended_error()
         self._scaler.check_elastic()
         amounts = {name: Amount(number) for name, number in groups.items()}
         whole = Amount(n, jobs, memory, cores)
@@ -113,6 +117,24 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._pool.query_soon()
         if op == "add":
             self._scaler.watch_soon()  # its job had perhaps ended, and the last one, too
+
+    def get_client(self) -> Any:
+        """Return the current client of this cluster, or a new one, which closes when this ends."""
+        with contextlib.suppress(ValueError):  # there is none
+            current = Client.current()
+            if current.cluster is self:
+                return current
+        return Client(self)
+
+    async def is_ending(self) -> bool:
+        """Return whether the cluster ends, after its dask scheduler has closed a connection."""
+        deadline = self.now() + END_TIMEOUT
+        while self.now() < deadline:
+            running = self.status == Status.running and not self._dask.end_of_scheduler()
+            if not running or (self.folder / "ended").exists():
+                return True
+            await asyncio.sleep(0.2)
+        return False
 
     # -- adapt -------------------------------------------------------------------------------------
     def adapt(

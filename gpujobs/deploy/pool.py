@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..batch.system import HOST, System
 from ..clusters import folder as folders
-from ..clusters.folderstate import FolderState
+from ..clusters.folderstate import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
@@ -102,7 +102,7 @@ class JobPool:
     async def submit(self, group: WorkerGroup, count: int) -> None:
         """Submit ``count`` jobs of a group as one array, or as few arrays as the site allows."""
         if self.ended:
-            raise self._ended_error()
+            raise self.ended_error()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
         check_job_limits(self.plan, self.record, group.name, numbers)
@@ -286,10 +286,13 @@ class JobPool:
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
         if self.ended and not self._closing.is_set() and self.error is None:
-            self.error = self._ended_error()
+            self.error = self.ended_error()
             jobs = self.jobs.active.values()
             self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
 
-    def _ended_error(self) -> JobFailedError:
-        reason = self.report.reason if self.report else ""
-        return JobFailedError(ended_message(self.id, reason))
+    def ended_error(self) -> JobFailedError:
+        """Return the error of a cluster that has ended or was closed."""
+        if self.report is not None and self.ended:
+            return JobFailedError(ended_message(self.id, self.report.reason))
+        ended = read_state(self.record.path).ended  # written since the last report
+        return JobFailedError(ended_message(self.id, ended.reason if ended else "it was closed"))

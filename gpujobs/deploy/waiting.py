@@ -43,15 +43,16 @@ async def wait_for(
 
 
 async def _ready(scaler: Scaler) -> int:
-    """Return how many workers are ready; 0 if the cluster has ended."""
-    if scaler.pool.ended:
+    """Return how many workers are ready; 0 if the cluster has ended or was closed."""
+    if scaler.pool.ended or not scaler.dask.open:
         return 0
     return await scaler.dask.running_workers(scaler.pool.jobs.leaving_workers())
 
 
 def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     pool = scaler.pool
-    for error in (pool.conflict, pool.error):
+    closed = None if scaler.dask.open else pool.ended_error()
+    for error in (pool.conflict, pool.error, closed):
         if error is not None:
             raise error
     missing, reasons = _missing(scaler, n_workers)

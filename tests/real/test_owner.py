@@ -91,6 +91,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
             lambda: backend.slurm.command("scontrol", "update", node, "State=RESUME")
         )
     elif how == "shutdown":
+        own = cluster.get_client()
         with Client(cluster.scheduler_address, security=cluster.security) as client:
             client.shutdown()
     reason = {
@@ -102,6 +103,8 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     }
     seconds = wait_for_end(cluster, f"{cluster.id} has ended: .*({reason[how]})")
     print(f"end of the cluster, {how}: known after {seconds:.1f} s")
+    if how == "shutdown":
+        reports_its_end(cluster, own, reason[how], caplog)
     before = calls(home, "sbatch")
     time.sleep(QUIET)
     assert calls(home, "sbatch") == before
@@ -118,21 +121,34 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
 
 @pytest.mark.parametrize("how", ["shutdown", "idle"])
 def test_the_end_of_a_dask_scheduler_in_this_process(
-    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str
+    make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, caplog: Any
 ) -> None:
     options = {"dashboard_address": ":0"} | ({"idle_timeout": "8s"} if how == "idle" else {})
     cluster = make(scale=1, scheduler_options=options)
+    own = cluster.get_client()
+    assert cluster.get_client() is own
     if how == "shutdown":
         cluster.wait_for_workers(1, timeout=patience(60))
         with Client(cluster.scheduler_address, security=cluster.security) as client:
             client.shutdown()
     wait_for_end(cluster, "a client shut the dask" if how == "shutdown" else "was idle for 8 s")
+    reports_its_end(cluster, own, "shut the dask scheduler down|was idle", caplog)
     assert json.loads((cluster.folder / "ended").read_text())["kind"] == how
     backend.wait_empty(30)
     started = time.monotonic()
     cluster.close()
     assert time.monotonic() - started < NO_TIMEOUT
     assert calls(home, "sbatch") == 1
+
+
+def reports_its_end(cluster: Any, client: Any, reason: str, caplog: Any) -> None:
+    """A cluster that has ended says so in every way; its client does not try to connect again."""
+    until(lambda: client.status == "closed", 20, "the client of get_client() closes")
+    assert cluster.status.name == "failed"
+    for call in (lambda: cluster.scale(2), lambda: cluster.wait_for_workers(1)):
+        with pytest.raises(JobFailedError, match=f"has ended: .*({reason})"):
+            call()
+    assert "reconnect" not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["local", pytest.param("job", marks=pytest.mark.slow)])
@@ -441,6 +457,9 @@ def test_clusters_of_one_process_and_of_its_children(make: Callable[..., Any], h
     client = Client(second)
     client.shutdown()
     assert second.status.name == "closed"
+    for call in (lambda: second.scale(2), lambda: second.wait_for_workers(1)):
+        with pytest.raises(JobFailedError, match="has ended: closed by its owner"):
+            call()
 
 
 ONE_LINE = """

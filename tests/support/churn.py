@@ -9,8 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from gpujobs.clusters.judge import lost_job_status
+
 from .elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
-from .simulated import SimulatedJob, SimulatedSlurm
+from .simulated import BROKEN, SimulatedJob, SimulatedSlurm
 
 STEP = 20.0
 """Seconds between two looks of the owner."""
@@ -137,7 +139,7 @@ class Churn:
             self.short.pop(group.name, None)
             return
         since = self.short.setdefault(group.name, slurm.seconds)
-        since = max(since, slurm.away_until, self.refused_until)
+        since = max(since, slurm.faulty_until, self.refused_until)
         if slurm.seconds - since > SHORTAGE:
             slurm.faults.append(f"{len(jobs)} of {group.minimum} jobs since {since:.0f} s")
 
@@ -163,12 +165,20 @@ class Churn:
         assert not self.slurm.faults, self.slurm.faults[0]
         for adaptive in self.cluster.adaptives.values():
             assert SHORTEST_HOLD <= adaptive.hold <= HOLD
+        self.check_given_up()
         now = self.slurm.seconds
         orphans = self.cluster.orphans
         self.orphaned = {job: self.orphaned.get(job, now) for job in orphans}
-        faults = self.slurm.away_until
+        faults = self.slurm.faulty_until
         for job, since in self.orphaned.items():
             assert now - max(since, faults) < SHORTAGE, f"job {job} is an orphan since {since}"
+
+    def check_given_up(self) -> None:
+        """Assert that no job was given up as lost that the batch scheduler has all the time."""
+        reasons = {lost_job_status(started).reason for started in (True, False)}
+        lost = {job.number for job in self.cluster.pool.jobs.past if job.reason in reasons}
+        for job in self.slurm.alive:
+            assert job.number not in lost or job.restored or not job.listed, f"{job.id} was lost"
 
     def check_young(self) -> None:
         """Assert that `adapt` has not cancelled a job that had been in the queue for a moment."""
@@ -193,6 +203,7 @@ class Churn:
                 "fail_launch",
                 "hang",
                 "away",
+                "broken",
                 "refuse",
                 "restore",
             ]
@@ -203,6 +214,9 @@ class Churn:
                 group.demand = random.choice((0, random.randint(0, most)))
         elif kind == "away":
             slurm.away_until = slurm.seconds + random.expovariate(1 / 120)
+        elif kind == "broken":
+            slurm.broken_until = slurm.seconds + random.expovariate(1 / 240)
+            slurm.broken_how = random.choice(BROKEN)
         elif kind == "refuse":
             slurm.refuse_until = slurm.seconds + random.expovariate(1 / 60)
             self.refused_until = slurm.refuse_until + REFUSAL_TIME
@@ -242,7 +256,7 @@ class Churn:
     async def settle(self) -> None:
         """Assert that the targets are met, no job is left over, few commands were run."""
         slurm, cluster = self.slurm, self.cluster
-        slurm.away_until = slurm.refuse_until = 0.0
+        slurm.away_until = slurm.broken_until = slurm.refuse_until = 0.0
         slurm.capacity, slurm.wait = 100, lambda: 0.0
         for job in slurm.alive:
             if job.eligible < float("inf"):

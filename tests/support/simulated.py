@@ -13,7 +13,7 @@ import selectors
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
 START, START_TIMEOUT = 1.7e9, 300.0
 COMMAND_SECONDS, EXIT_SECONDS = 0.05, 4.0
+BROKEN = ("invalid user", "empty", "garbled", "munged")
+"""How commands fail while the controller is there: the first three exit with 0."""
+INVALID_USER = "squeue: error: Invalid user: alice\n\n"
+MUNGED = """sbatch: error: If munged is up, restart with --num-threads=10
+sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory (Did you start munged?)
+sbatch: error: Batch job submission failed: Protocol authentication error
+"""
 UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 REFUSED = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed"
 
@@ -104,6 +111,9 @@ class SimulatedSlurm(System):
     broken: Collection[str] = ()
     """Groups whose jobs fail when they start."""
     away_until: float = 0.0
+    broken_until: float = 0.0
+    broken_how: str = ""
+    """One of `BROKEN`."""
     refuse_until: float = 0.0
     accept_while_away: float = 0.0
     """Probability that a submission is accepted although its reply is lost."""
@@ -144,6 +154,11 @@ class SimulatedSlurm(System):
         while self.seconds < end:
             self.seconds = min(end, self.seconds + 5.0)
             self._events()
+
+    @property
+    def faulty_until(self) -> float:
+        """Until when commands fail, or have no answer."""
+        return max(self.away_until, self.broken_until)
 
     # -- jobs --------------------------------------------------------------------------------------
     @property
@@ -279,13 +294,20 @@ class SimulatedSlurm(System):
         words = tuple(argv)
         self.calls[words[0]] += 1
         self.seconds += COMMAND_SECONDS
-        if self.seconds < self.away_until:
+        away = self.seconds < self.away_until
+        how = self.broken_how if self.seconds < self.broken_until else ""
+        if words[0] == "scancel" and (away or how == "munged"):
+            for job in self._targets(words):
+                job.unanswered = job.unanswered or not self.busy.intersection(job.workers)
+        if how == "munged":
+            return CommandResult(words, 1, "", MUNGED)
+        if away:
             if words[0] == "sbatch" and self.random.random() < self.accept_while_away:
                 self._sbatch(stdin)
-            if words[0] == "scancel":
-                for job in self._targets(words):
-                    job.unanswered = job.unanswered or not self.busy.intersection(job.workers)
             return CommandResult(words, 1, "", UNREACHABLE)
+        return _broken(self._answer(words, stdin), how)
+
+    def _answer(self, words: tuple[str, ...], stdin: str) -> CommandResult:
         if words[0] == "sbatch":
             refused = self.seconds < self.refuse_until
             count = _count(stdin)
@@ -305,6 +327,9 @@ class SimulatedSlurm(System):
         walltime = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
         group = _match(r"--group=(\S+)", script, "")
         is_array = "#SBATCH --array" in script
+        numbers = range(first, first + _count(script))
+        if twice := [job.id for job in self.alive if job.listed and job.number in numbers]:
+            self.faults.append(f"{', '.join(twice)} submitted twice")
         for index in range(_count(script)):
             number = first + index
             workers = job_worker_names(name, number, self.workers_per_job[group], 0, group)
@@ -363,6 +388,20 @@ class SimulatedSlurm(System):
             if self.busy.intersection(job.workers) and not excused:
                 self.faults.append(f"{job.id} was cancelled while it was busy")
             self.end(job, "CANCELLED", 143)
+
+
+def _broken(result: CommandResult, how: str) -> CommandResult:
+    """Return the result of a command whose answer is lost on the way; it exits with 0."""
+    if how == "invalid user" and result.argv[0] == "squeue":
+        header = result.stdout.split("\n")[0]
+        return replace(result, stdout=f"{header}\n", stderr=INVALID_USER)
+    if how == "empty":
+        return replace(result, stdout="")
+    if how == "garbled":  # it ends in the middle of a line
+        return replace(
+            result, stdout=result.stdout[: len(result.stdout) // 2].rstrip("\n0123456789")
+        )
+    return result
 
 
 def _match(pattern: str, text: str, default: str | None = None) -> str:
