@@ -213,11 +213,12 @@ class SchedulerClient:
 
     def _still_waiting(self, jobs: Collection[JobId], names: Sequence[str]) -> list[JobId]:
         """Return those of ``jobs`` that wait in the queue some time after they were cancelled."""
-        deadline = self.system.monotonic() + min(CANCEL_TIMEOUT, self.timeout)
+        client = replace(self, timeout=min(CANCEL_TIMEOUT, self.timeout))
+        deadline = self.system.monotonic() + client.timeout
         waiting = list(jobs)
         for delay in delays(first=0.1):
             try:
-                found, problem = self._listed(waiting, names)
+                found, problem = client._listed(waiting, names)
                 if problem:
                     raise UnavailableError(problem)
                 waiting = [job for job in waiting if job in found and found[job].waits]

@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpujobs.schedulers import CommandResult, Reply
+from gpujobs.schedulers.slurm import Slurm
+
 from ..conftest import make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
@@ -498,7 +501,7 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
     changed = json.loads(Path(site).read_text())
     listing = cli.work / "squeue"
     listing.write_text(
-        f'#!/bin/sh\nreal={backend.slurm.command("which", "squeue").strip()}\ncase $* in *%F\\|%j*) exit 0;; esac; exec $real "$@"\n'
+        f'#!/bin/sh\nreal={backend.slurm.command("which", "squeue").strip()}\ncase $* in *%F\\|%j*) echo "ARRAY_JOB_ID|NAME"; exit 0;; esac; exec $real "$@"\n'
     )
     listing.chmod(0o755)
     changed["commands"]["squeue"] = str(listing)
@@ -535,8 +538,40 @@ def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     found = cli.status(cluster)
     assert [job["state"] for job in found["jobs"]] == ["UNKNOWN"]
     assert found["state"] in ("PENDING", "STARTING")  # not finished: nobody said so
+    cancelled = cli("cancel", cluster)
+    assert "could not check that the jobs are cancelled" in cancelled.stderr
+    backend.wait_empty(15)
+
+
+def test_a_name_of_the_user_that_is_not_his(cli: Cli, backend: SlurmBackend) -> None:
+    """squeue would find no jobs of $LOGNAME, and exit with 0."""
+    path, own = str(cli.write("p.yaml", {"gpus": 1})), {"LOGNAME": "nosuch", "USER": "nosuch"}
+    cluster = cli("submit", path, **own).stdout.strip()
+
+    def state() -> str:
+        found = json.loads(cli("status", cluster, "--json", **own).stdout)
+        return str(found["clusters"][0]["jobs"][0]["native"])
+
+    until(lambda: state() == "RUNNING", 30)
     cli("cancel", cluster)
     backend.wait_empty(15)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes a user without a name")
+def test_a_user_without_a_name(backend: SlurmBackend) -> None:
+    unnamed = ("setpriv", "--reuid=471147", "--regid=471147", "--clear-groups")
+    job = ["sbatch", "--parsable", "--hold", "--mem=64", "--job-name=unnamed", "--wrap=true"]
+    number = backend.slurm.command(*unnamed, *job, "--chdir=/tmp").strip()
+    argv = Slurm().find_command("unnamed", "471147")
+    listed = backend.slurm.attempt(*unnamed, *argv)
+    result = CommandResult(tuple(argv), listed.returncode, listed.stdout, listed.stderr)
+    assert Slurm().reply(result) is Reply.ANSWER
+    assert Slurm().parse_find(listed.stdout, "unnamed") == {number} != {""}
+    listed = backend.slurm.attempt(*unnamed, argv[0], "--me", *argv[1:])  # as other users
+    result = CommandResult(tuple(argv), listed.returncode, listed.stdout, listed.stderr)
+    assert listed.returncode == 0 and "Invalid user" in listed.stderr
+    assert Slurm().reply(result) is Reply.NONE
+    backend.slurm.command("scancel", number)
 
 
 def test_interrupted_between_asking_and_the_answer_is_adopted(
