@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folderstate import ExitRecord, FolderState
+from gpujobs.clusters.folderstate import ExitRecord, FolderState, read_state
 from gpujobs.clusters.judge import (
     NEVER_STARTED_TIMEOUT,
     UNLISTED_TIMEOUT,
@@ -87,6 +89,25 @@ def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> No
     gone = replace(folder, exits={0: ExitRecord(0, "node1")})
     found = judge(RECORD, gone, {JOB: NOT_LISTED}, now=NOW, connected=BOTH)
     assert states(found)[1:] == ("COMPLETED", "ENDED")
+
+
+def test_a_job_that_writes_is_not_given_up() -> None:
+    """However long the batch scheduler has not listed it."""
+    record, late = replace(RECORD, unlisted={"0": NOW}), NOW + 3600
+    folder = FolderState(nodes={0: "node1"}, alive={0: late - 30})
+    assert states(report(NOT_LISTED, folder, record, late))[1:] == ("UNKNOWN", "STARTING")
+    assert states(report(NOT_LISTED, folder, record, late + 60))[1:] == ("FAILED", "FAILED")
+
+
+def test_signs_of_life_are_logs_and_heartbeats(tmp_path: Path) -> None:
+    for name in ("jobs/0.started", "jobs/1.started", "jobs/2.started", "head/owner"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"node": "n1", "job": 0}')
+    for time, name in ((10, "head/heartbeat"), (20, "jobs/1.now"), (30, "logs/job-2.log")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time, time))
+    assert read_state(tmp_path).alive == {0: 10, 1: 20, 2: 30}
 
 
 def test_a_caller_may_know_the_workers_better() -> None:

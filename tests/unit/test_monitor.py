@@ -225,7 +225,7 @@ def test_a_job_that_nothing_lists_is_given_up_after_a_while(
 ) -> None:
     record = add(ledger, "1", poll=1)
     assert ClusterMonitor([record], ledger).report().state == "PENDING"
-    clock[0] += 50  # another process continues to count
+    clock[0] += 10  # another process continues to count
     assert ClusterMonitor([ledger.get(record.id)], ledger).report().state == "PENDING"
     clock[0] += 20
     assert ClusterMonitor([ledger.get(record.id)], ledger).report().state == "CANCELLED"
@@ -266,6 +266,44 @@ def test_cancel_ends_the_folder_even_if_the_batch_scheduler_is_away(
     with pytest.raises(Exception, match="scancel"):
         cancel(record, ledger, timeout=0.1)
     assert json.loads((record.path / "ended").read_text())["kind"] == "cancelled"
+
+
+def test_cancel_ends_when_all_jobs_have_exited(slurm: FakeSlurm, ledger: Ledger) -> None:
+    """They find `ended`: a batch scheduler that is away is not waited for then."""
+    record = add(ledger, "1")
+    scancel = slurm.folder / "scancel"
+    scancel.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    scancel.chmod(0o755)
+
+    class Clock(System):
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            if self.now > 2 and (record.path / "ended").exists():
+                (record.path / "jobs" / "0.json").write_text('{"exit_code": 143, "host": "n1"}')
+
+    system = Clock()
+    cancel(record, ledger, system=system)
+    assert 2 < system.now < 10
+
+
+def test_an_old_answer_does_not_give_a_job_up(
+    slurm: FakeSlurm, ledger: Ledger, clock: list[float]
+) -> None:
+    monitor = ClusterMonitor([add(ledger, "1", poll=1)], ledger)
+    assert monitor.report().jobs[0].reason == "the batch scheduler does not list it"
+    slurm.lists()
+    (slurm.folder / "queue").write_text("")  # no header: squeue has written nothing
+    clock[0] += 70
+    found = monitor.report().jobs[0]
+    assert (found.state, found.reason) == ("UNKNOWN", "the batch scheduler does not respond")
+    slurm.lists("1||RUNNING")
+    clock[0] += 70
+    assert monitor.report().jobs[0].state == "RUNNING"
 
 
 def test_a_job_that_is_requeued_after_its_end_is_active_again(

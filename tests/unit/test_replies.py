@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,38 @@ def test_a_daemon_that_does_not_run_on_this_host(
     with pytest.raises(UnavailableError, match=why):
         client.find("svd-7f3a")
     assert sum(waited) < 20
+
+
+QUEUE_FULL = "sbatch: error: Slurm job queue full, sleeping and retrying\n"
+
+
+def test_a_full_queue_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    """sbatch tries again for two minutes by itself, and is stopped."""
+
+    class Full(System):
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+        def run(self, argv: Any, *, timeout: float, **_: Any) -> CommandResult:
+            words = tuple(argv)
+            if words[0] == "squeue":
+                return CommandResult(words, 0, SQUEUE_FOUND_HEADER)
+            self.now += timeout
+            problem = f"sbatch did not respond within {timeout:.0f} s"
+            return CommandResult(words, None, "", QUEUE_FULL, problem)
+
+    system = Full()
+    client = SchedulerClient(get_scheduler("slurm")(), system=system)
+    with pytest.raises(UnavailableError) as failure:
+        client.submit("#!/bin/sh\n", "svd-7f3a", [], tmp_path)
+    assert "slurm has not accepted the job for 90 s" in str(failure.value)
+    assert QUEUE_FULL.strip() in str(failure.value)
+    assert failure.value.exit_code == 3 and system.now < 110
 
 
 @pytest.mark.parametrize("title", ["submit", "status", "status, json", "cancel"])
