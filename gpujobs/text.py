@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from enum import Enum
@@ -9,6 +11,11 @@ from unicodedata import category
 
 _BREAKERS = ("Cc", "Zl", "Zp", "Cs")
 """Unicode categories of `control_character`."""
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.S)
+"""An escaped character or a set of characters in a regular expression."""
+_REPEAT = re.compile(r"[*+?]\??|\{\d*,\d*\}\??")
+_GROUP = re.compile(r"\(([^()]*)\)([*+?]|\{[^}]*\})?")
+_MOST_STEPS = 10**7
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -100,3 +107,46 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
     )
+
+
+def repeats_repeats(pattern: str) -> bool:
+    """Return whether a repeated group of a regular expression has repeats or alternatives.
+
+    Such a pattern, as ``(a+)+b``, can take years for a text of 40 characters.
+    """
+    text, changed = _skeleton(pattern), 1
+    while changed:
+        for found in _GROUP.finditer(text):
+            inner = _REPEAT.search(found[1]) or "|" in found[1]
+            if inner and (found[2] or "?") != "?":
+                return True
+        text, changed = _GROUP.subn(lambda found: _repeats_of(found[1], found[2]), text)
+    return False
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether all of ``text`` matches a regular expression of a site file.
+
+    False if the expression is not valid, or might try more ways than can be tried in a second.
+    """
+    skeleton = _skeleton(pattern)
+    repeats = len(_REPEAT.findall(skeleton))
+    ways = math.comb(len(text) + repeats, repeats)
+    ways *= math.prod(part.count("|") + 1 for part in re.split("[()]", skeleton))
+    if ways > _MOST_STEPS or repeats_repeats(pattern):
+        return False
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error:
+        return False
+
+
+def _skeleton(pattern: str) -> str:
+    """Return the groups, repeats and alternatives of a regular expression."""
+    return re.sub(r"\(\?(P<\w+>|[:=!>]|<[=!])", "(", _ATOM.sub("x", pattern))
+
+
+def _repeats_of(body: str, repeat: str | None) -> str:
+    """Return what a group is to the group around it."""
+    inner = "*" if _REPEAT.search(body) or repeat else ""
+    return f"x{inner}{'|' if '|' in body else ''}"

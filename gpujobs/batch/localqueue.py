@@ -37,7 +37,7 @@ def submit(script: str) -> str:
     members = []
     for index in range(int(options.get("count", "1"))):
         spool = output.with_name(f"{output.name}-{index}.sh")
-        spool.write_text(script)
+        spool.write_text(script, encoding="utf-8")
         variables = {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
         pid = spawn(
             [*shell, str(spool)],
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
     command, *rest = arguments
     if command == "submit":
         try:
-            print(submit(sys.stdin.read()))
+            print(submit(sys.stdin.buffer.read().decode()))  # in UTF-8, whatever the locale is
         except OSError as error:
             sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
     elif command == "find":

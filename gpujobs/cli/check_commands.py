@@ -103,7 +103,7 @@ def show_site(site: str, with_origins: bool) -> None:
     if with_origins:
         click.echo(effective.effective_text(loaded.document), nl=False)
     else:
-        click.echo(loaded.path.read_text(), nl=False)
+        click.echo(loaded.path.read_text(encoding="utf-8"), nl=False)
     if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):
         raise InputError(problems)
     messages.progress.write(f"{loaded.path}: site {loaded.name} is valid")

@@ -40,7 +40,7 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
 @options.cluster_argument
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.5),
+    type=options.SECONDS,
     default=2.0,
     show_default=True,
     help="Seconds between two refreshes.",

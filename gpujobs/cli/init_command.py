@@ -38,7 +38,7 @@ def init_site(name: str | None, output: Path | None) -> None:
         return
     # A file that a group may write would be refused: see "Search path" in docs/sites.md.
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     report = sitereport.check_offline(str(output.absolute()))
     click.echo(sitereport.report_text(report))

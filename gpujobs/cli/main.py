@@ -6,6 +6,7 @@ Modules that take long to import are imported inside the commands that use them:
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -25,6 +26,8 @@ class ErrorHandlingGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; exit with the code of the error if it fails."""
         messages.install_handler()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a letter
         try:
             return super().invoke(ctx)
         except GpujobsError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import click
 
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     from ..config.spec import ClusterSpec
 
 P = ParamSpec("P")
+
+
+class Seconds(click.FloatRange):
+    """Seconds between two refreshes."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; nan and inf are refused."""
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = Seconds(min=0.5, max=86400)
 
 
 def open_ledger() -> Ledger:

@@ -105,7 +105,9 @@ def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:
         return {**listed, "description": description, **nothing}
     return {
         **listed,
-        "not_verified": sum(NOT_VERIFIED in line for line in path.read_text().splitlines()),
+        "not_verified": sum(
+            NOT_VERIFIED in line for line in path.read_text(encoding="utf-8").splitlines()
+        ),
         "scheduler": site.scheduler,
         "description": site.description,
         "contact": site.contact,

@@ -198,7 +198,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return iter(())
     return _parsed(lines)

@@ -142,7 +142,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self, cluster_id: str, suffix: str = ".lock") -> Iterator[None]:
-        with self._path(cluster_id).with_suffix(suffix).open("w") as file:
+        with self._path(cluster_id).with_suffix(suffix).open("w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -171,7 +171,7 @@ def _dump(record: ClusterRecord) -> str:
 
 def _load(path: Path) -> ClusterRecord:
     try:
-        return parse(json.loads(path.read_text()))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -29,6 +29,7 @@ def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] =
         memory=memory,
         busy=busy,
         nvlink=gpus_with_nvlink(free),
+        gpu_memory=_least_memory(free),
         planned=len(used),
     )
 
@@ -66,6 +67,17 @@ def _identity(device: str) -> str:
         return nvml_text(pynvml.nvmlDeviceGetUUID(device_handle(pynvml, device)))
     except Exception:  # NVML has many errors, and each means the same here
         return device
+
+
+def _least_memory(devices: list[str]) -> int | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [device_handle(pynvml, device) for device in devices]
+        return min(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+    except Exception:  # NVML has many errors, and each means the same here; or no GPU is free
+        return None
 
 
 def _users(pynvml: ModuleType, index: int) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ..batch import process
+from ..config.document import Document, Loc
 from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
-from ..errors import InputError
+from ..errors import InputError, Position, Problem
 from ..planning.plan import Machine, Plan, make_plan
 from ..planning.render import Script, render
 from ..schedulers import get_scheduler
 from .runnotes import image_notes, run_notes, script_of, site_notes
+
+BASH = "/bin/bash"
 
 
 def make_cluster_plan(
@@ -24,6 +30,10 @@ def make_cluster_plan(
 
     ``devices``: GPUs of this machine to use; None: those that are free.
     """
+    texts: list[Loc] = [("environment", "setup")]
+    texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
+    if problems := list(bash_problems(spec.document, texts)):
+        raise InputError(problems)
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
     spec, own_modules = with_modules(spec, owned=elastic)
@@ -88,3 +98,32 @@ def _folder_of(script: Path) -> Path:
     """Return the folder from which Python imports: that of the target, if it is a link."""
     target = Path(os.path.realpath(script)) if script.is_symlink() else script
     return Path(os.path.abspath(target)).parent  # noqa: PTH100 - links to folders stay
+
+
+def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[Problem]:
+    """Yield the syntax errors of the bash texts at ``places`` of a document."""
+    for loc in places:
+        text = document.value_at(loc)
+        if isinstance(text, str) and (message := bash_error(text)):
+            position = _line_inside(document.position(loc), message)
+            name = ".".join(map(str, loc))
+            yield Problem(f"`{name}`: bash -n refuses it: {message}", position)
+
+
+def bash_error(text: str) -> str:
+    """Return the first message of ``bash -n`` for ``text``; "" if it is correct, or without bash.
+
+    ``bash -n`` does not execute ``shopt -s extglob``, so it has the option from the beginning.
+    """
+    result = process.run([BASH, "-O", "extglob", "-n"], stdin=text)
+    if not result.started or (result.exit_code == 0 and not result.stderr):
+        return ""
+    return result.first_line.removeprefix(f"{BASH}: ")
+
+
+def _line_inside(position: Position, message: str) -> Position:
+    """Return the line of the file that bash means, if the text is a block of lines."""
+    found = re.match(r"line (\d+):", message)
+    if not found or not position.text.split("#")[0].rstrip().endswith("|"):
+        return position
+    return replace(position, line=position.line + int(found[1]), column=1, text="")

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..config.clustername import cluster_name
 from ..config.site import Site
 from ..planning.plan import Plan
+from ..text import matches
 
 _SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
 _VARIABLE = re.compile(r"\$(\w|\{)")
@@ -48,7 +49,7 @@ def image_notes(plan: Plan) -> Iterator[str]:
 def site_notes(site: Site) -> Iterator[str]:
     """Yield a note if the batch scheduler of this host belongs to another cluster than ``site``."""
     name = "" if site.cluster or not site.cluster_names else cluster_name(site.scheduler)
-    if name and not any(re.fullmatch(one, name) for one in site.cluster_names):
+    if name and not any(matches(one, name) for one in site.cluster_names):
         yield f"this host's cluster is {name}, not {' or '.join(site.cluster_names)}"
 
 

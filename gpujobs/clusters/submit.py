@@ -91,7 +91,7 @@ def send(
     group = script.jobs.group
     path = record.path / "scripts" / f"{group or 'workers'}-{script.first}.sh"
     with disk_errors(record.path):
-        path.write_text(script.text)
+        path.write_text(script.text, encoding="utf-8")
         path.chmod(0o700)
     now = client.system.time()
     intent = Intent(

@@ -19,7 +19,7 @@ def cluster_name(scheduler: str) -> str:
         return ""
     for path in inventory.configuration_files(os.environ):
         try:
-            text = Path(path).read_text(errors="replace")
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if name := inventory.cluster_name(text):

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ..text import control_character
+from ..text import control_character, repeats_repeats
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpP]?)(?:[iI]?[bB])?")
@@ -21,14 +21,30 @@ _PARTS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.I)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _LONGEST_S = 10 * 366 * 86400
 _LARGEST_BYTES = 2**60
+LARGEST_COUNT = 10**7
 
 # Characters that are safe on a directive line, where quoting does not protect.
 WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_REFUSED_VARIABLES = frozenset(
-    ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "IFS", "PS4", "PROMPT_COMMAND", "PYTHONSTARTUP")
-)
+_REFUSED_VARIABLES = {
+    r"BASH_ENV|ENV|SHELLOPTS|BASHOPTS|IFS|PS4|PROMPT_COMMAND|PYTHONSTARTUP"
+    r"|LD_.*|BASH_FUNC_.*|DYLD_.*": (
+        "would change how every program starts; if you need it, set it in `environment.setup`"
+    ),
+    r"UID|EUID|PPID|BASH_VERSINFO": "cannot be changed: bash refuses it",
+    r"GPUJOBS_.*": "is gpujobs' own: give another name to a variable of your program",
+    r"(CUDA|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL": (
+        "is set for each worker: `gpus` and `workers.gpus_per_worker` choose how many it has"
+    ),
+    r"DASK_SCHEDULER_(ADDRESS|FILE)": (
+        "is set to the dask scheduler of the cluster; `gpujobs connect` reaches another one"
+    ),
+    r"DASK_DISTRIBUTED__COMM__(TLS__.*|REQUIRE_ENCRYPTION|DEFAULT_SCHEME)": (
+        "is set by gpujobs: use `network.protocol` and `network.encryption`"
+    ),
+}
+"""Regular expressions of names that `env` cannot have, and why."""
 _KINDS = {
     bool: "true or false",
     dict: "a mapping",
@@ -59,22 +75,24 @@ def word(value: object) -> str:
     return text
 
 
-def count(value: object) -> int:
+def count(value: object, most: int = LARGEST_COUNT) -> int:
     """Return a whole number of at least 0; ``010``, ``1e3``, ``true`` and ``4.0`` are refused."""
-    if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d{0,11}", value):
-        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d*", value):
+        value = int(value[:15])  # one digit more would also be too large
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(
             f"{shown(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
         )
     if value < 0:
         raise ValueError(f"{value} is less than 0")
+    if value > most:
+        raise ValueError(f"must be at most {most}")
     return value
 
 
-def positive(value: object) -> int:
+def positive(value: object, most: int = LARGEST_COUNT) -> int:
     """Return a whole number of at least 1."""
-    number = count(value)
+    number = count(value, most)
     if number == 0:
         raise ValueError("must be at least 1")
     return number
@@ -119,12 +137,12 @@ def size(value: object) -> int:
         raise ValueError(f"{value!r} is not a size; write it as 60GiB, 512MiB or 1.5TiB")
     if found[0] == found[1]:
         raise ValueError(f"{value} needs a unit, as in {value}GiB or {value}MiB")
-    n_bytes = int(float(found[1]) * _UNITS[found[2].upper()])
-    if n_bytes == 0:
+    n_bytes = float(found[1]) * _UNITS[found[2].upper()]
+    if n_bytes < 1:
         raise ValueError(f"{value!r} is less than one byte")
     if n_bytes >= _LARGEST_BYTES:
         raise ValueError(f"{value!r} is too large; the limit is 1024PiB")
-    return n_bytes
+    return int(n_bytes)
 
 
 def size_or_fraction(value: object) -> str:
@@ -228,11 +246,9 @@ def variable_name(value: object) -> str:
 def variable(value: object) -> str:
     """Return the name of an environment variable that a job may set."""
     text = variable_name(value)
-    if text in _REFUSED_VARIABLES or text.startswith(("LD_", "BASH_FUNC_", "DYLD_")):
-        raise ValueError(
-            f"{text} would change how every program starts; "
-            "if you need it, set it in `environment.setup`"
-        )
+    for names, reason in _REFUSED_VARIABLES.items():
+        if re.fullmatch(names, text):
+            raise ValueError(f"{text} {reason}")
     return text
 
 
@@ -243,6 +259,11 @@ def regular_expression(value: object) -> str:
         re.compile(text)
     except re.error as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    if repeats_repeats(text):
+        raise ValueError(
+            f"{text!r} repeats a group that itself has repeats or alternatives, which can take "
+            "years: write it without one of them, such as [a-z0-9-]+"
+        )
     return text
 
 

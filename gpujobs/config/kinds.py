@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from ..errors import InputError, Position, Problem
 from ..text import alternatives
@@ -244,6 +244,18 @@ WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.
 VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"})
 COUNT = Scalar(fields.count, {"type": "integer", "minimum": 0})
 POSITIVE = Scalar(fields.positive, {"type": "integer", "minimum": 1})
+
+
+def at_most(most: int, least: Literal[0, 1] = 1) -> Scalar[int]:
+    """Return the kind of whole numbers from ``least`` to ``most``."""
+    read = fields.positive if least else fields.count
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Scalar(lambda value: read(value, most), schema)
+
+
+MOST = 100_000
+"""GPUs, CPUs or workers of one cluster."""
+AMOUNT = at_most(MOST)
 EXIT_CODE = Scalar(fields.exit_code, {"type": "integer", "minimum": 1, "maximum": 255})
 NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0})
 FLAG = Scalar(fields.flag, {"type": "boolean"})

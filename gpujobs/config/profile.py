@@ -8,13 +8,13 @@ from typing import Literal, TypeAlias
 
 from . import fields
 from .kinds import (
+    AMOUNT,
     ARGV,
-    COUNT,
     DIRECTIVES,
     DURATION,
     EXIT_CODE,
     FLAG,
-    POSITIVE,
+    MOST,
     SCRIPT,
     SIZE,
     TEXT,
@@ -23,6 +23,7 @@ from .kinds import (
     WORD,
     Scalar,
     Table,
+    at_most,
     choice,
 )
 from .model import Model, Section, optional, required
@@ -64,7 +65,7 @@ def _group_name(value: object) -> str:
 def _gpus(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
-    return fields.count(value)
+    return at_most(MOST, 0).parse(value)
 
 
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
@@ -99,7 +100,7 @@ _GROUP_NAME = Scalar(
         "not": {"enum": list(RESERVED_GROUPS)},
     },
 )
-_GPUS = Scalar(_gpus, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]})
+_GPUS = Scalar(_gpus, {"anyOf": [at_most(MOST, 0).json_schema, {"const": "auto"}]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +155,7 @@ class Head(Model):
     group: str | None = optional(WORD, "the jobs of this group; excludes the other keys")
     queue: str | None = optional(WORD, "default: the first queue without GPUs")
     account: str | None = optional(WORD, "default: the profile's")
-    cpus: int = optional(POSITIVE, "CPUs", default=1)
+    cpus: int = optional(AMOUNT, "CPUs", default=1)
     memory: int | None = optional(SIZE, "host memory")
     walltime: int | None = optional(DURATION, "default: the profile's")
 
@@ -170,15 +171,15 @@ class Group(Model):
     """Workers of one kind. A key that is missing has the value of the profile's top level."""
 
     gpus: int | Literal["auto"] = optional(_GPUS, "as in the profile, for this group", default=1)
-    gpus_per_job: int | None = optional(POSITIVE, "GPUs of one job")
-    cpus_per_job: int | None = optional(POSITIVE, "CPUs of one job")
+    gpus_per_job: int | None = optional(AMOUNT, "GPUs of one job")
+    cpus_per_job: int | None = optional(AMOUNT, "CPUs of one job")
     memory_per_job: int | None = optional(SIZE, "host memory of one job")
     gpu_type: str | None = optional(WORD, "GPU type")
     queue: str = optional(WORD, "queue entry of the site", default="auto")
     account: str | None = optional(WORD, "account")
     walltime: int | None = optional(DURATION, "walltime")
     start_workers: int | None = optional(
-        POSITIVE, "workers of this group to wait for before run starts"
+        AMOUNT, "workers of this group to wait for before run starts"
     )
     workers: Workers = optional(Section(Workers), "worker options", default=Workers())
     environment: Environment = optional(
@@ -207,10 +208,10 @@ class Profile(Model):
         default=1,
     )
     gpus_per_job: int | None = optional(
-        POSITIVE, "GPUs of one job; default: as many as divide evenly"
+        AMOUNT, "GPUs of one job; default: as many as divide evenly"
     )
     cpus_per_job: int | None = optional(
-        POSITIVE, "CPUs of one job; default: the GPUs' share of the node"
+        AMOUNT, "CPUs of one job; default: the GPUs' share of the node"
     )
     memory_per_job: int | None = optional(
         SIZE, "host memory of one job; default: the GPUs' share of the node"
@@ -235,7 +236,9 @@ class Profile(Model):
         AFTER, "a cluster that must have ended before: ID or ID:ok, or ID:any after a failure, too"
     )
     requeue: int = optional(
-        COUNT, "how often the cluster starts again after its walltime or a preemption", default=0
+        at_most(100, 0),
+        "how often the cluster starts again after its walltime or a preemption",
+        default=0,
     )
     walltime_exit: int | None = optional(
         EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
@@ -243,9 +246,7 @@ class Profile(Model):
     workdir: str | None = optional(
         TEXT, "working directory of run; default: the one in which submit was called"
     )
-    start_workers: int | None = optional(
-        POSITIVE, "number of workers to wait for before run starts"
-    )
+    start_workers: int | None = optional(AMOUNT, "number of workers to wait for before run starts")
     start_timeout: int = optional(
         DURATION, "how long an active process may take to register", default=300
     )

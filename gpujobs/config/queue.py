@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..text import matches
 from . import placeholders
 from .kinds import (
     COUNT,
@@ -137,11 +137,7 @@ def check_options(options: Mapping[str, Option]) -> None:
             message = f"must have {{{name}}}, which is replaced by the value of the option"
             raise ValueErrorInside(message, "options", name, "directive")
         default = option.default
-        if (
-            default
-            and not placeholders.names(default)
-            and not re.fullmatch(option.pattern, default)
-        ):
+        if default and not placeholders.names(default) and not matches(option.pattern, default):
             message = f"{default!r} does not match the option's pattern {option.pattern}"
             raise ValueErrorInside(message, "options", name, "default")
 

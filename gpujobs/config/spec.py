@@ -154,13 +154,13 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
         "from_site": sorted(spec.from_site),
         "queue_order": list(spec.queue_order),
     }
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_spec(path: Path) -> ClusterSpec:
     """Return the specification that `write_spec` wrote; all positions are ``path`` itself."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
         document = Document(value["document"], source=str(path))
         return ClusterSpec(
             site=_read_site(value["site"], str(path)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from ..errors import InputError
+from ..text import matches
 from .clustername import cluster_name
 from .sitefiles import data_folder, layered, site_paths
 
@@ -37,7 +38,7 @@ def site_of_this_host() -> str:
     # The fully qualified name may need a slow query of the network, so the short name comes first.
     for get_name in (socket.gethostname, socket.getfqdn):
         host = get_name()
-        names = (name for pattern, name in patterns if _matches(pattern, host))
+        names = (name for pattern, name in patterns if matches(pattern, host))
         if found := _only(names, f"several sites match this host ({host})"):
             return found
     clusters = (one.name for one in selections if one.matches_cluster())
@@ -71,7 +72,7 @@ class _Selection:
     def matches_variables(self) -> bool:
         """Return whether the environment has all variables, each with a value that matches."""
         environ = os.environ
-        found = (_matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
+        found = (matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
         return bool(self.variables) and all(found)
 
     def matches_cluster(self) -> bool:
@@ -82,7 +83,7 @@ class _Selection:
             name = cluster_name(self.scheduler)
         except InputError:  # no such batch scheduler: `load_site` reports it
             return False
-        return any(_matches(pattern, name) for pattern in self.cluster_names)
+        return any(matches(pattern, name) for pattern in self.cluster_names)
 
 
 def _selections() -> Iterator[_Selection]:
@@ -90,7 +91,7 @@ def _selections() -> Iterator[_Selection]:
     included = data_folder("site_configs")
     for name, path in site_paths().items():
         # Most of the many included files name no host, and parsing all takes most of a second.
-        if path.parent == included and not _SELECTS.search(path.read_text()):
+        if path.parent == included and not _SELECTS.search(path.read_text(encoding="utf-8")):
             continue
         try:
             value = layered(path, path.parent).value
@@ -113,10 +114,3 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _is_texts(value: object) -> TypeGuard[Mapping[str, str]]:
     return isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values())
-
-
-def _matches(pattern: str, host: str) -> bool:
-    try:
-        return re.fullmatch(pattern, host) is not None
-    except re.error:
-        return False

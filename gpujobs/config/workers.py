@@ -11,11 +11,11 @@ from ..injob.size import WorkerSize
 from . import fields
 from .document import core_value
 from .kinds import (
+    AMOUNT,
     COUNT,
     DURATION,
     FLAG,
     NUMBER,
-    POSITIVE,
     SIZE,
     SIZE_OR_FRACTION,
     TEXT,
@@ -23,9 +23,10 @@ from .kinds import (
     Items,
     Scalar,
     Table,
+    at_most,
     choice,
 )
-from .model import Model, optional
+from .model import Model, keys_of, optional
 
 RESERVED_OPTIONS = (
     "name", "scheduler", "scheduler_file", "nworkers", "nthreads", "memory_limit", "resources",
@@ -50,8 +51,12 @@ def _module(value: object) -> str:
 
 def _ports(value: object) -> str:
     text = fields.printable(value, "a port")
-    if not re.fullmatch(r"\d+(:\d+)?", text):
+    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
+    if not found:
         raise ValueError(f"{text!r} is not a port; write it as 8000 or 8000:8100")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1024 <= first <= last <= 65535:
+        raise ValueError(f"{text}: ports are from 1024 to 65535, the smaller one first")
     return text
 
 
@@ -60,6 +65,8 @@ def _option_name(value: object) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", text):
         raise ValueError(f"{text!r} is not an option's name")
     name = text.replace("-", "_")
+    if (own := name.removeprefix("no_")) in keys_of(Workers):
+        raise ValueError(f"{text} is a key of `workers`: write `workers: {{{own}: …}}`")
     if name in RESERVED_OPTIONS:
         raise ValueError(f"{text} is set by gpujobs")
     return name
@@ -82,6 +89,14 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
+def _device_limit(value: object) -> str | None:
+    """Return the limit of dask-cuda, which has words for its default and for none."""
+    if value in ("default", "auto"):
+        return None if value == "default" else "0"
+    return fields.size_or_fraction(value)
+
+
+_DEVICE_LIMIT = Scalar(_device_limit, SIZE_OR_FRACTION.json_schema)
 _MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
 _PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
 _AMOUNTS = Table(WORD, NUMBER, from_text=fields.amounts)
@@ -93,15 +108,13 @@ class Workers(Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
     threads: int = optional(
-        POSITIVE, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
+        AMOUNT, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
     )
     memory: int | None = optional(SIZE, "host memory of a worker; default: its part of the job's")
-    count: int | None = optional(POSITIVE, "number of CPU workers, with `gpus: 0`")
-    gpus_per_worker: int = optional(
-        POSITIVE, "GPUs of each worker, which sees no others", default=1
-    )
+    count: int | None = optional(AMOUNT, "number of CPU workers, with `gpus: 0`")
+    gpus_per_worker: int = optional(AMOUNT, "GPUs of each worker, which sees no others", default=1)
     workers_per_gpu: int = optional(
-        POSITIVE, "workers on each GPU, which share its memory and the CPUs", default=1
+        at_most(100), "workers on each GPU, which share its memory and the CPUs", default=1
     )
     resources: dict[str, float] | None = optional(
         _AMOUNTS, "dask resources; default GPU: the worker's number of GPUs, at least 1"
@@ -122,7 +135,7 @@ class Workers(Model):
     )
     # dask-cuda's, by name
     device_memory_limit: str | None = optional(
-        SIZE_OR_FRACTION, "device memory above which data spills to host"
+        _DEVICE_LIMIT, "device memory above which data spills to host"
     )
     enable_cudf_spill: bool | None = optional(FLAG, "cuDF's own spilling instead of dask-cuda's")
     cudf_spill_stats: int | None = optional(COUNT, "level of cuDF's spill statistics")

@@ -165,7 +165,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         """Return the script of the worker jobs, as it was submitted."""
         folder = self.folder / "scripts"
         scripts = sorted(path for path in folder.glob("*.sh") if not path.match("head-*"))
-        return scripts[-1].read_text() if scripts else ""
+        return scripts[-1].read_text(encoding="utf-8") if scripts else ""
 
     def _report(self) -> ClusterReport:
         with self._reporting:

@@ -118,5 +118,5 @@ def _shipped_defaults() -> dict[str, Any]:
     import yaml  # a dependency of dask
 
     path = Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
-    defaults: dict[str, Any] = yaml.safe_load(path.read_text())
+    defaults: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return defaults

@@ -12,7 +12,12 @@ from .conversions import Setting, memory
 from .options import check_mapping
 from .vocabulary import JOBQUEUE, Vocabulary
 
-DEVICE_SIZES = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
+DEVICE_SIZES = (
+    "device_memory_limit",
+    "rmm_pool_size",
+    "rmm_maximum_pool_size",
+    "rmm_release_threshold",
+)
 """Options of workers that dask-cuda also takes as a number of bytes."""
 UCX_TRANSPORTS = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 """Options of workers that need ucxx."""
@@ -58,12 +63,6 @@ def _device_size(value: Any) -> Any:
     return value
 
 
-def _device_memory_limit(value: Any) -> Iterator[Setting]:
-    if value != "default":
-        limit = 0 if value == "auto" else _device_size(value)
-        yield ("workers", "device_memory_limit"), limit
-
-
 def _memory_limit(value: Any) -> Iterator[Setting]:
     """Yield the host memory of a worker: bytes, a fraction of this machine's, or a text."""
     if value == "auto":
@@ -105,7 +104,6 @@ LOCAL = Vocabulary(
         **JOBQUEUE.several,
         **_ucx_transports(),
         "memory_limit": _memory_limit,
-        "device_memory_limit": _device_memory_limit,
     },
     refused={
         **{name: hint for name, hint in JOBQUEUE.refused.items() if name not in _OWN_PARAMETERS},

@@ -49,6 +49,8 @@ class ClusterOptions:
             given["scheduler_options_place"] = configured.place("scheduler_options")
         given.update({name: value for name, value in values.items() if value is not None})
         if logs := given.get("log_directory"):
+            if not isinstance(logs, str | Path):
+                raise InputError(f"log_directory: {logs!r} is not the path of a folder")
             given["log_directory"] = Path(logs).expanduser()
         options = cls(**given)
         if options.scheduler not in ("local", "job"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..batch import process
 from ..errors import InputError
-from ..injob.loopback import confine_ucxx
+from ..injob.loopback import confine
 from ..planning.plan import Plan
 
 
@@ -25,9 +25,10 @@ def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
     if not usable:
         raise InputError(reason, hint="network={'protocol': 'auto'}")
     protocols = usable[:1] if only_one else usable
+    if len(protocols) == 1 and transport.loopback:
+        confine(protocols[0])
     if protocols == ("ucxx",) and transport.loopback:
         os.environ.setdefault("UCX_NET_DEVICES", transport.loopback)
-        confine_ucxx()
     return replace(plan, transport=replace(transport, protocols=protocols)), reason
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from ..errors import Problem
 from ..planning.directives import request_texts
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
-from ..text import plural, size_text, walltime_text
+from ..text import matches, plural, size_text, walltime_text
 from .checks import Check, warning
 
 LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
@@ -215,7 +214,7 @@ def _time(seconds: int | None) -> str:
 def _matches(account: Account, accounts: Sequence[str]) -> bool:
     """Return whether the site accepts one of the user's accounts, as far as both are known."""
     pattern = account.pattern
-    return not (pattern and accounts) or any(re.fullmatch(pattern, name) for name in accounts)
+    return not (pattern and accounts) or any(matches(pattern, name) for name in accounts)
 
 
 def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:

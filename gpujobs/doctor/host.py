@@ -63,7 +63,7 @@ def _check_directory(template: str) -> Check:
         path = Path(expand_directory(template))
         private_folder(path)
         probe = path / f".doctor-{os.getpid()}"
-        probe.write_text("")
+        probe.write_text("", encoding="utf-8")
         probe.unlink()
     except (GpujobsError, OSError) as error:
         remedy = "set `directory` of the site file to a folder that login and compute nodes share"

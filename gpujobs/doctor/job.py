@@ -144,7 +144,7 @@ def _make_plan(
     own: dict[str, object] = {
         "run": [first.groups[0].python, *program],
         "start_workers": first.n_workers,
-        "env": {"GPUJOBS_DOCTOR_WORKERS": str(first.n_workers)},
+        "env": {"DOCTOR_WORKERS": str(first.n_workers)},
     }
     spec = with_settings(spec, Document(own, source=SOURCE))
     return spec, make_cluster_plan(spec)
@@ -165,7 +165,11 @@ def _wait_for_end(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
 
 def _output(record: ClusterRecord) -> list[str]:
     try:
-        return (record.path / "logs" / "run.log").read_text(errors="replace").splitlines()
+        return (
+            (record.path / "logs" / "run.log")
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()
+        )
     except OSError:
         return []
 

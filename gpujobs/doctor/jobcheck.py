@@ -144,7 +144,7 @@ def scratch() -> Scratch:
 def filesystem(path: str) -> str:
     """Return the type of the file system that holds the absolute ``path``, such as nfs4 or xfs."""
     mounts = {}
-    with open("/proc/mounts") as file:  # noqa: PTH123
+    with open("/proc/mounts", encoding="utf-8") as file:  # noqa: PTH123
         for line in file:
             _, mount_point, kind = line.split()[:3]
             mounts[mount_point] = kind
@@ -202,7 +202,7 @@ def collect(client_addresses: list[str]) -> JobFacts:
     except OSError as error:
         facts["client_error"] = str(error)
     with Client() as client:
-        client.wait_for_workers(int(os.environ["GPUJOBS_DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
+        client.wait_for_workers(int(os.environ["DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
         facts["address"] = client.scheduler.address
         workers = sorted(client.nthreads())
         if len(workers) > 1:

@@ -164,7 +164,7 @@ class Folder:
     def write(self, name: str, value: object) -> None:
         """Replace the file ``name`` atomically by ``value`` as JSON."""
         temporary = self.path / f"{name}.{os.urandom(6).hex()}"
-        temporary.write_text(json.dumps(value) + "\n")
+        temporary.write_text(json.dumps(value) + "\n", encoding="utf-8")
         temporary.replace(self.path / name)
 
     def append(self, name: str, lines: Iterable[str]) -> None:
@@ -172,7 +172,7 @@ class Folder:
 
         It is opened for that, because NFS shows others only what is written in a closed file.
         """
-        with (self.path / name).open("a") as file:
+        with (self.path / name).open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
     def create(self, name: str, text: str) -> bool:
@@ -182,14 +182,14 @@ class Folder:
             descriptor = os.open(self.path / name, flags, 0o600)
         except OSError:
             return False
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         return True
 
     def read(self, name: str) -> JsonObject:
         """Return the JSON object in the file ``name``; {} if it is missing or half written."""
         try:
-            value = json.loads((self.path / name).read_text(errors="replace"))
+            value = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -197,7 +197,7 @@ class Folder:
     def read_text(self, name: str) -> str:
         """Return the text in the file ``name``, stripped; "" if it is missing."""
         try:
-            return (self.path / name).read_text(errors="replace").strip()
+            return (self.path / name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
 
@@ -215,7 +215,7 @@ class Folder:
         """Write `ended`; return False if another process has written it before."""
         temporary = self.path / f"ended.{os.urandom(6).hex()}"
         try:
-            temporary.write_text(ended.json())
+            temporary.write_text(ended.json(), encoding="utf-8")
             os.link(temporary, self.path / "ended")
         except FileExistsError:
             return False

@@ -53,7 +53,7 @@ def unsafe_to_fork() -> str:
 
 def driver_library() -> str:
     """Return the name of a library of the NVIDIA driver that this process has loaded, or ""."""
-    with contextlib.suppress(OSError), Path("/proc/self/maps").open() as maps:
+    with contextlib.suppress(OSError), Path("/proc/self/maps").open(encoding="utf-8") as maps:
         for line in maps:
             name = line.rpartition("/")[2].strip()
             if name.startswith(_DRIVER):

@@ -65,7 +65,9 @@ def _devices_in_file(name: str, environ: Mapping[str, str]) -> list[str]:
     path = environ.get(name)
     if not path or not Path(path).is_file():
         raise LookupError(f"${name} names no file, but the site says that it lists the job's GPUs")
-    lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
     pairs = [line.rpartition("-") for line in lines]
     here = _short(node_name())
     own = [device for node, _, device in pairs if _short(node) == here]
@@ -119,7 +121,7 @@ def gpu_models(proc: Path = _DRIVER) -> list[str]:
 def driver_version(proc: Path = _DRIVER) -> str:
     """Return the driver's description of its version; "" without a driver."""
     try:
-        return (proc / "version").read_text()
+        return (proc / "version").read_text(encoding="utf-8")
     except OSError:
         return ""
 
@@ -133,7 +135,7 @@ def _information(proc: Path, key: str) -> list[str]:
     found = []
     for path in sorted(proc.glob("gpus/*/information")):
         with contextlib.suppress(OSError):
-            lines = [line.partition(":") for line in path.read_text().splitlines()]
+            lines = [line.partition(":") for line in path.read_text(encoding="utf-8").splitlines()]
             found += [value.strip() for name, _, value in lines if name.strip() == key]
     return found
 

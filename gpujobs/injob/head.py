@@ -343,7 +343,8 @@ class Head(Job):
 
     def _tell_run(self, text: str) -> None:
         """Write a line to the log of `run`."""
-        with contextlib.suppress(OSError), (self.folder.logs / "run.log").open("a") as file:
+        log = self.folder.logs / "run.log"
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
             file.write(f"gpujobs: {text}\n")
 
     def _check_lease(self) -> None:

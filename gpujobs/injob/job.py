@@ -126,7 +126,7 @@ class Job:
             log(job_exit.reason)
             with contextlib.suppress(OSError):
                 path = self.folder.path / "jobs" / f"{self.options.job}.reason"
-                path.write_text(f"{job_exit.reason}\n")
+                path.write_text(f"{job_exit.reason}\n", encoding="utf-8")
         if job_exit.again and self.has_next_attempt and "ended" not in self.folder.names():
             end_attempt(self.folder, self.options.attempt, job_exit.reason)
             self.stop()

@@ -1,7 +1,7 @@
-"""Listeners that accept connections from the loopback interface only, also those of ucxx.
+"""Listeners that accept connections from the loopback interface only, also those of ucxx and ws.
 
-distributed-ucxx listens on all interfaces, whatever the host of its address, and cannot be told
-otherwise. Whoever reaches such a listener can run code as its user.
+distributed-ucxx, and distributed over ws, listen on all interfaces, whatever the host of the
+address, and have no option for it. Whoever reaches such a listener can run code as its user.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import ipaddress
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from .names import LOOPBACK_INTERFACE
+from .names import LOOPBACK_INTERFACE, PROTOCOL
 
 VARIABLE = "GPUJOBS_LOOPBACK"
-"""Set in jobs whose listeners of ucxx are confined. The value is the interface."""
+"""Set in jobs whose listeners of ucxx or ws are confined. The value is the interface."""
+_host: ContextVar[str] = ContextVar("host", default="")
+"""Where the listener of ws listens that is starting."""
 
 
 def on_loopback(address: object) -> bool:
@@ -43,17 +46,27 @@ def _is_loopback(address: object) -> bool:
 
 
 def confine_if_wanted() -> None:
-    """Confine the listeners of ucxx in this process, if those of its job are to be confined."""
+    """Confine the listeners of this process, if those of its job are to be confined."""
     if VARIABLE in os.environ:
-        confine_ucxx()
+        confine(os.environ.get(PROTOCOL, ""))
 
 
-def confine_ucxx() -> None:
-    """Confine the listeners of ucxx at addresses such as 127.0.0.1 that this process starts."""
+def confine(protocol: str) -> None:
+    """Confine the listeners of ``protocol`` at addresses such as 127.0.0.1 in this process."""
+    if protocol == "ucxx":
+        _confine("ucxx", _start_ucxx)
+    elif protocol in ("ws", "wss"):
+        _use_servers_with_hosts()
+        _confine(protocol, _start_ws)
+
+
+def _confine(
+    protocol: str, start: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]]
+) -> None:
     from distributed.comm.registry import backends, get_backend
 
     try:
-        kind: Any = type(get_backend("ucxx"))
+        kind: Any = type(get_backend(protocol))
     except ValueError:  # not installed
         return
     if getattr(kind, "confined", False):
@@ -67,13 +80,41 @@ def confine_ucxx() -> None:
         def get_listener(self, *args: Any, **kwargs: Any) -> Any:
             """Return a listener that is confined when it has started."""
             listener = super().get_listener(*args, **kwargs)
-            listener.start = functools.partial(_start, listener, listener.start)
+            listener.start = functools.partial(start, listener, listener.start)
             return listener
 
-    backends["ucxx"] = ConfinedBackend()
+    backends[protocol] = ConfinedBackend()
 
 
-async def _start(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+def _use_servers_with_hosts() -> None:
+    """Let the servers of ws listen at the host of their address."""
+    from distributed.comm import ws
+
+    kind: Any = ws.HTTPServer
+    if getattr(kind, "confined", False):
+        return
+
+    class Server(kind):  # type: ignore[misc]
+        """Server that listens at the host of the listener that starts it."""
+
+        confined = True
+
+        def listen(self, port: int, address: str | None = None, **options: Any) -> None:
+            """Listen at ``address``, else at the host of the listener."""
+            super().listen(port, address or _host.get() or None, **options)
+
+    ws.HTTPServer = Server
+
+
+async def _start_ws(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    token = _host.set(listener.ip)
+    try:
+        await start()
+    finally:
+        _host.reset(token)
+
+
+async def _start_ucxx(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
     await start()
     host, port = listener.bound_address[:2]
     if ipaddress.ip_address(host).is_loopback:

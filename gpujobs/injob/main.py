@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from .loopback import confine_ucxx
+from .loopback import confine
 from .names import LOOPBACK_INTERFACE
 from .network import try_ucxx
 from .options import (
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
     if isinstance(options, UsageOptions):
         return sample_usage(options)
     if options.interface == LOOPBACK_INTERFACE:
-        confine_ucxx()
+        for protocol in ("ucxx", "ws", "wss"):
+            confine(protocol)
     if isinstance(options, TrialOptions):
         return trial(options)
     return try_ucxx(options.interface)

@@ -74,7 +74,7 @@ def _prepare(folder: Folder) -> None:
         # Open MPI may bring an older UCX; a process keeps the first one that it loads.
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
-        confine_if_wanted()  # the nannies are in this process
+    confine_if_wanted()  # the nannies are in this process
     limit_if_wanted()
 
 

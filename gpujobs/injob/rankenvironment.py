@@ -38,7 +38,7 @@ def write_rank_script(folder: Folder, environ: Mapping[str, str], named: Iterabl
     ]
     text = "\n".join([*lines, 'exec "$@"', ""])
     descriptor = os.open(folder.path / RANK_SCRIPT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", errors="surrogateescape") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
 
 

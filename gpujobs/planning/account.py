@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from ..config.queue import Account
 from ..schedulers import Scheduler
+from ..text import matches
 from .diagnostics import Diagnostics
 
 
@@ -40,7 +39,7 @@ def _account_of_site(
 def _check(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
     spec, wanted = diagnostics.spec, diagnostics.spec.profile.account
     place = spec.queue_place(queue_key, "account")
-    if wanted and account.pattern and not re.fullmatch(account.pattern, wanted):
+    if wanted and account.pattern and not matches(account.pattern, wanted):
         message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
         hint = account.hint or ""
     elif not wanted and account.required:

@@ -60,7 +60,9 @@ class GroupPlanner:
             smallest=elastic and not asked,
         )
         key, shape = chooser.choose(demand.gpus, demand.cpu_workers)
-        workeroptions.check(self.diagnostics, bool(shape.gpus))
+        of_machine = machine.gpu_memory if machine else None
+        gpu_memory = self.site.queues[key].gpu_memory or of_machine
+        workeroptions.check(self.diagnostics, shape, gpu_memory)
         return self._jobs(name, key, shape)
 
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:

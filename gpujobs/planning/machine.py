@@ -20,6 +20,8 @@ class Machine:
     """GPUs that are in use, and their processes."""
     nvlink: int = 0
     """Number of free GPUs that have NVLink."""
+    gpu_memory: int | None = None
+    """The least memory of a free GPU; None: not known."""
 
     def unused_nvlink(self, gpus: int, protocol: str) -> str:
         """Return what ``gpus`` workers do not use over dask's ``protocol``, and the cure; or ""."""

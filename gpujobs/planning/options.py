@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 
 from ..config import placeholders
 from ..config.queue import Option
 from ..schedulers import Scheduler
+from ..text import matches
 from .diagnostics import Diagnostics
 from .directivecheck import Directive
 from .shape import Place, Values
@@ -96,7 +96,7 @@ def _check(
     """Report a value that does not match, or that would set other options of the directive."""
     option = diagnostics.spec.site.site.options[name]
     place, related = ("options", name), diagnostics.spec.site_position(*at)
-    if not re.fullmatch(option.pattern, value):
+    if not matches(option.pattern, value):
         message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
         hint = option.hint or ""
         diagnostics.profile_error(message, *place, hint=hint, related=related)

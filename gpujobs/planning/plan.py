@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..config.groups import group_specs
+from ..config.kinds import MOST
 from ..config.profile import Profile
 from ..config.site import Site
 from ..config.spec import ClusterSpec
@@ -239,6 +240,9 @@ class _Planner:
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
         n_workers = sum(group.n_workers for group in groups)
+        if n_workers > MOST:
+            message = f"{n_workers} workers; a cluster has at most {MOST}"
+            self.diagnostics.profile_error(message, "gpus")
         start = self.profile.start_workers or self.layout.default_start_workers(n_workers)
         self._check_start(start, n_workers, "start_workers")
         for group in groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config.groups import group_specs
 from ..config.profile import Profile
@@ -22,6 +22,7 @@ from .slowmemory import slow_memory
 
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
+_WEBSOCKETS = ("ws", "wss")
 Networks = Mapping[str, SiteNetwork]
 """By the key of the queue."""
 WITHOUT_GPUS = (
@@ -54,9 +55,14 @@ class Transport:
         return any(is_encrypted(protocol) for protocol in self.protocols)
 
     @property
+    def ignores_address(self) -> bool:
+        """Whether one candidate listens on all interfaces, whatever its address is."""
+        return any(name in ("ucxx", *_WEBSOCKETS) for name in self.protocols)
+
+    @property
     def loopback(self) -> str:
-        """The interface that ucxx is confined to; "" if it is not."""
-        confined = "ucxx" in self.protocols and self.interface == LOOPBACK_INTERFACE
+        """The interface that ucxx and ws are confined to; "" if they are not."""
+        confined = self.interface == LOOPBACK_INTERFACE and self.ignores_address
         return LOOPBACK_INTERFACE if confined else ""
 
     def interface_option(self) -> list[str]:
@@ -91,18 +97,21 @@ def choose_transport(
     if unencrypted := [name for name in protocols if not is_encrypted(name)]:
         names = " or ".join(unencrypted)
         diagnostics.note(f"not encrypted: traffic between dask's processes over {names}")
-    if "ws" in protocols:  # with wss, a client must present the cluster's certificate
-        diagnostics.note("ws accepts connections on all interfaces: dask ignores the address")
     if network.dashboard == "on":
         diagnostics.note(
             "warning: network.dashboard is on: the dashboard accepts connections on all interfaces "
             "of its node, without a password and without encryption"
         )
     interface = network.interface or _interface(diagnostics, networks)
-    by_name = "ucxx" in protocols or diagnostics.spec.profile.layout == "mpi"
+    transport = Transport(tuple(protocols), interface, encryption_required=required)
+    by_name = transport.ignores_address or diagnostics.spec.profile.layout == "mpi"
     if interface is None and by_name and _on_this_machine(diagnostics):
-        interface = LOOPBACK_INTERFACE  # UCX and dask-mpi take interfaces, not addresses
-    return Transport(tuple(protocols), interface, encryption_required=required)
+        # UCX and dask-mpi take interfaces, not addresses
+        transport = replace(transport, interface=LOOPBACK_INTERFACE)
+    if "ws" in protocols and not transport.loopback:
+        # with wss, a client must present the cluster's certificate
+        diagnostics.note("ws accepts connections on all interfaces: dask ignores the address")
+    return transport
 
 
 def _interface(diagnostics: Diagnostics, networks: Networks) -> str | None:

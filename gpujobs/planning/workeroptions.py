@@ -51,6 +51,22 @@ _ONLY_PLAIN = (
     "preload_nanny", "scheduler_sni",
 )  # fmt: skip
 """Options of `dask worker` that `dask cuda worker` does not have."""
+_COMMAND = ("dashboard", "dashboard_address", "dashboard_prefix", "pid_file")
+"""Options of both commands that are neither keys of `workers` nor set by gpujobs."""
+_ONLY_CUDA = ("multiprocessing_method",)
+_NANNY = (
+    "dashboard", "dashboard_address", "executor", "extensions", "heartbeat_interval", "lifetime",
+    "lifetime_restart", "lifetime_stagger", "low_level_profiler", "metrics", "port",
+    "preload_nanny", "preload_nanny_argv", "profile_cycle_interval", "quiet", "reconnect",
+    "scheduler_sni", "services", "silence_logs", "startup_information", "transition_counter_max",
+    "validate",
+)  # fmt: skip
+"""Keywords of Nanny and Worker for `layout: mpi`; CUDAWorker passes them on."""
+_OF_CLASS = {
+    "cuda": ("pid_file", "dashboard_prefix"),
+    "nanny": ("config", "data", "env", "http_prefix", "plugins"),
+}
+"""Further ones, by the worker's class."""
 DEVICE_MEMORY_LIMIT = "0.8"
 """dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
@@ -159,15 +175,21 @@ def local_directory(workers: Workers, scratch: str) -> str:
     return f'--local-directory="{scratch}"'
 
 
-def check(diagnostics: Diagnostics, gpus: bool) -> None:
-    """Report options that this kind of worker does not have, and those that exclude each other."""
-    workers = diagnostics.spec.profile.workers
+def check(diagnostics: Diagnostics, shape: JobShape, gpu_memory: int | None) -> None:
+    """Report options that these workers do not have, or that cannot be met together.
+
+    ``gpu_memory``: bytes of a GPU; None: not known.
+    """
+    workers, gpus = diagnostics.spec.profile.workers, bool(shape.gpus)
     if not gpus:
         _check_plain(diagnostics, "CPU workers")
     elif workers.worker_class != "cuda":
         _check_plain(diagnostics, "`worker_class: nanny`")
     elif diagnostics.spec.profile.layout == "workers":
         _check_cuda(diagnostics)
+    _check_known(diagnostics, gpus)
+    _check_ports(diagnostics, shape)
+    _check_pool(diagnostics, gpu_memory)
     for conflict in _CONFLICTS:
         if conflict.found(workers):
             message = f"`workers.{conflict.option}`: {conflict.message}"
@@ -237,6 +259,64 @@ def _check_cuda(diagnostics: Diagnostics) -> None:
             hint = f"set DASK_DISTRIBUTED__WORKER__LIFETIME__{part} in `env`"
         message = f"{_option(name)} is an option of `dask worker`, not of `dask cuda worker`"
         diagnostics.profile_error(message, "workers", "options", name, hint=hint)
+
+
+def _check_known(diagnostics: Diagnostics, gpus: bool) -> None:
+    """Report other options that the command, or the class, of these workers does not have."""
+    profile = diagnostics.spec.profile
+    if profile.layout == "mpi":
+        kind = "CUDAWorker" if profile.workers.worker_class == "cuda" else "Nanny"
+        known = (*_NANNY, *_OF_CLASS[profile.workers.worker_class])
+        names = list(profile.workers.options)
+    else:
+        cuda = gpus and profile.workers.worker_class == "cuda"
+        kind = "`dask cuda worker`" if cuda else "`dask worker`"
+        known = (*_COMMAND, *_ONLY_PLAIN, *(_ONLY_CUDA if cuda else ()))
+        names = [name.removeprefix("no_") for name in profile.workers.options]
+    for name in names:
+        if name not in known:
+            hint = f"it has {', '.join(sorted({*known} - {*_ONLY_PLAIN}))}"
+            if name == "multiprocessing_method":
+                hint = "set DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD in `env`"
+            message = f"{kind} has no option {name}"
+            diagnostics.profile_error(message, "workers", "options", name, hint=hint)
+
+
+def _check_ports(diagnostics: Diagnostics, shape: JobShape) -> None:
+    """Report fewer ports than a job has workers on a node."""
+    first, _, last = (diagnostics.spec.profile.workers.worker_port or "").partition(":")
+    wanted = shape.workers // shape.nodes
+    if first and (there := int(last or first) - int(first) + 1) < wanted:
+        message = f"{wanted} workers on a node need {wanted} ports, not {there}"
+        hint = f"worker_port: {first}:{int(first) + wanted - 1}"
+        diagnostics.profile_error(message, "workers", "worker_port", hint=hint)
+
+
+def _check_pool(diagnostics: Diagnostics, gpu_memory: int | None) -> None:
+    """Report a pool of RMM above its maximum, and pools that a GPU has no memory for."""
+    workers, place = diagnostics.spec.profile.workers, ("workers", "rmm_pool_size")
+    texts = workers.rmm_pool_size, workers.rmm_maximum_pool_size
+    if all(text and "." in text for text in texts):
+        pool, most = (float(text or 0) for text in texts)
+    else:
+        pool, most = (_n_bytes(text, gpu_memory) for text in texts)
+    if most and pool > most:
+        message = f"`{'.'.join(place)}` is more than `rmm_maximum_pool_size`"
+        diagnostics.profile_error(message, *place)
+    pools = _n_bytes(texts[0], gpu_memory) * workers.workers_per_gpu
+    if workers.workers_per_gpu > 1 and "." in (texts[0] or ""):
+        return  # they get their parts of the fraction
+    if gpu_memory and pools > gpu_memory and not workers.rmm_managed_memory:
+        message = f"pools of {size_text(int(pools))} on a GPU, which has {size_text(gpu_memory)}"
+        largest = size_text(gpu_memory // workers.workers_per_gpu // 2**30 * 2**30)
+        diagnostics.profile_error(message, *place, hint=f"less than {largest}, or a fraction: 0.8")
+
+
+def _n_bytes(text: str | None, gpu_memory: int | None) -> float:
+    """Return an amount of GPU memory; 0 if there is none, or it is not known."""
+    if not text:
+        return 0
+    return float(text) * (gpu_memory or 0) if "." in text else int(text)
 
 
 def _cuda_option(name: str, value: object) -> str:

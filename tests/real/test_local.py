@@ -57,6 +57,16 @@ def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
     assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
 
 
+def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
+    local.env |= {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = local.write("p.yaml", "gpus: 0\nrun: [echo, 日本]\n")
+    done = local("submit", str(path), "--wait")
+    assert done.returncode == 0, done.stderr
+    log = Path(local.status(done.stdout.strip())["folder"]) / "logs" / "run.log"
+    assert log.read_text(encoding="utf-8") == "日本\n"
+    assert local("logs", done.stdout.strip()).stdout == "\\u65e5\\u672c\n"
+
+
 def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
     profile = {"gpus": 0, "run": "echo here"}
     first, second = local.submit(profile, "--wait"), local.submit(profile, "--wait")

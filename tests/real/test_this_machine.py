@@ -43,11 +43,13 @@ LOCAL_MPI = {
     "scheduler": "local",
     "queues": {"local": {}},
     "mpi": {
-        **mpi.LAUNCHERS["mpirun"],
-        "setup": f"{mpi.LAUNCHERS['mpirun']['setup']}\nexport OMPI_MCA_btl=self,sm",
+        "setup": f"{mpi.LAUNCHERS['mpirun']['setup']}\nexport PATH={mpi.PREFIX}/bin:$PATH OMPI_MCA_btl=self,sm",
     },
 }
-"""A site whose ranks of MPI have no listeners of their own; those of the launcher are its own."""
+"""A site whose ranks of MPI have no listeners of their own; those of the launcher are its own.
+
+Its built-in command may start more ranks than the machine has cores.
+"""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "workers": {"layout": "workers"},
     "mpi": {"layout": "mpi", "site": "./here.yaml"},
@@ -87,7 +89,7 @@ def check_loopback(cluster: str) -> None:
 @pytest.mark.parametrize(
     "layout", ["workers", pytest.param("mpi", marks=pytest.mark.slow), "ranks"]
 )
-@pytest.mark.parametrize("protocol", ["auto", "ucxx"])
+@pytest.mark.parametrize("protocol", ["auto", "ucxx", pytest.param("ws", marks=pytest.mark.slow)])
 def test_listeners_are_on_the_loopback_interface(
     local: Cli, gpus: dict[str, str], protocol: str, layout: str
 ) -> None:
@@ -100,7 +102,7 @@ def test_listeners_are_on_the_loopback_interface(
     cluster = local.submit(profile)
     try:
         until(lambda: len(local.gpus(cluster)) == 2, 90)
-        scheme = {"auto": "tls", "ucxx": "ucxx"}[protocol]
+        scheme = {"auto": "tls", "ucxx": "ucxx", "ws": "wss"}[protocol]
         assert local.status(cluster)["address"].startswith(f"{scheme}://127.0.0.1:")
         check_loopback(cluster)
         unused = "NVLink between 2 GPUs seen and left unused: dask uses tls"
@@ -166,13 +168,24 @@ def options(**others: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("scheduler", ["local", "job"])
-def test_a_python_cluster_over_ucxx(scheduler: str) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "protocol"),
+    [
+        ("local", "ucxx"),
+        ("job", "ucxx"),
+        ("local", "ws"),
+        pytest.param("job", "wss", marks=pytest.mark.slow),
+    ],
+)
+def test_a_python_cluster_is_on_the_loopback_interface(scheduler: str, protocol: str) -> None:
     others = sorted({listener.inode for listener in all_listeners()})
     keywords = options(dashboard_address="127.0.0.1:0" if scheduler == "local" else "")
-    with gpujobs.GPULocalCluster(protocol="ucxx", scheduler=scheduler, **keywords) as cluster:
+    keywords["network"] = {"protocol": protocol.replace("wss", "ws")}
+    if protocol == "ws":
+        keywords["network"]["encryption"] = False
+    with gpujobs.GPULocalCluster(scheduler=scheduler, **keywords) as cluster:
         cluster.wait_for_workers(2, timeout=patience(90))  # one for each GPU
-        assert cluster.scheduler_address.startswith("ucxx://127.0.0.1:")
+        assert cluster.scheduler_address.startswith(f"{protocol}://127.0.0.1:")
         with cluster.get_client() as client:
             assert client.submit(sum, [1, 2]).result() == 3
         own = [

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render
 
-from .support import SLURM, error_of, made_plan
+from .support import SLURM, error_of, made_plan, make_spec
 
 
 @pytest.mark.parametrize(
@@ -295,3 +296,118 @@ def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None
     for gpus, queue, per_job in ((8, "large", 4), (2, "gpu", 2)):
         (workers,) = made_plan(home, f"gpus: {gpus}\n").groups
         assert (workers.queue, workers.shape.gpus) == (queue, per_job)
+
+
+# -- what no job can do ------------------------------------------------------------------------------------------------
+GPU_40 = SLURM.replace("gpus_per_node: 4,", "gpus_per_node: 4, gpu_memory: 40GiB,")
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("gpus: 4\nworkers: {workers_per_gpu: 100000000}\n", "at most 100\n"),
+        ("gpus: 4\nworkers: {workers_per_gpu: 101}\n", "`workers.workers_per_gpu` must be at most 100\n"),
+        ("gpus: 1\nrequeue: 1000000\n", "`requeue` must be at most 100\n"),
+        ("gpus: 1000000\n", "`gpus` must be at most 100000\n"),
+        ("gpus: 1" + 5000 * "0" + "\n", "`gpus` must be at most"),
+        ("gpus: 0\nworkers: {count: 100001}\n", "`workers.count` must be at most 100000\n"),
+        ("gpus: 1\nworkers: {cudf_spill_stats: 100000000000}\n", "must be at most 10000000\n"),
+        ("gpus: 1\nmemory_per_job: 1" + 400 * "0" + "GiB\n", "is too large"),
+        ("gpus: 100000\nworkers: {workers_per_gpu: 2}\n", "200000 workers; a cluster has at most 100000"),
+    ],
+)  # fmt: skip
+def test_numbers_have_an_upper_bound(home: Path, profile: str, message: str) -> None:
+    assert message in error_of(home, profile) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ("rmm_pool_size: 60GiB", "pools of 60GiB on a GPU, which has 40GiB"),
+        ("rmm_pool_size: 30GiB, workers_per_gpu: 4", "pools of 120GiB on a GPU, which has 40GiB"),
+        ("rmm_pool_size: 0.8, rmm_maximum_pool_size: 0.5", "`workers.rmm_pool_size` is more than `rmm_maximum_pool_size`"),
+        ("rmm_pool_size: 0.8, rmm_maximum_pool_size: 20GiB", "is more than `rmm_maximum_pool_size`"),
+        ("rmm_pool_size: 3GiB, rmm_maximum_pool_size: 2GiB", "is more than `rmm_maximum_pool_size`"),
+        ("worker_port: 8000", "4 workers on a node need 4 ports, not 1"),
+        ("worker_port: '8000:8002'", "worker_port: 8000:8003"),
+        ("worker_port: '9000:8000'", "ports are from 1024 to 65535, the smaller one first"),
+        ("worker_port: 99999", "ports are from 1024 to 65535"),
+        ("options: {rmm_pool_size: 0.8}", "rmm_pool_size is a key of `workers`: write `workers: {rmm_pool_size: …}`"),
+        ("options: {no-rmm-async: true}", "no-rmm-async is a key of `workers`"),
+        ("options: {colour: red}", "`dask cuda worker` has no option colour"),
+        ("worker_class: nanny, options: {multiprocessing_method: spawn}", "`dask worker` has no option multiprocessing_method"),
+    ],
+)  # fmt: skip
+def test_options_of_workers_that_no_job_can_have(home: Path, workers: str, message: str) -> None:
+    (home / "s.yaml").write_text(GPU_40)
+    error = error_of(home, f"gpus: 4\nworkers: {{{workers}}}\n")
+    assert "svd.yaml:2" in error and message in error
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        "rmm_pool_size: 0.8, rmm_maximum_pool_size: 0.9, workers_per_gpu: 2",
+        "rmm_pool_size: 10GiB, workers_per_gpu: 4",
+        "rmm_pool_size: 60GiB, rmm_managed_memory: true",  # which may be more than the GPU has
+        "rmm_pool_size: 0.5, rmm_maximum_pool_size: 30GiB",
+        "worker_port: '8000:8003'",
+        "options: {multiprocessing_method: spawn, dashboard_prefix: x, pid_file: w.pid}",
+        "worker_class: nanny, options: {no-nanny: true, lifetime: 1h}",
+    ],
+)
+def test_options_of_workers_that_jobs_can_have(home: Path, workers: str) -> None:
+    (home / "s.yaml").write_text(GPU_40)
+    made_plan(home, f"gpus: 4\nworkers: {{{workers}}}\n")
+
+
+def test_keywords_of_workers_of_mpi(home: Path) -> None:
+    """The rank's class takes keywords, not the options of the command."""
+    profile = "gpus: 4\nlayout: mpi\nworkers: {{worker_class: {0}, options: {{{1}: x}}}}\n"
+    error = error_of(home, profile.format("cuda", "multiprocessing_method"))
+    assert "CUDAWorker has no option multiprocessing_method" in error
+    assert "set DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD in `env`" in error
+    assert "Nanny has no option pid_file" in error_of(home, profile.format("nanny", "pid_file"))
+    made_plan(home, profile.format("cuda", "lifetime"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("GPUJOBS_JOB", "is gpujobs' own"),
+        ("GPUJOBS_FOLDER", "is gpujobs' own"),
+        ("CUDA_VISIBLE_DEVICES", "is set for each worker"),
+        ("DASK_SCHEDULER_ADDRESS", "is set to the dask scheduler of the cluster"),
+        ("DASK_DISTRIBUTED__COMM__TLS__CA_FILE", "use `network.protocol`"),
+        ("UID", "bash refuses it"),
+    ],
+)
+def test_variables_that_would_break_the_cluster(home: Path, name: str, reason: str) -> None:
+    error = error_of(home, f"gpus: 1\nenv:\n  A: x\n  {name}: '9'\n")
+    assert "svd.yaml:4:" in error and f"`env.{name}`: {name} " in error and reason in error
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a|aa)*b", "((a?)b)*", "(?:x*){20}", "(?P<n>[a-z]+,?)+"]
+)
+def test_patterns_of_sites_cannot_hang(home: Path, pattern: str) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("[a-z0-9]+", pattern))
+    error = error_of(home, {"gpus": 1, "account": 60 * "a"})
+    assert "s.yaml:3" in error and "repeats a group" in error
+
+
+@pytest.mark.parametrize(
+    "pattern", [8 * "a*" + "b", 30 * "a?" + 30 * "a", r"(\w*)(\w*)(\w*)(\w*)(\w*)!"]
+)
+def test_patterns_with_many_repeats_cannot_hang(home: Path, pattern: str) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("[a-z0-9]+", pattern))
+    assert "does not match" in error_of(home, {"gpus": 1, "account": 100 * "a" + "-"})
+
+
+def test_setup_that_is_no_bash(home: Path) -> None:
+    text = "gpus: 0\nenvironment:\n  setup: |\n    module load cuda\n    if\n"
+    spec = make_spec(home, text, "local")
+    with pytest.raises(InputError, match=r"svd\.yaml:6:1: `environment\.setup`: bash -n refuses"):
+        make_cluster_plan(spec)
+    for setup in ("shopt -s extglob\nls !(x)", "if true; then :; fi", ""):
+        make_cluster_plan(make_spec(home, {"gpus": 0, "environment": {"setup": setup}}, "local"))

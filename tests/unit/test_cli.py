@@ -281,7 +281,8 @@ def test_3_after_one_that_cannot_be_cancelled_the_others_are(run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"]], ids=" ".join
+    "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"],
+     ["top", "x-0000", "--interval", "nan"], ["top", "x-0000", "--interval", "inf"]], ids=" ".join
 )  # fmt: skip
 def test_2_wrong_usage(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     done = run(*arguments)

@@ -192,3 +192,21 @@ def test_importing_gpujobs_imports_nothing_else() -> None:
         "__future__",
         "typing",
     }
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_text_files_have_an_encoding(path: Path) -> None:
+    """Files are UTF-8 also in a locale that is not."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            modes = [item.value for item in node.args if isinstance(item, ast.Constant)]
+            binary = any(isinstance(mode, str) and "b" in mode for mode in modes)
+            of_path = name == "write_text" or (name == "read_text" and not node.args)
+            opens = name in ("fdopen", "open") and not binary and not _is(node.func, "os", "open")
+            named = {keyword.arg for keyword in node.keywords}
+            assert not (of_path or opens) or "encoding" in named, f"{path}:{node.lineno}"
+
+
+def _is(function: ast.expr, module: str, name: str) -> bool:
+    return ast.unparse(function) == f"{module}.{name}"

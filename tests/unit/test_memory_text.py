@@ -24,6 +24,8 @@ def text_of(home: Path, profile: str) -> str:
         ("{device_memory_limit: 0.5}", "spills to host above 50% of the GPU's memory"),
         ("{device_memory_limit: 12GiB}", "spills to host above 12GiB"),
         ("{device_memory_limit: 0}", "no spilling to host"),
+        ("{device_memory_limit: auto}", "no spilling to host"),
+        ("{device_memory_limit: default}", "spills to host above 80% of the GPU's memory"),
         ("{device_memory_limit: 0.0}", "no spilling to host"),
         ("{device_memory_limit: 1}", "spills to host above 100% of the GPU's memory"),
         ("{device_memory_limit: 0, rmm_pool_size: 0}", "no spilling to host"),

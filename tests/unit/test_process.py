@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import gpujobs
 from gpujobs.batch import process
 
 from ..support.cli import ROOT
@@ -64,3 +65,15 @@ def test_local_site_of_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
     done = in_bare_python(code, tmp_path, PYTHONPATH=PACKAGES)
     assert done.returncode == 0, done.stderr
     assert "| ran" in done.stderr or "ran\n" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+def test_a_user_without_a_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from gpujobs.batch.users import user_name; print(user_name())"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(gpujobs.__file__).parents[1])},
+        user=54321,
+    )
+    assert (done.stdout, done.returncode) == ("54321\n", 0), done.stderr

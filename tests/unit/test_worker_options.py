@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+from gpujobs.config.model import keys_of
+from gpujobs.config.workers import RESERVED_OPTIONS, Workers
 from gpujobs.injob.launch import lifetime
 from gpujobs.injob.walltime import Walltime
 from gpujobs.planning import workeroptions
@@ -27,6 +30,30 @@ def test_options_that_dask_cuda_does_not_have() -> None:
     from distributed.cli.dask_worker import main
 
     assert names(main) - names(cuda) - {"version"} == set(workeroptions._ONLY_PLAIN)
+
+
+def test_options_are_those_of_dask() -> None:
+    """Each option of the commands is known here: as a key, as set by gpujobs, or as another one."""
+    cuda = pytest.importorskip("dask_cuda.cli").worker
+    from distributed.cli.dask_worker import main
+
+    keys = {*keys_of(Workers), *RESERVED_OPTIONS, "preload_nanny", "version"}
+    own = {*keys, *(name.replace("enable_", "disable_") for name in keys)}
+    assert names(cuda) - own == {*workeroptions._COMMAND, *workeroptions._ONLY_CUDA}
+    others = {*workeroptions._COMMAND, *workeroptions._ONLY_PLAIN}
+    assert names(main) - own == others - {"nanny", "nworkers", "preload_nanny"}
+
+
+def test_keywords_are_those_of_dask() -> None:
+    dask_cuda = pytest.importorskip("dask_cuda")
+    from distributed import Nanny, Worker
+
+    def keywords(kind: type) -> set[str]:
+        return set(inspect.signature(kind).parameters)
+
+    passed_on = keywords(Nanny) | keywords(Worker)
+    assert {*workeroptions._NANNY, *workeroptions._OF_CLASS["nanny"]} <= passed_on
+    assert {*workeroptions._OF_CLASS["cuda"]} <= keywords(dask_cuda.CUDAWorker)
 
 
 @pytest.mark.parametrize(
