@@ -112,7 +112,7 @@ def _ask(record: ClusterRecord, state: FolderState) -> Mapping[JobId, JobStatus]
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -240,8 +240,18 @@ class Queue(Model):
             raise ValueError("has a walltime above its max_walltime")
         if self.max_node_hours == 0:
             raise ValueError("has max_node_hours 0, which no job could have")
+        self._check_gpus_per_job()
         if self.gpu_types and self.gpu_type and self.gpu_type not in self.gpu_types:
             raise ValueError(f"has gpu_type {self.gpu_type}, which is not one of its gpu_types")
+
+    def _check_gpus_per_job(self) -> None:
+        node = self.gpus_per_node or 0
+        for gpus in self.gpus_per_job:
+            if gpus > node and (not node or gpus % node):
+                message = (
+                    f"{gpus}: a node has {node} GPUs, and jobs of several nodes have all of them"
+                )
+                raise ValueErrorInside(message, "gpus_per_job")
 
     def allows_node_hours(self, nodes: int, seconds: int) -> bool:
         """Return whether a job of ``nodes`` nodes may last for ``seconds``, by `max_node_hours`."""

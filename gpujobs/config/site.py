@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -180,8 +181,31 @@ class Site(Model):
                 self.network_of(key).check()
             except ValueError as error:
                 raise ValueErrorInside(str(error), "queues", key, "network") from None
+        for place, account in self._accounts():
+            self._check_account(account, *place)
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
+
+    def _accounts(self) -> Iterator[tuple[tuple[str, ...], Account | None]]:
+        """Yield how the account is named, by the site and by its queues, and where it stands."""
+        yield (), self.account
+        for key, queue in self.queues.items():
+            yield ("queues", key), queue.account
+
+    def _check_account(self, account: Account | None, *place: str) -> None:
+        """Refuse a directive that sets other options than the account."""
+        scheduler = get_scheduler(self.scheduler)
+        if account is None or not account.directive or scheduler.on_this_machine:
+            return
+        try:
+            options = scheduler().options(account.directive)
+        except ValueError as error:
+            message = f"is no directive: {error}"
+            raise ValueErrorInside(message, *place, "account", "directive") from None
+        if len(options) > 1:
+            names = " and ".join(sorted(options))
+            message = f"must set one option, the account, not {names}; others are `directives`"
+            raise ValueErrorInside(message, *place, "account", "directive")
 
     def in_queue(self, key: str) -> Site:
         """Return this site with the values that the queue ``key`` has instead."""

@@ -57,7 +57,7 @@ def _launcher(names: tuple[str, ...]) -> Items[str]:
 
 def _shell(value: object) -> str:
     text = fields.printable(value, "a path")
-    if not re.fullmatch(r"/[\w./-]*bash( -[a-z]+)*", text):
+    if not re.fullmatch(r"/[\w./-]*bash( (-[elpuvx]+|--login|--noprofile|--norc))?", text):
         raise ValueError(f"{text!r}: the jobs are bash scripts; write /bin/bash or /bin/bash -l")
     return text
 

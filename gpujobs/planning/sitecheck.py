@@ -134,9 +134,9 @@ def _any_queue(queue: Queue) -> Queue:
 
 
 def _any_values(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Return the options so that each value of a required one is accepted."""
+    """Return the options so that each value is accepted of those that the trials choose."""
     return {
-        name: replace(option, pattern=".*") if option.required else option
+        name: option if option.default else replace(option, pattern=".*")
         for name, option in options.items()
     }
 

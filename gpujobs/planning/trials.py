@@ -77,9 +77,19 @@ class _QueueTrials:
         if len(self.queue.gpu_types) > 1:
             for name in self.queue.gpu_types:
                 yield self._trial(f"GPU type {name}", {**smallest, "gpu_type": name})
+        yield from self._options(smallest)
         if limit := self.queue.longest_walltime(self.queue.min_nodes or 1):
             yield self._trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
         yield from self._head(smallest)
+
+    def _options(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
+        """Yield a trial for each option that a profile may leave out: it has no directive then."""
+        site = self.site.in_queue(self.key)
+        required = [name for name, option in site.options.items() if option.required]
+        for name, option in site.options.items():
+            if option.default is None and not option.required:
+                options = dict.fromkeys((*required, name), ACCOUNT)
+                yield self._trial(f"option {name}", {**smallest, "options": options})
 
     def _parts_of_a_node(self) -> Iterator[tuple[str, dict[str, object]]]:
         if self.queue.exclusive or not self._has_layout("workers"):

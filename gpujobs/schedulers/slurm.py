@@ -80,6 +80,7 @@ class Slurm(Scheduler):
         "export-file": "it selects the variables that reach the job: name them in `env`",
         "requeue": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "test-only": "sbatch would submit nothing",
+        "wrap": "sbatch would run this command instead of the script",
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it

@@ -69,11 +69,11 @@ def test_local_site_of_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
 def test_a_user_without_a_name() -> None:
+    code = "import os; from gpujobs.batch.users import user_name; os.setuid(54321)"
     done = subprocess.run(
-        [sys.executable, "-c", "from gpujobs.batch.users import user_name; print(user_name())"],
+        [sys.executable, "-c", f"{code}; print(user_name())"],
         capture_output=True,
         text=True,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(gpujobs.__file__).parents[1])},
-        user=54321,
     )
     assert (done.stdout, done.returncode) == ("54321\n", 0), done.stderr

@@ -196,3 +196,28 @@ def test_the_effective_text_names_the_origin_of_each_value(home: Path) -> None:
     value: Any = parse(done.stdout, "x").value
     assert value["setup"] == "module load cuda\n\necho ready\n"
     assert value["queues"]["gpu"]["max_walltime"] == "2d"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("scheduler: slurm", "scheduler: slurm\nshell: /bin/bash -c"), "the jobs are bash scripts"),
+        (("scheduler: slurm", "scheduler: slurm\nshell: /bin/bash -l -s"), "the jobs are bash scripts"),
+        (("scheduler: slurm", "scheduler: slurm\noptions: {s: {directive: '--job-name={s}'}}"), "job-name is written by gpujobs"),
+        (("scheduler: slurm", "scheduler: slurm\noptions: {s: {directive: '--comment={s} --wrap=x'}}"), "sbatch would run this command"),
+        (("{account}", "{account} --wrap=x"), "must set one option, the account, not account and wrap"),
+        (("scheduler: slurm", "scheduler: slurm\ndirectives: [--wrap=x]"), "sbatch would run this command"),
+        (("max_nodes: 1", "gpus_per_job: [3, 5]"), "5: a node has 4 GPUs"),
+    ],
+)  # fmt: skip
+def test_errors_for_which_users_would_be_blamed(
+    home: Path, change: tuple[str, str], message: str
+) -> None:
+    assert message in check(home, SLURM.replace(*change)).output
+
+
+def test_a_site_with_options_and_jobs_of_whole_nodes_is_correct(home: Path) -> None:
+    options = "options: {s: {directive: '--comment={s}', pattern: 'x|y'}}\nshell: /bin/bash -l\n"
+    text = SLURM.replace("max_nodes: 1", "gpus_per_job: [1, 4, 8]")
+    found = json.loads(check(home, options + text, "--json", code=0).stdout)
+    assert "option s" in [trial["shape"] for trial in found["trials"]]

@@ -146,9 +146,11 @@ def test_auto_is_encrypted_and_says_what_it_leaves_unused(
 @pytest.mark.parametrize(("encryption", "noted"), [("false", True), ("true", False)])
 def test_ws_listens_on_all_interfaces(home: Path, encryption: str, noted: bool) -> None:
     """Dask gives Tornado the port only; with TLS, a certificate is required there."""
-    profile = f"gpus: 0\nnetwork: {{protocol: ws, encryption: {encryption}}}\n"
-    notes = made_plan(home, profile, "local").notes
-    assert any("ws accepts connections on all interfaces" in note for note in notes) is noted
+    profile = f"gpus: 1\nnetwork: {{protocol: ws, encryption: {encryption}}}\n"
+    text = "ws accepts connections on all interfaces"
+    assert (text in " ".join(made_plan(home, profile).notes)) is noted
+    here = made_plan(home, profile.replace("gpus: 1", "gpus: 0"), "local")
+    assert text not in " ".join(here.notes) and here.transport.loopback == "lo"
 
 
 def test_clients_of_ucxx_have_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
