@@ -181,10 +181,10 @@ class Site(Model):
                 self.network_of(key).check()
             except ValueError as error:
                 raise ValueErrorInside(str(error), "queues", key, "network") from None
-        for place, account in self._accounts():
-            self._check_account(account, *place)
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
+        for place, account in self._accounts():
+            self._check_account(account, *place)
 
     def _accounts(self) -> Iterator[tuple[tuple[str, ...], Account | None]]:
         """Yield how the account is named, by the site and by its queues, and where it stands."""
