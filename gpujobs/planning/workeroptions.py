@@ -66,7 +66,7 @@ _OF_CLASS = {
     "cuda": ("pid_file", "dashboard_prefix"),
     "nanny": ("config", "data", "env", "http_prefix", "plugins"),
 }
-"""Further ones, by the worker's class."""
+"""Extra keywords, by the worker's class."""
 DEVICE_MEMORY_LIMIT = "0.8"
 """dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
