@@ -42,6 +42,8 @@ class FolderState:
     workers: Mapping[str, RegisteredWorker] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()
     """Names of all workers that were ever registered."""
+    gone: Mapping[str, float] = field(default_factory=dict)
+    """When workers disconnected that have not connected again (epoch seconds of the head)."""
     exits: Mapping[int, ExitRecord] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Why jobs failed."""
@@ -153,6 +155,7 @@ class FolderReader:
             ends_at=registry.get("ends_at"),
             ends_by=registry.get("ends_by", ""),
             seen=frozenset(registry.get("seen", registry.get("workers", {}))),
+            gone=registry.get("gone", {}),
             exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
             reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
             setups={n: clean(text.strip()) for n, text in jobs["setup"].items() if text},

@@ -6,6 +6,7 @@ A record, the state of the cluster's folder and the batch scheduler's answers go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ NEVER_STARTED_TIMEOUT = 20.0
 """The same for a job that has not started: no exit status can follow. LSF may list a new job 10 s
 late."""
 NOT_LAUNCHED = "launch failed: its script did not run"
+LOST_TIMEOUT = 300.0
+"""Seconds after which a job without its workers is lost, whatever the batch scheduler says."""
 TERMINATED = 143
 """Exit code of a job that was stopped by SIGTERM."""
 
@@ -154,7 +157,7 @@ class _Judge:
         connected = tuple(name for name in workers if name in self.connected)
         answer = self.answers.get(job)
         status = self._status(number, answer, connected)
-        status = self._explain_launch(number, status, workers)
+        status = self._expire_lost(number, self._explain_launch(number, status, workers), workers)
         return JobReport(
             number=number,
             job=job,
@@ -209,6 +212,33 @@ class _Judge:
         if status.state is not JobState.COMPLETED or ran or self.folder.removed:
             return status
         return replace(status, state=JobState.FAILED, reason=NOT_LAUNCHED)
+
+    def _expire_lost(self, number: int, status: JobStatus, workers: tuple[str, ...]) -> JobStatus:
+        """Torque calls the jobs of a lost node running until it is back, then completed.
+
+        A Python owner gives up its jobs by itself.
+        """
+        lost = (JobState.RUNNING, JobState.UNKNOWN, JobState.COMPLETED)
+        spared = (*self.folder.exits, *self.record.removed, self.folder.head)
+        if self.record.owner == "client" or number in spared or status.state not in lost:
+            return status
+        reason = self._loss(number, workers) if workers and self.folder.head is not None else ""
+        if not reason:
+            return status
+        stuck = status.state.active
+        return replace(status, state=JobState.NODE_FAIL, reason=reason, stuck=stuck)
+
+    def _loss(self, number: int, workers: tuple[str, ...]) -> str:
+        """Return that the workers of a job have stayed away for too long, or ""."""
+        folder, limit = self.folder, LOST_TIMEOUT
+        if folder.seen.isdisjoint(workers):
+            reason, limit = "it has had no workers", limit + self.record.start_timeout
+            since = max(folder.began.get(job, math.inf) for job in (number, folder.head or 0))
+        else:
+            reason = "its workers have been gone"
+            since = max(folder.gone.get(name, math.inf) for name in workers)
+        now = folder.ended.time if folder.ended else self.now
+        return f"{reason} for more than {limit / 60:.0f} min" if now - since > limit else ""
 
     def _has_run(self, number: int) -> bool:
         return self.folder.has_started(number) or number in self.folder.exits
@@ -318,4 +348,5 @@ def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:
         return replace(status, exit_code=code)
     states = {0: JobState.COMPLETED, TERMINATED: JobState.CANCELLED}
     state = states.get(code, JobState.FAILED) if code is not None else JobState.FAILED
-    return replace(status, state=state, exit_code=code)
+    reason = "" if status.state is JobState.UNKNOWN else status.reason  # that was about the query
+    return replace(status, state=state, reason=reason, exit_code=code)

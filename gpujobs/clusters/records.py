@@ -137,6 +137,10 @@ class ClusterRecord:
     """All changes of the target, oldest first, with the first target; empty without a change."""
     dashboard: str = "on"
     """`network.dashboard` of the profile."""
+    head: str = ""
+    """The group whose jobs may be the head; `HEAD`: a job of its own; "": any job."""
+    start_timeout: int = 300
+    """Seconds in which the workers of a job that has started connect."""
     unlisted: dict[str, float] = field(default_factory=dict)
     """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
     version: int = VERSION

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from ..batch.client import SchedulerClient
+from ..batch.system import HOST, System
 from ..errors import GpujobsError, UnusableError
 from ..injob.archive import pack
-from ..injob.names import JUDGE, RECORD, VERDICT
-from ..schedulers import JobId, JobStatus, get_scheduler
+from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
+from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
+from ..schedulers.commandnames import all_commands
 from .files import write_atomically
 from .folderstate import FolderState, read_state
 from .judge import judge, unlisted_since
@@ -39,8 +43,10 @@ import sys
 
 from gpujobs.clusters.verdict import main
 
-main(sys.argv[1])
+main(*sys.argv[1:])
 """
+_NOT_FOUND = 127
+"""Exit code of `env` without the command."""
 _QUERY_TIMEOUT = 15.0
 """Seconds for which a query waits for a batch scheduler that is away."""
 
@@ -54,22 +60,66 @@ def write_judge(folder: Path) -> None:
 
 
 def write_record(record: ClusterRecord) -> None:
-    """Write the record for the cluster's jobs, which cannot read the ledger."""
-    write_atomically(record.path / RECORD, json.dumps(asdict(record)))
+    """Write the record for the cluster's jobs, which cannot read the ledger.
+
+    It has the paths of the commands on this host: their folder may not be on the PATH of jobs.
+    """
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+    found = {name: which(name) for name in all_commands(scheduler)}
+    commands = {name: path for name, path in found.items() if path} | record.commands
+    write_atomically(record.path / RECORD, json.dumps(asdict(replace(record, commands=commands))))
 
 
-def write_verdict(report: ClusterReport, *, usable: bool = True) -> None:
+class _Outside(System):
+    """Commands run by the batch script, outside of the container (`gpujobs_ask` in body.sh.j2)."""
+
+    def __init__(self, request: Path) -> None:
+        self._request = request
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str,
+        timeout: float,
+        cwd: Path | None,
+        env: Mapping[str, str],
+    ) -> CommandResult:
+        """Write the request, and wait for the files of its result."""
+        own = [f"{name}={value}" for name, value in env.items() if os.environ.get(name) != value]
+        code = self._result("code")
+        code.unlink(missing_ok=True)
+        write_atomically(self._request, "\0".join(["env", *own, *argv]))
+        deadline = self.monotonic() + timeout
+        while not code.exists() or not (text := code.read_text()).endswith("\n"):
+            if self.monotonic() > deadline:
+                self._request.unlink(missing_ok=True)
+                return CommandResult(tuple(argv), None, problem=f"{argv[0]} did not respond")
+            self.sleep(0.2)
+        output, errors = (self._result(name).read_text(errors="replace") for name in ("out", "err"))
+        found = int(text) != _NOT_FOUND
+        return CommandResult(tuple(argv), int(text), output, errors, started=found)
+
+    def _result(self, name: str) -> Path:
+        return self._request.with_name(f"{self._request.name}.{name}")
+
+
+def write_verdict(report: ClusterReport, *, asked: bool = True, usable: bool = True) -> None:
     """Write which jobs of a cluster will not come, and which workers still may.
 
-    ``usable``: the commands of the batch scheduler can be used in jobs.
+    ``asked``: the batch scheduler has ever answered. ``usable``: its commands can be used in jobs.
     """
     gone = report.gone
-    jobs = (job for job in report.current_jobs if job.active and job.number not in gone)
+    jobs = [job for job in report.current_jobs if job.active and job.number not in gone]
+    head = report.record.head
+    heads = (job for job in jobs if not head or head == (job.group if job.workers else HEAD))
     value = {
         "time": time.time(),
         "gone": gone,
         "possible": [name for job in jobs for name in job.workers],
+        "head": report.folder.head is not None or any(heads),
         "unlisted": report.record.unlisted,
+        "asked": asked,
         "usable": usable,
     }
     with contextlib.suppress(GpujobsError):  # a full disk
@@ -78,12 +128,15 @@ def write_verdict(report: ClusterReport, *, usable: bool = True) -> None:
 
 def tell_head(report: ClusterReport) -> None:
     """Write the verdict of a process that asks anyway, so that the head need not ask."""
-    if report.record.owner == "cluster" and report.folder.head is not None and not report.finished:
+    if report.record.owner == "cluster" and not report.finished:
         write_verdict(report)
 
 
-def main(path: str) -> None:
-    """Ask about the jobs of the cluster in the folder ``path``, from one of them."""
+def main(path: str, request: str = "") -> None:
+    """Ask about the jobs of the cluster in the folder ``path``, from one of them.
+
+    ``request``: a file for `_Outside`; "" if the commands are run here.
+    """
     folder = Path(path)
     before = _json(folder / VERDICT)
     record = replace(parse(_json(folder / RECORD)), unlisted=before.get("unlisted", {}))
@@ -91,7 +144,7 @@ def main(path: str) -> None:
     answers: Mapping[JobId, JobStatus] = {}
     if usable:
         try:
-            answers = _ask(record, state)
+            answers = _ask(record, state, _Outside(Path(request)) if request else HOST)
         except UnusableError as error:
             usable = False
             print(f"cannot ask about the jobs of the cluster from here: {error}", file=sys.stderr)
@@ -100,12 +153,17 @@ def main(path: str) -> None:
     now = time.time()
     if answers:
         record = replace(record, unlisted=unlisted_since(record, state, answers, now))
-    write_verdict(judge(record, state, answers, now=now), usable=usable)
+    answered = any(answer.state is not JobState.UNKNOWN for answer in answers.values())
+    asked = answered or before.get("asked", False)  # it may be away for a while
+    write_verdict(judge(record, state, answers, now=now), asked=asked, usable=usable)
 
 
-def _ask(record: ClusterRecord, state: FolderState) -> Mapping[JobId, JobStatus]:
+def _ask(record: ClusterRecord, state: FolderState, system: System) -> Mapping[JobId, JobStatus]:
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
-    client = SchedulerClient(scheduler, record.commands, timeout=_QUERY_TIMEOUT)
+    commands = record.commands
+    if system is HOST:
+        commands = {name: path for name, path in commands.items() if which(Path(path).expanduser())}
+    client = SchedulerClient(scheduler, commands, timeout=_QUERY_TIMEOUT, system=system)
     jobs = record.current_jobs(state.claims).values()
     return client.status(sorted(set(jobs), key=str), [record.id])
 

@@ -37,6 +37,8 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.claim   which job of the batch scheduler does the work of number N
     record.json    what `judge.pyz` needs to know of the cluster, written at each submission
     verdict.json   which jobs will not come, and why; written by `judge.pyz` or by `submit --wait`
+    ask-N          a command of the batch scheduler that the batch script of job N runs, outside of
+                   its container; ask-N.out, .err and .code are its result
     job-ids        the ids with which jobs that still wait are cancelled
     after          the cluster after whose end this one starts: cluster, folder, any_end
     over-N         attempt N has ended, and each of its jobs exits (see `attempts`)

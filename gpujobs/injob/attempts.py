@@ -10,6 +10,7 @@ import signal
 import time
 
 from .folder import SCRIPT_ENDED, Folder
+from .names import VERDICT
 from .options import SuperviseOptions
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -27,6 +28,7 @@ _STATE = (
     "rank-error",
     SCRIPT_ENDED,
     "ranks.sh",
+    VERDICT,
 )
 """What describes one attempt; `trial-*` too."""
 _BEGIN_TIMEOUT = 120.0

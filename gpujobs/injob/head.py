@@ -29,7 +29,7 @@ from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
-from .watch import JobsWatch
+from .watch import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10
@@ -40,7 +40,6 @@ _SCHEDULER_EXIT_TIMEOUT = 0.5
 """Seconds by which the end of the dask scheduler may follow that of the command, its victim."""
 _RUN_CANCEL_TIMEOUT = 10.0
 """Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
-_REASONS_SHOWN = 3
 _SIGNAL_TIMEOUT = 1.0
 """Seconds in which a batch scheduler that signals all processes of a job has done so."""
 _WITNESS = ("sleep", "2147483647")
@@ -85,7 +84,7 @@ class Head(Job):
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
-        jobs = JobsWatch(self.folder, self.options.job, self.environ)
+        jobs = JobsWatch(self.options, self.environ)
         while True:
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
@@ -219,11 +218,14 @@ class Head(Job):
             self._gone.add(reason)
             log(reason)
             self._tell_run(reason)
-        if not gone or self.command is not None or not self.options.run:
+        if self.command is not None or not self.options.run or not verdict:
             return
         possible = {*self.folder.registered(), *verdict["possible"]}
-        if not enough_workers(self.options, possible):
-            raise JobExit(EXIT_FAILED, EndKind.FAILED, _gone_message(gone), again=True)
+        if gone and not enough_workers(self.options, possible):
+            raise JobExit(EXIT_FAILED, EndKind.FAILED, cannot_start(gone), again=True)
+        if not verdict["asked"] and self.walltime.left() < self.options.walltime / 2:
+            reason = "the other jobs have not come in half of the walltime, and the batch scheduler"
+            raise failure(f"{RUN} cannot start: {reason} cannot be asked about them from a job")
 
     # -- ends --------------------------------------------------------------------------------------
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
@@ -360,11 +362,3 @@ class Head(Job):
             age = now - self.began
         if age > self.options.lease:
             raise failure(f"the client that owns this cluster has been silent for {age:.0f} s")
-
-
-def _gone_message(gone: dict[str, str]) -> str:
-    """Return why `run` cannot start, from the reasons of the jobs that do not come."""
-    reasons = list(gone.values())
-    more = len(reasons) - _REASONS_SHOWN
-    shown = reasons[:_REASONS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-    return f"{RUN} cannot start: {'; '.join(shown)}"

@@ -101,6 +101,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         add_handlers(scheduler)
         self._folder = Folder(folder)
         self._seen: set[str] = set()
+        self._gone: dict[str, float] = {}
+        """When workers disconnected, by name, until they connect again (epoch seconds)."""
         self._names: dict[str, tuple[str, int]] = {}
         """Name and memory limit of each worker, by its address."""
         self._over_memory: dict[str, OverMemory] = {}
@@ -129,6 +131,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         """Note a worker that registers. ``worker`` is its address."""
         state = scheduler.workers[worker]
         self._seen.add(str(state.name))
+        self._gone.pop(str(state.name), None)
         self._names[worker] = (str(state.name), state.memory_limit)
         gpus = [gpu["uuid"] for gpu in all_gpus(state.extra.get("gpujobs"))]
         self._add_event(worker, "connected", gpus=gpus)
@@ -136,6 +139,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note that a worker is gone."""
+        if worker in self._names:
+            self._gone[self._names[worker][0]] = time.time()
         self._add_event(worker, "disconnected")
         self._plan_write()
 
@@ -226,6 +231,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "time": time.time(),
             "workers": workers,
             "seen": sorted(self._seen.union(workers)),
+            "gone": self._gone,
             "over_memory": self._over_memory,
             "ends_at": ends_at,
             "ends_by": ends_by,

@@ -12,17 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .folder import HEARTBEAT, Folder, JsonObject, modified_at
-from .names import JUDGE, RECORD, VERDICT
+from .names import JUDGE, RECORD, RUN, VERDICT
 from .network import Reach, reach
+from .options import SuperviseOptions
 from .process import ManagedProcess
 
 _INTERVAL = 20.0
 _ATTEMPTS = 3
 """Failed connections in a row after which the dask scheduler is gone."""
-_FIRST_QUERY = 15.0
+_FIRST_QUERY = 15
 _QUERY_INTERVAL = 60.0
 """Seconds between two queries about the jobs of a cluster."""
 _VERDICT_INTERVAL = 2.0
+_REASONS_SHOWN = 3
 _SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which its process may be dead, or only stopped."""
 
@@ -76,18 +78,29 @@ class SchedulerWatch:
         return self._failed >= _ATTEMPTS
 
 
+def cannot_start(gone: Mapping[str, str]) -> str:
+    """Return that `run` cannot start, for the reasons of the jobs that do not come."""
+    reasons = list(gone.values())
+    more = len(reasons) - _REASONS_SHOWN
+    shown = reasons[:_REASONS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return f"{RUN} cannot start: {'; '.join(shown)}"
+
+
 class JobsWatch:
     """Asks about the other jobs of the cluster while workers are missing.
 
     `judge.pyz` asks, in a process of its own: it needs seconds if the batch scheduler is away.
     """
 
-    def __init__(self, folder: Folder, job: int, environ: Mapping[str, str]) -> None:
-        self._folder, self._environ = folder, environ
-        self._clock = folder.path / "jobs" / f"{job}.now"
-        self._log = folder.logs / f"job-{job}.log"
+    def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
+        self._folder, self._environ = Folder(options.folder), environ
+        self._clock = self._folder.path / "jobs" / f"{options.job}.now"
+        self._log = self._folder.logs / f"job-{options.job}.log"
+        self._request = f"ask-{options.job}" if options.ask_outside else ""
         now = time.monotonic()
-        self._next_query, self._next_look = now + _FIRST_QUERY, now
+        # If several jobs wait for a head, they do not all ask at once.
+        self._next_query = now + _FIRST_QUERY + options.job % _FIRST_QUERY
+        self._next_look = now
         self._judge: ManagedProcess | None = None
 
     def verdict(self) -> JsonObject:
@@ -111,5 +124,8 @@ class JobsWatch:
         if age < _QUERY_INTERVAL or (self._judge is not None and self._judge.running):
             return
         self._next_query = time.monotonic() + _QUERY_INTERVAL
-        argv = [sys.executable, str(self._folder.path / JUDGE), str(self._folder.path)]
+        path = self._folder.path
+        argv = [sys.executable, str(path / JUDGE), str(path)]
+        if self._request:
+            argv.append(str(path / self._request))
         self._judge = ManagedProcess("judge", argv, self._log, self._environ)

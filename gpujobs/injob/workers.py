@@ -17,7 +17,7 @@ from .names import PROTOCOL
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import SuperviseOptions
 from .process import ManagedProcess
-from .watch import SchedulerWatch
+from .watch import JobsWatch, SchedulerWatch, cannot_start
 
 _POLL_INTERVAL = 2.0
 _POLL_INTERVAL_AT_START = 1.0
@@ -88,13 +88,17 @@ class Workers(Job):
     def _wait_for_address(self) -> str:
         limit = self.options.start_timeout
         trial: ManagedProcess | None = None
+        jobs = JobsWatch(self.options, self.environ)
         while (address := self.scheduler_address()) is None:
             self.pause(0.5)
             self.check_end()
             trial = trial or take_part(self.options, self.environ)
             if self.stop_reason:
                 raise JobExit(0)
-            if time.monotonic() - self.began <= limit or self._head_is_pending():
+            if self._head_is_pending():
+                self._check_heads(jobs)
+                continue
+            if time.monotonic() - self.began <= limit:
                 continue
             if not self._head_is_alive():
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
@@ -102,6 +106,13 @@ class Workers(Job):
         if trial is not None:
             trial.kill()
         return address
+
+    def _check_heads(self, jobs: JobsWatch) -> None:
+        """Exit if no job that may be the head will come. A client that owns it submits another."""
+        verdict = {} if self.options.client_owns else jobs.verdict()
+        if not verdict.get("head", True):
+            reason = cannot_start(verdict["gone"])
+            raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
 
     def _head_is_pending(self) -> bool:
         """Return whether the head may still be in the queue, in a job of another kind."""

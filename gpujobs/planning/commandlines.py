@@ -59,7 +59,7 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines.append(" ".join(_start_options(plan, jobs, roles)))
     if plan.lifetime.attempts > 1:
         lines.append(" ".join(_attempt_options(plan, attempt)))
-    if options := _process_options(jobs):
+    if options := _process_options(plan, jobs, roles):
         lines.append(" ".join(options))
     if roles.scheduler:
         lines += _head_options(plan, jobs)
@@ -98,11 +98,13 @@ def _attempt_options(plan: Plan, attempt: int) -> list[str]:
     return options
 
 
-def _process_options(jobs: JobGroup) -> list[str]:
+def _process_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
     # With a launcher, the batch script is a process of another node.
     options = [] if jobs.launcher else ['--batch-script="$$@$(readlink /proc/self/ns/pid)"']
     if jobs.container and (python := Path(jobs.python)).is_absolute():
         options.append(f"--python-folder={shlex.quote(str(python.parent))}")
+    if asks_outside(plan, jobs, roles):
+        options.append("--ask-outside")
     return options
 
 
@@ -116,6 +118,14 @@ def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
     if plan.scheduler.cancel_waiting and not jobs.container:  # whose image has no such command
         lines.append(f"--cancel={shlex.quote(plan.scheduler.cancel_waiting)}")
     return lines
+
+
+def asks_outside(plan: Plan, jobs: JobGroup, roles: JobRoles) -> bool:
+    """Return whether the batch script runs the supervisor's queries, as in a container it cannot.
+
+    The only job of an MPI allocation has no others to ask about.
+    """
+    return jobs.container is not None and not roles.client_owns and not plan.working_ranks
 
 
 def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:

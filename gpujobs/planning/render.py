@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..injob.names import ENVIRONMENT
 from .bash import Bash, command, with_variables
-from .commandlines import JobRoles, commands, launcher, roles_of, supervise, warning
+from .commandlines import JobRoles, asks_outside, commands, launcher, roles_of, supervise, warning
 from .plan import Plan
 from .shape import JobGroup, JobShape
 from .templates import fill, load_template
@@ -121,6 +121,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "first": number_of_index_0,
         "first_number": script.first,
         "client_owns": roles.client_owns,
+        "asks": asks_outside(plan, script.jobs, roles),
         "cancel": Bash(plan.scheduler.cancel_waiting),
         "supervise": supervise(plan, script.jobs, roles, script.attempt),
         "workers_launcher": command(map(with_variables, script.jobs.launcher)),

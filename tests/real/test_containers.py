@@ -117,6 +117,23 @@ def test_everything_of_a_cluster_runs_in_the_image(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
+def test_the_head_asks_outside_of_the_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
+    """About a job that is deleted from the queue while `run` waits for it."""
+    write_site(cli, backend, containers=image.site())
+    groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
+    environment = PROFILE["environment"]
+    profile = {"groups": groups, "start_workers": 2, "run": ["true"], "environment": environment}
+    cluster = cli.submit(profile)
+    folder = cli.home / ".gpujobs" / cluster
+    until((folder / "scheduler.json").exists, 60)
+    backend.kill_job(cli.status(cluster)["jobs"][1]["id"])
+    until((folder / "ended").exists, 150, every=1)
+    reason = cli.status(cluster)["reason"]
+    assert reason.startswith("run: cannot start: job 1 did not start: "), reason
+    backend.wait_empty(20)
+
+
 @pytest.mark.parametrize("head", ["gpu", "prep"])
 def test_one_group_in_the_image(cli: Cli, backend: SlurmBackend, image: Image, head: str) -> None:
     write_site(cli, backend, backend.site()["setup"], containers=image.site())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..conftest import nothing_left
-from ..support.backend import SlurmBackend
+from ..conftest import fresh_folder, make_cli, unavailable
+from ..support import slurm as slurm_support
+from ..support.backend import Backend, SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import until
-from ..support.slurm_faults import node_without_launch
+from ..support.slurm import PrivateSlurm
+from ..support.slurm_faults import fail_node, node_without_launch, restore_node
 
 PROFILE: dict[str, Any] = {
     "gpus": 2,
@@ -22,30 +25,131 @@ PROFILE: dict[str, Any] = {
 }
 """Two jobs, each with a node of its own."""
 
-pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(params=["slurm"])
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
+on_slurm = pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 
 
 def ended(cli: Cli, cluster: str) -> dict[str, Any]:
     """Wait without `gpujobs` until the cluster has ended; return its status."""
-    until(
-        (cli.home / ".gpujobs" / cluster / "ended").exists, 90, f"the end of {cluster}", every=0.5
-    )
-    return cli.status(cluster)
+    until((cli.home / ".gpujobs" / cluster / "ended").exists, 150, f"the end of {cluster}", every=1)
+    status = cli.status(cluster)
+    assert (status["state"], status["exit_code"]) == ("FAILED", 70)
+    return status
 
 
+def started(cli: Cli, cluster: str) -> Path:
+    """Wait until the cluster has a head with a worker; return its folder."""
+    folder = cli.home / ".gpujobs" / cluster
+
+    def connected() -> bool:
+        assert not (folder / "ended").exists(), (folder / "ended").read_text()
+        return '"connected"' in _text(folder / "events.jsonl")
+
+    until(connected, 90, f"a worker of {cluster}", every=0.5)
+    return folder
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.conformance
+def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
+    """It is deleted from the queue while `run` waits for it."""
+    groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
+    cluster = cli.submit({"groups": groups, "start_workers": 2, "run": ["true"]})
+    started(cli, cluster)
+    job = cli.status(cluster)["jobs"][1]
+    assert job["phase"] == "PENDING"
+    backend.kill_job(job["id"])
+    reason = ended(cli, cluster)["reason"]
+    assert reason.startswith("run: cannot start: job 1 did not start: ")
+    backend.wait_empty(30)
+
+
+@on_slurm
 def test_node_that_cannot_launch(cli: Cli, backend: SlurmBackend) -> None:
+    reason = "job 1 did not start: node2: launch failed: its script did not run"
     with node_without_launch(backend.slurm, "node2"):
         cluster = cli.submit(PROFILE)
-        status = ended(cli, cluster)
-        assert (status["state"], status["exit_code"]) == ("FAILED", 70)
-        reason = (
-            r"run: cannot start: job 1 did not start: node2: launch failed: its script did not run"
-        )
-        assert status["reason"] == reason
+        assert ended(cli, cluster)["reason"] == f"run: cannot start: {reason}"
         backend.wait_empty(15)
+    rows = [line.split() for line in cli("report", cluster).stdout.splitlines()]
+    pending = rows[next(n for n, row in enumerate(rows) if row[:1] == ["JOB"])].index("PENDING")
+    assert next(row for row in rows if row[:1] == ["1"])[2:][pending - 2] == "-"
+
+
+@pytest.fixture(params=[(False, 2), (True, 2), (True, 300)], ids=str)
+def other_slurm(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator[SlurmBackend]:
+    """With or without accounting, and one that forgets jobs soon; a file lets its prolog fail."""
+    if why := slurm_support.missing():
+        unavailable("slurm", why)
+    accounting, age = request.param
+    folder = fresh_folder(shared_folder, "slurm")
+    prolog = folder / "prolog"
+    prolog.write_text(f"#!/bin/bash\n[ ! -e {folder}/fails ] || [ $SLURMD_NODENAME = node1 ]\n")
+    prolog.chmod(0o755)
+    extra = f"MinJobAge={age}\nPrologFlags=Alloc\nProlog={prolog}"
+    slurm = PrivateSlurm(folder / "slurm", nodes=2, accounting=accounting, extra=extra)
+    with slurm.running():
+        yield SlurmBackend(slurm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_slurm_that_forgets_jobs(other_slurm: SlurmBackend, home: Path) -> None:
+    """A node that cannot launch, a prolog that fails, a pending job that is deleted."""
+    slurm, cli = other_slurm.slurm, make_cli(other_slurm, home, "ordinary")
+    forgets = not slurm.accounting
+    with node_without_launch(slurm, "node2"):
+        reason = ended(cli, cli.submit(PROFILE))["reason"]
+    assert ("it left the queue" if forgets else "node2: launch failed: its script") in reason
+    (slurm.folder.parent / "fails").touch()
+    reason = ended(cli, cli.submit(PROFILE))["reason"]
+    assert "job 1 did not start: " in reason and "launch failed requeued held" in reason
+    other_slurm.wait_empty(30)
+    slurm.command("scontrol", "update", "nodename=node2", "state=resume")
+    cluster = cli.submit({**PROFILE, "gpus": 3, "start_workers": 3})
+    started(cli, cluster)
+    until(lambda: any("PENDING" in line for line in slurm.queue()), 30)
+    slurm.command("scancel", "--state=PENDING", f"--name={cluster}")
+    assert "job 2 did not start: " in ended(cli, cluster)["reason"]
+    other_slurm.wait_empty(30)
+
+
+@on_slurm
+@pytest.mark.slow
+def test_cluster_with_workers_enough_goes_on(cli: Cli, backend: SlurmBackend) -> None:
+    """Its log, `status` and `--wait` say which job is missing."""
+    reason = "job 1 did not start: node2: launch failed: its script did not run"
+    run = [
+        "bash",
+        "-c",
+        "until grep -q 'did not start' $GPUJOBS_FOLDER/logs/run.log; do sleep 1; done",
+    ]
+    with node_without_launch(backend.slurm, "node2"):
+        profile = cli.write("p.yaml", {**PROFILE, "start_workers": 1, "run": run})
+        waiting = cli("submit", str(profile), "--wait")
+    assert waiting.returncode == 0, waiting.stderr
+    assert f"note: {reason}\n" in waiting.stderr
+    assert f"gpujobs: {reason}\n" in cli("logs", waiting.stdout.strip()).stdout
+
+
+@on_slurm
+@pytest.mark.slow
+def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend) -> None:
+    """Slurm's NODE_FAIL of a job whose workers were connected; the third job is held."""
+    held = {"gpus": 1, "directives": [backend.hold]}
+    groups = {"first": {**PROFILE, "start_workers": 1}, "second": held}
+    del groups["first"]["run"]
+    cluster = cli.submit({"groups": groups, "start_workers": 3, "run": ["true"]})
+    started(cli, cluster)
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
+    other = next(job for job in cli.status(cluster)["jobs"][:2] if not job["head"])
+    fail_node(backend.slurm, other["node"])
+    try:
+        reason = ended(cli, cluster)["reason"]
+        assert f"job {other['number']} ended: {other['node']}: " in reason
+        backend.wait_empty(30)
+    finally:
+        restore_node(backend.slurm, other["node"])
+        until(backend.slurm.ready, 60)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from gpujobs.injob.process import ManagedProcess, with_archive
 from gpujobs.injob.registry import WorkerRegistry
 from gpujobs.injob.supervise import supervise
 from gpujobs.injob.walltime import Walltime
+from gpujobs.injob.watch import JobsWatch
 from gpujobs.injob.workers import Workers
 
 
@@ -289,6 +291,51 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
     scheduler.wait(5)
     with pytest.raises(JobExit, match=r"the dask scheduler ended \(exit code 137\)"):
         head._command_ended(exited(tmp_path, 9), scheduler)
+
+
+GONE = {"1": "job 1 did not start: node2: launch failed"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "start_workers", "reason"),
+    [
+        ({}, 2, "run: cannot start: job 1 did not start: node2: launch failed"),
+        ({}, 1, ""),
+        ({"possible": ["c-0", "c-2"]}, 2, ""),  # one that was added
+        ({"gone": {}, "possible": ["c-0"]}, 2, ""),  # scaled down, and may be scaled up
+        ({"gone": {n: f"job {n}" for n in "12345"}}, 6, "run: cannot start: job 1; job 2; job 3; and 2 more"),
+        ({"gone": {}, "asked": False}, 2, "run: cannot start: the other jobs have not come in half"),
+    ],
+)  # fmt: skip
+def test_run_waits_for_jobs_that_do_not_come(
+    tmp_path: Path, changes: dict[str, Any], start_workers: int, reason: str
+) -> None:
+    chosen = options(tmp_path / "c", run=("true",), start_workers=start_workers, walltime=100)
+    head = Head(replace(chosen, started=time.time() - 60))
+    (tmp_path / "c" / "jobs" / "0.now").touch()
+    verdict = {"gone": GONE, "possible": ["c-0"], "head": True, "asked": True, **changes}
+    head.folder.write("verdict.json", verdict)
+    try:
+        head._check_jobs(JobsWatch(head.options, {}))
+        found = ""
+    except JobExit as job_exit:
+        found = job_exit.reason
+        assert (job_exit.kind, job_exit.exit_code) == (EndKind.FAILED, 70)
+    assert found.startswith(reason) and bool(found) is bool(reason)
+    log = tmp_path / "c" / "logs" / "run.log"
+    lines = [f"gpujobs: {text}" for text in verdict["gone"].values()]
+    assert sorted(log.read_text().splitlines() if log.exists() else []) == lines
+    head = Head(replace(head.options, client_owns=True))
+    head._check_jobs(JobsWatch(head.options, {}))  # its owner replaces jobs
+
+
+def test_workers_wait_for_a_head_that_does_not_come(tmp_path: Path) -> None:
+    workers = Workers(options(tmp_path / "c"))
+    verdict = {"gone": GONE, "possible": ["c-0"], "head": False, "asked": True}
+    workers.folder.write("verdict.json", verdict)
+    with pytest.raises(JobExit, match="run: cannot start: job 1 did not start") as caught:
+        workers._wait_for_address()
+    assert caught.value.kind is EndKind.FAILED
 
 
 def test_a_head_that_is_restarted_fails(tmp_path: Path) -> None:

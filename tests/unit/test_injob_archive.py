@@ -103,7 +103,9 @@ def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.13"])
-def test_the_judge_runs_in_other_pythons(version: str, tmp_path: Path) -> None:
+def test_the_judge_runs_in_other_pythons(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a batch scheduler here, it judges by the folder alone."""
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     if not found:
@@ -111,8 +113,8 @@ def test_the_judge_runs_in_other_pythons(version: str, tmp_path: Path) -> None:
     group, jobs = GroupRecord("", 2, 1, 4), Submission("7", 0, 2, array=True)
     record = ClusterRecord(
         tmp_path.name, "here", "slurm", str(tmp_path), 1.0, (group,), (), False, submissions=(jobs,),
-        commands={"squeue": "/nonexistent/squeue"},
     )  # fmt: skip
+    monkeypatch.setenv("PATH", "/nonexistent")
     verdict.write_judge(tmp_path)
     verdict.write_record(record)
     (tmp_path / "jobs").mkdir()

@@ -10,6 +10,7 @@ import pytest
 
 from gpujobs.clusters.folderstate import ExitRecord, FolderState, read_state
 from gpujobs.clusters.judge import (
+    LOST_TIMEOUT,
     NEVER_STARTED_TIMEOUT,
     UNLISTED_TIMEOUT,
     judge,
@@ -358,3 +359,77 @@ def test_one_json_of_a_job() -> None:
     cluster = cluster_json(found)
     assert cluster["jobs"] == [job] and cluster["encrypted"] is False
     assert cluster["notes"] == ["not encrypted: dask uses tcp"]
+
+
+# -- jobs that will not come -----------------------------------------------------------------------
+TWO = replace(
+    RECORD,
+    groups=(GroupRecord("", workers=2, workers_per_job=1, gpus_per_job=1),),
+    submissions=(Submission("7", 0, 2, array=True),),
+    run=("true",),
+)
+FIRST, SECOND = "svd-0000-0", "svd-0000-1"
+
+
+def second(folder: FolderState, status: JobStatus, record: ClusterRecord = TWO) -> ClusterReport:
+    """Return the report on a cluster whose head runs and whose second job has ``status``."""
+    workers = {FIRST: WORKER} if FIRST in folder.seen else {}
+    folder = replace(folder, head=0, claims={0: JobId("7", 0), **folder.claims}, workers=workers)
+    return judge(record, folder, {JobId("7", 0): RUNNING, JobId("7", 1): status}, now=NOW)
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.UNKNOWN, JobState.COMPLETED])
+def test_a_job_whose_workers_stay_away_is_lost(state: JobState) -> None:
+    """Torque calls the jobs of a lost node running until the node is back, then completed."""
+    status = JobStatus(state, node="node2")
+    claims = {1: JobId("7", 1)}
+    for seconds, lost in ((LOST_TIMEOUT - 1, False), (LOST_TIMEOUT + 1, True)):
+        gone = {SECOND: NOW - seconds}
+        folder = FolderState(seen=frozenset((FIRST, SECOND)), gone=gone, claims=claims)
+        found = second(folder, status)
+        reason = "job 1 ended: node2: its workers have been gone for more than 5 min"
+        assert found.gone == ({1: reason} if lost else {})
+        assert (found.jobs[1].state is JobState.NODE_FAIL) is lost
+        assert found.state is ClusterState.RUNNING
+        if lost:  # it is asked for until the batch scheduler, too, knows that it has ended
+            assert found.reason == reason and found.jobs[1].in_queue is state.active
+        after = replace(folder, ended=Ended(EndKind.DONE, 0, time=NOW), head=0)
+        assert (second(after, status).jobs[1].state is JobState.NODE_FAIL) is lost
+        owned = second(folder, status, replace(TWO, owner="client"))
+        assert owned.jobs[1].state is state  # its owner has a limit of its own
+        left = replace(folder, exits={1: ExitRecord(0, "node2")})
+        assert second(left, status).jobs[1].state is not JobState.NODE_FAIL
+
+
+def test_a_job_that_started_and_brought_no_workers_is_lost() -> None:
+    """Counted from when there was a dask scheduler; its own supervisor knows `start_timeout`."""
+    limit = LOST_TIMEOUT + TWO.start_timeout
+    for began, lost in (({0: 1.0, 1: limit + 1}, False), ({0: limit + 1, 1: limit + 1}, True)):
+        times = {number: NOW - seconds for number, seconds in began.items()}
+        folder = FolderState(seen=frozenset((FIRST,)), began=times, claims={1: JobId("7", 1)})
+        found = second(folder, RUNNING)
+        reason = "job 1 ended: node1: it has had no workers for more than 10 min"
+        assert found.gone == ({1: reason} if lost else {})
+
+
+def test_a_job_that_could_not_be_launched() -> None:
+    found = second(
+        FolderState(seen=frozenset((FIRST,))), JobStatus(JobState.COMPLETED, node="node2")
+    )
+    assert found.jobs[1].state is JobState.FAILED
+    reason = "job 1 did not start: node2: launch failed: its script did not run"
+    assert found.gone == {1: reason} and found.reason == reason
+    held = JobStatus(JobState.FAILED, reason="launch failed requeued held", stuck=True)
+    assert second(FolderState(), held).gone == {
+        1: "job 1 did not start: launch failed requeued held"
+    }
+
+
+@pytest.mark.parametrize("status", [PENDING, RUNNING, AWAY, NOT_LISTED])
+def test_a_job_that_may_come(status: JobStatus) -> None:
+    assert not second(FolderState(seen=frozenset((FIRST,))), status).gone
+
+
+def test_a_job_that_was_asked_to_leave_is_not_missed() -> None:
+    folder = FolderState(seen=frozenset((FIRST,)))
+    assert not second(folder, JobStatus(JobState.CANCELLED), replace(TWO, removed=(1,))).gone

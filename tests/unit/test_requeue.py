@@ -171,7 +171,8 @@ def test_nothing_follows_a_cancel(tmp_path: Path) -> None:
 def test_a_new_attempt_sets_up_the_folder_once(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     (tmp_path / "head").mkdir()
-    for name in ("head/owner", "scheduler.json", "workers.json", "trial-claim", "job-ids"):
+    state = ("head/owner", "scheduler.json", "workers.json", "trial-claim", "verdict.json")
+    for name in (*state, "job-ids"):
         (tmp_path / name).write_text("1")
     assert begin_attempt(folder, 1) and (tmp_path / "head").exists()
     assert begin_attempt(folder, 2)

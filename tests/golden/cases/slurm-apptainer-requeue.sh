@@ -105,7 +105,7 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --attempt=1 --attempts=2 \
-    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" --ask-outside \
     --schemes=tls \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
@@ -116,6 +116,17 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
+
+gpujobs_ask() {   # run commands of the batch scheduler for the supervisor, whose container has none of them
+    local asked=$GPUJOBS_FOLDER/ask-$GPUJOBS_JOB
+    while sleep 2; kill -0 "$supervisor" 2> /dev/null; do
+        [ -e "$asked" ] || continue
+        mv "$asked" "$asked.words"
+        # shellcheck disable=SC2016 # for the inner shell
+        xargs -0 sh -c '"$@" > "$0.out" 2> "$0.err"; echo $? > "$0.code"' "$asked" < "$asked.words"
+    done
+}
+gpujobs_ask &
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
 code=$?
@@ -223,7 +234,7 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=1 \
     --attempt=2 --attempts=2 \
-    --batch-script="$$@$(readlink /proc/self/ns/pid)" \
+    --batch-script="$$@$(readlink /proc/self/ns/pid)" --ask-outside \
     --schemes=tls \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
@@ -234,6 +245,17 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
+
+gpujobs_ask() {   # run commands of the batch scheduler for the supervisor, whose container has none of them
+    local asked=$GPUJOBS_FOLDER/ask-$GPUJOBS_JOB
+    while sleep 2; kill -0 "$supervisor" 2> /dev/null; do
+        [ -e "$asked" ] || continue
+        mv "$asked" "$asked.words"
+        # shellcheck disable=SC2016 # for the inner shell
+        xargs -0 sh -c '"$@" > "$0.out" 2> "$0.err"; echo $? > "$0.code"' "$asked" < "$asked.words"
+    done
+}
+gpujobs_ask &
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done
 wait "$supervisor"
 code=$?
