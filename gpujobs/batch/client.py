@@ -238,7 +238,8 @@ class SchedulerClient:
             return self.scheduler.parse_submit(result.stdout)
         check_usable(result)
         if self.scheduler.reply(result) is not Reply.NONE:
-            raise RefusedError(f"{self.scheduler.name} refused the job:\n{result.message}")
+            message = f"{self.scheduler.name} refused the job:\n{result.message}"
+            raise RefusedError(message, hint=self.scheduler.remedy(result))
         return None
 
     def _recover_submission(

@@ -206,6 +206,10 @@ class Scheduler(ABC):
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
 
+    def remedy(self, result: CommandResult) -> str:
+        """Return what to do about the message of a refused submission; "" if that is not known."""
+        return ""
+
     @abstractmethod
     def find_command(self, name: str, user: str) -> list[str]:
         """Return the command that lists the submissions of ``user`` called ``name``.

@@ -25,6 +25,11 @@ _ALREADY_ENDED = re.compile(
 )
 _NO_JOBS = re.compile(r"\bno (\w+ )?jobs? found|is not found", re.I)
 _INTERACTIVE = re.compile(r"^(-I(p|s|sp|S|X|ps)?|-XF)$")
+_REMEDIES = {
+    "rn": "leave out `requeue`: it needs `-rn`, without which a queue may start jobs again itself",
+    "gpu": "a `request` in the site file; `gpujobs sites init` drafts it",
+}
+"""Remedies by the option that a relative of LSF does not have."""
 _MOST_DETAILS = 100
 """Jobs of one `bjobs -UF`: the record of each has the text of the script."""
 
@@ -127,6 +132,10 @@ class LSF(Scheduler):
     def parse_submit(self, stdout: str) -> str | None:
         found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)
         return found[-1] if found else None
+
+    def remedy(self, result: CommandResult) -> str:
+        found = re.search(r"illegal option -- (\w+)", result.stderr)
+        return _REMEDIES.get(found[1], "") if found else ""
 
     def find_command(self, name: str, user: str) -> list[str]:
         return ["bjobs", "-a", "-w"]  # all of the user: versions differ in whether -J finds arrays

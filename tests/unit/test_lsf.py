@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +391,12 @@ def test_a_cancel_that_came_too_late_is_no_failure(title: str, gone: bool) -> No
 def test_one_denied_job_is_a_failure() -> None:
     stderr = said("cancel.txt", "finished").stderr + said("cancel.txt", "somebody else's").stderr
     assert not SCHEDULER.already_ended(CommandResult(("bkill",), 255, "", stderr))
+
+
+def test_options_that_relatives_do_not_have() -> None:
+    """The message is a page of usage."""
+    refused = said("submit.txt", "gpu option of IBM LSF, not in this one")
+    assert "sites init" in SCHEDULER.remedy(refused)
+    without_rn = replace(refused, stderr=refused.stderr.replace("-- gpu", "-- rn"))
+    assert SCHEDULER.remedy(without_rn).startswith("leave out `requeue`")
+    assert SCHEDULER.remedy(said("submit.txt", "unknown queue")) == ""
