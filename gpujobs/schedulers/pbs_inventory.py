@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import ClassVar
 from xml.etree import ElementTree
 
+from .formats import find_integer, integer, members
 from .inventory import (
     Ask,
     Inventory,
@@ -19,6 +24,7 @@ from .inventory import (
     several_types,
 )
 from .jobs import CommandResult
+from .pbs_output import listed_attributes
 
 _GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
 """Resources that sites use for the type of the GPUs."""
@@ -78,35 +84,35 @@ class TorqueInventory(Inventory):
     """One row for each node."""
 
     own_command = "pbsnodes"
+    SERVER: ClassVar = ["qstat", "-B", "-f1"]
 
     def nodes_command(self) -> list[str]:
         """Return pbsnodes as XML."""
         return ["pbsnodes", "-x"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
-        """Return the nodes."""
+        """Return the nodes; the GPUs of jobs are in this output only where NVML is used."""
         try:
             root = ElementTree.fromstring(result.stdout)  # noqa: S314 - of the batch scheduler
         except ElementTree.ParseError:
             return []
         return [_torque_node(node) for node in root.iter("Node")]
 
+    def nodes(self, ask: Ask) -> list[LiveNode]:
+        """Return the nodes and their free GPUs, which are those without a job."""
+        nodes = super().nodes(ask)
+        used = _gpus_of_jobs(ask(["qstat", "-t", "-f1"]))
+        return [_without_gpus(node, used[node.name]) for node in nodes]
+
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query nodes and queues."""
-        nodes = self.nodes(ask)
-        rows = re.findall(
-            r"^(\S+) +\S+ +\S+ +(\S+) +(\S+) +\d+ +\d+ +\S+ +(\w) (\w)", ask(["qstat", "-q"]), re.M
+        """Query nodes, queues and the server."""
+        queues = listed_attributes(ask(["qstat", "-Q", "-f1"]))
+        return Survey(
+            tuple(_torque_queue(name, rows) for name, rows in queues.items() if _runs(rows)),
+            tuple(self.nodes(ask)),
+            max_array_size=find_integer(r"max_job_array_size = (\d+)", ask(self.SERVER)),
+            visible_devices="scheduler",
         )
-        queues = [
-            LiveQueue(
-                name,
-                max_walltime=clock_seconds(walltime),
-                max_nodes=int(most) if most.isdigit() else None,
-                open=(enabled, started) == ("E", "R"),
-            )
-            for name, walltime, most, enabled, started in rows
-        ]
-        return Survey(tuple(queues), tuple(nodes), visible_devices="scheduler")
 
 
 def _table(stdout: str, key: str) -> dict[str, dict[str, object]]:
@@ -219,8 +225,34 @@ def _type_comments(nodes: list[LiveNode]) -> Iterator[str]:
         yield "pbsnodes reports the type of the GPUs; `select` may have to request it"
 
 
+def _torque_queue(name: str, fields: Mapping[str, str]) -> LiveQueue:
+    return LiveQueue(
+        name,
+        max_walltime=clock_seconds(fields.get("resources_max.walltime", "")),
+        max_nodes=integer(fields.get("resources_max.nodect", "")),
+        min_nodes=integer(fields.get("resources_min.nodect", "")),
+        min_walltime=clock_seconds(fields.get("resources_min.walltime", "")),
+        open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
+    )
+
+
+def _gpus_of_jobs(stdout: str) -> Counter[str]:
+    """Return the number of GPUs that jobs have, by node, from ``exec_gpus = n1-gpu/0+n1-gpu/1``."""
+    jobs = listed_attributes(stdout).values()
+    running = (job for job in jobs if job.get("job_state") in ("R", "E"))
+    gpus = (re.findall(r"([\w.-]+)-gpu/\d+", job.get("exec_gpus", "")) for job in running)
+    return Counter(chain.from_iterable(gpus))
+
+
+def _without_gpus(node: LiveNode, used: int) -> LiveNode:
+    free = min(node.free_gpus or 0, (node.gpus or 0) - used)
+    return replace(node, free_gpus=max(0, free))
+
+
 def _torque_node(node: ElementTree.Element) -> LiveNode:
-    jobs = [job for job in (node.findtext("jobs") or "").split(",") if job]
+    # "0-1,3/47[0],2/48": the slots of each job. A part without a job has more slots of the next.
+    parts = (part.partition("/")[0] for part in (node.findtext("jobs") or "").split(","))
+    slots = sum(len(members(part.strip())) for part in parts)
     state = node.findtext("state") or ""
     usable = set(state.split(",")) <= {"free", "job-exclusive", "job-sharing", "busy"}
     cpus, gpus = int(node.findtext("np") or 0), int(node.findtext("gpus") or 0)
@@ -232,7 +264,7 @@ def _torque_node(node: ElementTree.Element) -> LiveNode:
         queue="",
         usable=usable,
         cpus=cpus,
-        free_cpus=max(0, cpus - len(jobs)) * usable,
+        free_cpus=max(0, cpus - slots) * usable,
         memory=memory_bytes(memory[1]) if memory else None,
         gpus=gpus,
         free_gpus=max(0, gpus - busy) * usable,

@@ -103,6 +103,18 @@ def shell_exit_code(status: int | None) -> int | None:
     return status
 
 
+def listed_attributes(stdout: str) -> dict[str, dict[str, str]]:
+    """Return the attributes of the jobs, queues or servers that ``qstat -f1`` lists, by name."""
+    found: dict[str, dict[str, str]] = {}
+    attributes: dict[str, str] = {}
+    for line in stdout.splitlines():
+        if title := re.match(r"(?:Job Id|Queue|Server): (\S+)", line):
+            attributes = found[title[1]] = {}
+        elif row := re.match(r"    (\S+) = (.*)", line):
+            attributes[row[1]] = row[2]
+    return found
+
+
 def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
     """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
 

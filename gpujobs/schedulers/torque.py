@@ -7,21 +7,53 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
-from .formats import integer
+from .formats import find_integer, integer, quoted_path
 from .pbs import PBS
 from .pbs_inventory import TorqueInventory
-from .pbs_output import job_id, node_names, shell_exit_code, without_server
+from .pbs_output import (
+    job_id,
+    listed_attributes,
+    node_names,
+    shell_exit_code,
+    without_server,
+)
 
 _STATES = {
     "Q": JobState.PENDING, "H": JobState.PENDING, "W": JobState.PENDING, "T": JobState.PENDING,
     "R": JobState.RUNNING, "E": JobState.RUNNING, "S": JobState.SUSPENDED,
 }  # fmt: skip
-_STATES_OF_EXIT_CODES = {
-    0: JobState.COMPLETED, 271: JobState.CANCELLED, -11: JobState.TIMEOUT,
-    -12: JobState.TIMEOUT,  # of the CPU
-    -10: JobState.OUT_OF_MEMORY,
-    -4: JobState.NODE_FAIL, -5: JobState.NODE_FAIL, -6: JobState.NODE_FAIL,
-}  # fmt: skip
+_EXIT_CODES = {
+    0: (JobState.COMPLETED, ""),
+    271: (JobState.CANCELLED, ""),
+    -1: (JobState.FAILED, "its node could not start it"),
+    -2: (JobState.FAILED, "its node could not start it: a prologue failed, for example"),
+    -3: (JobState.FAILED, "its node could not start it"),
+    -4: (JobState.NODE_FAIL, "pbs_mom of its node was started again"),
+    -5: (JobState.NODE_FAIL, "pbs_mom of its node was started again"),
+    -6: (JobState.NODE_FAIL, "pbs_mom of its node was started again"),
+    -7: (JobState.FAILED, "it could not be started again from its checkpoint"),
+    -8: (JobState.FAILED, "its shell could not be executed"),
+    -9: (JobState.FAILED, "its output file could not be opened"),
+    -10: (JobState.OUT_OF_MEMORY, "it exceeded its limit of memory"),
+    -11: (JobState.TIMEOUT, "it exceeded its walltime"),
+    -12: (JobState.TIMEOUT, "it exceeded its limit of CPU time"),
+    -13: (JobState.FAILED, "its node could not create its cgroups"),
+    -14: (JobState.FAILED, "a prologue failed on its node"),
+}
+"""States and reasons of exit codes, those of JOB_EXEC_… in Torque's pbs_job.h."""
+_HOLDS = {
+    "u": "held by a user (qhold; qrls releases it)",
+    "o": "held by an operator",
+    "s": "held by the batch scheduler, as while it depends on another job",
+    "l": "held: as many jobs of its array run as the slot limit allows (max_slot_limit)",
+}
+"""Reasons by `Hold_Types`."""
+_MOST_STARTS = 3
+"""Starts of a job that waits again. Torque has no limit when a prologue exits with code 2."""
+
+_PLAIN = r"A-Za-z0-9_./%@:+=,-"
+_UNDELIVERABLE = re.compile(r"[^!-~]|[\"\\]")
+"""Characters of a path to which pbs_mom copies no output, however they are quoted."""
 
 Attributes = dict[str, str]
 
@@ -59,7 +91,11 @@ class Torque(PBS):
     }
 
     def output(self, root: str, cluster: str, array: bool) -> str:
-        return super().output(root, cluster, array=False)  # qsub appends the index
+        path = f"{root}/{cluster}/logs/torque.log"  # qsub appends the index
+        if _UNDELIVERABLE.search(path):
+            return "/dev/null"
+        escaped = re.sub(rf"[^{_PLAIN}]", r"\\\g<0>", path)  # for pbs_mom, which expands it
+        return quoted_path(escaped, plain=_PLAIN)
 
     def array(self, count: int) -> str:
         return f"-t 0-{count - 1}"
@@ -90,7 +126,10 @@ class Torque(PBS):
         return {job.submission for job, attributes in jobs if attributes.get("Job_Name") == name}
 
     def limit_command(self) -> list[str] | None:
-        return None
+        return TorqueInventory.SERVER
+
+    def parse_limit(self, stdout: str) -> int | None:
+        return find_integer(r"max_job_array_size = (\d+)", stdout)
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-t", "-f1", *sorted({job.submission for job in ids})]
@@ -120,27 +159,32 @@ class Torque(PBS):
 
 def _listed_jobs(stdout: str) -> dict[JobId, Attributes]:
     """Return the attributes of the jobs that ``qstat -f1`` lists."""
-    jobs: dict[JobId, Attributes] = {}
-    attributes: Attributes = {}
-    for line in stdout.splitlines():
-        if line.startswith("Job Id: "):
-            attributes = {}
-            if job := job_id(line[8:].strip()):
-                jobs[job] = attributes
-        elif found := re.match(r"    (\S+) = (.*)", line):
-            attributes[found[1]] = found[2]
-    return jobs
+    listed = listed_attributes(stdout).items()
+    return {job: attributes for text, attributes in listed if (job := job_id(text))}
 
 
 def _status(attributes: Attributes) -> JobStatus:
     native = attributes.get("job_state", "")
     code = integer(attributes.get("exit_status", ""))
     state = _state(native, code)
-    reason = ""
-    if state is JobState.PENDING:
-        reason = attributes.get("comment") or {"H": "held"}.get(native, "queued")
     nodes = node_names(attributes.get("exec_host", ""))
+    if state is JobState.PENDING and code in _EXIT_CODES:
+        starts = integer(attributes.get("start_count", "")) or 0
+        if starts > _MOST_STARTS:
+            reason = f"{_EXIT_CODES[code][1]}; it was started {starts} times"
+            return JobStatus(JobState.FAILED, native, reason, shell_exit_code(code), stuck=True)
+    reason = _pending_reason(native, attributes) if state is JobState.PENDING else ""
+    if native == "C" and code is not None:
+        reason = _EXIT_CODES.get(code, (state, ""))[1]
     return JobStatus(state, native, reason, shell_exit_code(code), nodes)
+
+
+def _pending_reason(native: str, attributes: Attributes) -> str:
+    """Return why a job is pending. A comment may be older than a hold, or than an attempt."""
+    if native == "H":
+        return _HOLDS.get(attributes.get("Hold_Types", ""), "held")
+    comment = attributes.get("comment", "")
+    return "queued" if comment.startswith("Job started on") else comment or "queued"
 
 
 def _state(native: str, code: int | None) -> JobState:
@@ -148,4 +192,4 @@ def _state(native: str, code: int | None) -> JobState:
         return _STATES.get(native, JobState.UNKNOWN)
     if code is None:  # it was deleted while it was pending
         return JobState.CANCELLED
-    return _STATES_OF_EXIT_CODES.get(code, JobState.FAILED)
+    return _EXIT_CODES.get(code, (JobState.FAILED, ""))[0]

@@ -26,7 +26,8 @@ ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "torque": {
         "pbsnodes": ("03-status.txt", "nodes, xml"),
-        "qstat -q": ("03-status.txt", "queues"),
+        "qstat -Q -f1": ("queues.txt", "queues"),
+        "qstat -B -f1": ("queues.txt", "server"),
     },
     "lsf": {
         "bhosts": ("hosts.txt", "hosts"),

@@ -95,6 +95,19 @@ def test_torque() -> None:
     assert free("torque") == [("node1", "", True, 5, 4, 4), ("node2", "", True, 8, 4, 4)]
 
 
+def test_gpus_of_jobs_on_torque() -> None:
+    """pbsnodes has no GPUs in use, unless pbs_mom uses NVML. In 6.1.3 the slots of a job are a range."""
+    inventory = get_scheduler("torque").inventory
+    assert inventory
+    nodes = recorded("torque", "queues.txt", "nodes, xml").stdout
+    jobs = recorded("torque", "queues.txt", "jobs").stdout
+    answers = {"pbsnodes -x": nodes, "qstat -t -f1": jobs}
+    found = inventory().nodes(lambda argv: answers[" ".join(argv)])
+    assert [(n.name, n.cpus, n.free_cpus, n.gpus, n.free_gpus) for n in found] == [
+        ("node1", 8, 2, 4, 1), ("node2", 8, 8, 4, 4),
+    ]  # fmt: skip
+
+
 def free_on_lsf(**answers: str) -> list[tuple[str, int, int | None, int | None]]:
     """Return name, free CPUs, GPUs and free GPUs of each host; ``answers``: by option of bhosts."""
     own = {"w": recorded("lsf", "hosts.txt", "hosts").stdout, **answers}

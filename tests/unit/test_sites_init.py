@@ -74,13 +74,16 @@ def test_the_order_of_slurms_partitions_is_fixed() -> None:
         assert [queue.name for queue in found] == ["zoo", "large", "short"]
 
 
-@pytest.mark.parametrize("release", ["22.05"])
-def test_the_limits_of_slurms_partitions(release: str) -> None:
-    """sinfo shows `2-1K` nodes for `pairs`, `1` for `single`, and in 26.05 nothing for `whole`."""
+@pytest.mark.parametrize(
+    "whole_nodes", ["OverSubscribe=EXCLUSIVE", "OverSubscribe=NO Exclusive=NODE"]
+)
+def test_the_limits_of_slurms_partitions(whole_nodes: str) -> None:
+    """sinfo shows `2-1K` nodes for `pairs`, `1` for `single`, and from 26.05 on `NO` for `whole`."""
     nodes = recorded("slurm", "sinfo.txt", "nodes and partitions").stdout.splitlines()
     names = ("main", "whole", "single", "pairs", "down")
     rows = [nodes[0].replace("main* ", f"{name:6}") for name in names]
-    partitions = recorded("slurm", "partitions.txt", release).stdout
+    partitions = recorded("slurm", "partitions.txt", "22.05").stdout
+    partitions = partitions.replace("OverSubscribe=EXCLUSIVE", whole_nodes)
     answers = {"sinfo": "\n".join(rows), "scontrol show partition": partitions}
     found = {queue.name: queue for queue in survey_of("slurm", answers).queues}
     assert [name for name in names if found[name].exclusive] == ["whole"]
@@ -233,6 +236,8 @@ def test_torque(home: Path) -> None:
     _, loaded = drafted(home, "torque", survey_of("torque"))
     assert loaded.site.queues["short"].max_walltime == 1800
     assert loaded.site.queues["batch"].cpus_per_node == 8
+    assert set(loaded.site.queues) == {"batch", "short"}, "a routing queue runs no jobs"
+    assert loaded.site.queues["short"].max_nodes == 1 and loaded.site.max_array_size == 8
 
 
 def test_lsf_without_its_own_gpus(home: Path) -> None:

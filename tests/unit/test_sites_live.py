@@ -139,7 +139,7 @@ def test_gpus_that_are_not_reported_are_not_compared(home: Path) -> None:
 # -- other batch schedulers, with their recorded answers ---------------------------------------------
 OTHERS = {
     "pbs": "gpuq: {gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 32GiB, max_walltime: 24h, gpu_type: a100, nodes: 2}",
-    "torque": "short: {gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 23GiB, max_walltime: 30m, nodes: 2}",
+    "torque": "short: {gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 23GiB, max_walltime: 30m, nodes: 2, max_nodes: 1}",
     "lsf": "short: {gpus_per_node: 4, cpus_per_node: 8, max_walltime: 30m}",
     "sge": "short: {gpus_per_node: 4, cpus_per_node: 8, max_walltime: 10m, nodes: 2}",
 }

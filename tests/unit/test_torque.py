@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ def test_recorded_id(title: str, number: str) -> None:
         ("04-finished.txt", "over its walltime", "30", "TIMEOUT", -11),
         ("04-finished.txt", "deleted while running", "31", "CANCELLED", 143),
         ("04-finished.txt", "deleted while queued", "32", "CANCELLED", None),
+        ("queues.txt", "prologue that exits with 1", "5", "FAILED", -2),
+        ("queues.txt", "prologue that exits with 2", "6", "FAILED", -14),
     ],
 )
 def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
@@ -74,6 +77,51 @@ def test_reason_and_node() -> None:
     job = JobId("25")
     found = TORQUE.parse_status(recorded("torque", "03-status.txt", "pending, states"), [job])[job]
     assert found.reason == "Not Running: Not enough of the right type of nodes are available"
+
+
+@pytest.mark.parametrize(
+    ("title", "job", "reason"),
+    [
+        ("held after it had a comment", "4", "held by a user (qhold; qrls releases it)"),
+        ("members held by the slot limit", "2[][1]", "held: as many jobs of its array run as the slot limit allows (max_slot_limit)"),
+        ("prologue that exits with 1", "5", "its node could not start it: a prologue failed, for example"),
+        ("prologue that exits with 2", "6", "a prologue failed on its node; it was started 37 times"),
+    ],
+)  # fmt: skip
+def test_reasons(title: str, job: str, reason: str) -> None:
+    """The comment of a job may be older than a hold or than a failed start."""
+    id_ = JobId.parse(job)
+    found = TORQUE.parse_status(recorded("torque", "queues.txt", title), [id_])[id_]
+    assert found.reason == reason
+    assert found.stuck is (job == "6"), "it is started again without end"
+
+
+def test_a_job_that_is_started_again_once_is_pending() -> None:
+    found = recorded("torque", "queues.txt", "prologue that exits with 2")
+    again = replace(found, stdout=found.stdout.replace("start_count = 37", "start_count = 2"))
+    status = TORQUE.parse_status(again, [JobId("6")])[JobId("6")]
+    assert (status.state, status.reason, status.stuck) == (JobState.PENDING, "queued", False)
+
+
+def test_the_largest_array() -> None:
+    assert TORQUE.limit_command() == ["qstat", "-B", "-f1"]
+    assert TORQUE.parse_limit(recorded("torque", "queues.txt", "server").stdout) == 8
+    assert TORQUE.parse_limit("Server: node1\n    server_state = Active\n") is None
+
+
+@pytest.mark.parametrize(
+    ("root", "directive"),
+    [
+        ("/home/ada/.gpujobs", "/home/ada/.gpujobs/x/logs/torque.log"),
+        ("/data/it's(1)", r'"/data/it\'s\(1\)/x/logs/torque.log"'),
+        ("/data/a b", "/dev/null"),
+        ('/data/a"b', "/dev/null"),
+        ("/data/é", "/dev/null"),
+    ],
+)
+def test_the_path_of_its_own_log(root: str, directive: str) -> None:
+    """As measured: pbs_mom expands the path like a shell; nothing is copied to one with a space."""
+    assert TORQUE.output(root, "x", array=True) == directive
 
 
 @pytest.mark.parametrize(

@@ -723,7 +723,11 @@ def qstat(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
             print(_json(head))
         raise
     if "-B" in options:
-        server = {"server_state": "Active", "max_array_size": config.get("max_array_size", 10000)}
+        size = config.get("max_array_size", 10000)
+        if torque:
+            print(f"Server: {SERVER}\n    server_state = Active\n    max_job_array_size = {size}\n")
+            return 0
+        server = {"server_state": "Active", "max_array_size": size}
         print(_json({**head, "Server": {SERVER: server}}))
         return 0
     if not torque and "-x" in options and config.get("history") == 0:
