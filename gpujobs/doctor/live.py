@@ -88,7 +88,7 @@ def live_findings(
             checks.append(warning("GPUs", f"not compared: {name} reports none"))
         comparison = Comparison(site_file, survey)
         found = [Finding(problem) for problem in comparison.problems()]
-        checks += comparison.account_warnings()
+        checks += [*comparison.account_warnings(), *comparison.preemption_warnings()]
     refused, check = _test_scripts(client, site_file, settings)
     return [*found, *refused], [*checks, check]
 

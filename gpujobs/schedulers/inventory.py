@@ -50,6 +50,8 @@ class LiveQueue:
     """In seconds."""
     exclusive: bool = False
     """Whether each job gets whole nodes, whether it asks for them or not."""
+    late_signal: str = ""
+    """Why jobs that are preempted do not get a signal when their grace time begins; "": they do."""
     open: bool = True
     hidden: bool = False
     """Whether the batch scheduler hides it from most users."""

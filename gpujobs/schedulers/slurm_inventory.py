@@ -60,9 +60,15 @@ class SlurmInventory(Inventory):
         rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
         names = dict.fromkeys(row["Partition"] for row in rows)
         queues = (_queue(name, partitions.get(name, {}), accounts) for name in names)
+        late_signal = _late_signal(config)
         return Survey(
             queues=tuple(
-                replace(queue, user_gpus=user_gpus.get(queue.name, {})) for queue in queues
+                replace(
+                    queue,
+                    user_gpus=user_gpus.get(queue.name, {}),
+                    late_signal=late_signal if _has_grace(partitions.get(queue.name, {})) else "",
+                )
+                for queue in queues
             ),
             nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
             max_array_size=size and max(1, size - 1),
@@ -211,6 +217,22 @@ def _limits_are_enforced(config: str) -> bool:
 def _account_required(config: str) -> bool | None:
     found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.M)
     return "associations" in found[1] if found else None
+
+
+def _late_signal(config: str) -> str:
+    """Return the setting that lacks for jobs to get `--signal` when they are preempted."""
+    kind = re.search(r"^PreemptType\s*=\s*(\S+)", config, re.M)
+    if not kind or kind[1].endswith("none"):
+        return ""
+    parameters = re.findall(r"^(?:Slurmctld|Preempt)Parameters\s*=\s*(.*)", config, re.M)
+    sends = any("send_user_signal" in line for line in parameters)
+    return "" if sends else "slurm.conf lacks SlurmctldParameters=preempt_send_user_signal"
+
+
+def _has_grace(partition: Mapping[str, str]) -> bool:
+    """Return whether jobs of a partition may be preempted, and have a grace time then."""
+    preempted = partition.get("PreemptMode", "OFF") != "OFF"
+    return preempted and bool(find_integer(r"(\d+)", partition.get("GraceTime", "")))
 
 
 def _comments(config: str) -> Iterator[str]:

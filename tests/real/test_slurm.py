@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ import pytest
 from gpujobs.schedulers import CommandResult, Reply
 from gpujobs.schedulers.slurm import Slurm
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import fresh_folder, make_cli, nothing_left, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
@@ -127,6 +127,19 @@ if __name__ == "__main__":
 """
 
 
+def data_is_kept(cli: Cli, cluster: str, stop: Callable[[], object]) -> None:
+    """Stop the job of one of two workers with ``stop``; its data is on the other one then."""
+    script = cli.write("draw.py", RANDOM)
+    client = subprocess.Popen(
+        [cli.python, script, cluster, str(cli.work / "calls")], env=cli.env, cwd=cli.work, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **as_user(cli.user),
+    )  # fmt: skip
+    assert client.stdout and client.stdout.readline() == "ready\n"
+    stop()
+    out, err = client.communicate("go on\n", timeout=patience(60))
+    assert out == "the same, 40 calls\n", err
+
+
 @pytest.fixture
 def usual_kill_wait(backend: SlurmBackend) -> Iterator[None]:
     with backend.slurm.usual_kill_wait():
@@ -146,15 +159,7 @@ def test_worker_job_that_is_stopped_hands_its_data_over(
     """
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1}, "--wait")
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
-    script = cli.write("draw.py", RANDOM)
-    client = subprocess.Popen(
-        [cli.python, script, cluster, str(cli.work / "calls")], env=cli.env, cwd=cli.work, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **as_user(cli.user),
-    )  # fmt: skip
-    assert client.stdout and client.stdout.readline() == "ready\n"
-    backend.slurm.command("scancel", *options, other["id"])
-    out, err = client.communicate("go on\n", timeout=patience(60))
-    assert out == "the same, 40 calls\n", err
+    data_is_kept(cli, cluster, lambda: backend.slurm.command("scancel", *options, other["id"]))
     until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "CANCELLED", 30)
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
@@ -166,6 +171,41 @@ def test_worker_job_that_is_stopped_hands_its_data_over(
     assert f"stopping (SIGTERM): {cluster}-{other['number']}" in log.read_text()
     cli("cancel", cluster)
     backend.wait_empty(15)
+
+
+PREEMPTION = """
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+KillWait=30
+PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=10 PreemptMode=CANCEL State=UP
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameters", ["", "SlurmctldParameters=preempt_send_user_signal"])
+def test_worker_job_that_is_preempted_hands_its_data_over(
+    shared_folder: Path, home: Path, parameters: str
+) -> None:
+    """At the beginning of its grace time, or at the end of it if Slurm sends no signal before."""
+    if why := slurm_support.missing():
+        unavailable("slurm", why)
+    folder = fresh_folder(shared_folder, "slurm-preempts")
+    extra = f"{PREEMPTION}{parameters}\n"
+    with slurm_support.PrivateSlurm(folder / "s", nodes=2, gpus=1, extra=extra).running() as slurm:
+        backend = SlurmBackend(slurm)
+        cli = make_cli(backend, home, "ordinary")
+        queue = {"gpus_per_node": 1, "cpus_per_node": 16, "memory_per_node": "16GiB"}
+        cli.write("low.yaml", backend.site() | {"queues": {"low": queue}})
+        checked = cli("sites", "check", "./low.yaml", "--live")
+        assert ("in low, jobs get SIGTERM only when" in checked.stdout) is not bool(parameters)
+        profile = {"gpus": 2, "gpus_per_job": 1, "walltime": "5m"}
+        cluster = cli.submit(profile, "--site", "./low.yaml", "--wait")
+        other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
+        high = ["sbatch", "-p", "high", "-w", other["node"], "--exclusive", "-o", "/dev/null"]
+        data_is_kept(cli, cluster, lambda: slurm.command(*high, "--wrap", "sleep 1"))
+        cli("cancel", cluster)
+        nothing_left(backend)
 
 
 def test_export_none(cli: Cli, backend: SlurmBackend) -> None:

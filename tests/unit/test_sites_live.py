@@ -114,6 +114,34 @@ def test_an_account_that_the_file_does_not_require(
     assert [check.state for check in found] == ["warning"] * number
 
 
+PARTITION = "PartitionName=main QoS=N/A GraceTime={} PreemptMode={} State=UP\n"
+PREEMPTION = "PreemptType = {}\nSlurmctldParameters = {}\nPreemptParameters = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("partition", "config", "number"),
+    [
+        (("15", "CANCEL"), ("preempt/partition_prio", "(null)", "(null)"), 1),
+        (("15", "CANCEL"), ("preempt/none", "(null)", "(null)"), 0),
+        (("0", "CANCEL"), ("preempt/partition_prio", "(null)", "(null)"), 0),
+        (("15", "OFF"), ("preempt/partition_prio", "(null)", "(null)"), 0),
+        (("15", "CANCEL"), ("preempt/qos", "a,preempt_send_user_signal", "(null)"), 0),
+        (("15", "CANCEL"), ("preempt/qos", "(null)", "send_user_signal"), 0),
+    ],
+)
+def test_a_grace_time_that_jobs_do_not_notice(
+    home: Path, partition: tuple[str, str], config: tuple[str, str, str], number: int
+) -> None:
+    answers = {
+        "scontrol show partition": PARTITION.format(*partition),
+        "scontrol show config": PREEMPTION.format(*config),
+    }
+    (home / "s.yaml").write_text(TYPED.replace("  gpu:", "  main:"))
+    survey = survey_of("slurm", answers)
+    found = list(Comparison(load_site("./s.yaml"), survey).preemption_warnings())
+    assert [check.name for check in found] == ["preemption"] * number
+
+
 def test_the_gpus_of_one_user(home: Path) -> None:
     text = TYPED.replace("nodes: 2", "nodes: 2, max_gpus_per_user: 8")
     survey = replace(SURVEY, queues=(LiveQueue("gpu", user_gpus={"": 9, "a100": 4}),))
