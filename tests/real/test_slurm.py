@@ -579,7 +579,7 @@ def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     assert [job["state"] for job in found["jobs"]] == ["UNKNOWN"]
     assert found["state"] in ("PENDING", "STARTING")  # not finished: nobody said so
     cancelled = cli("cancel", cluster)
-    assert "could not check that the jobs are cancelled" in cancelled.stderr
+    assert cancelled.returncode == 0, cancelled.stderr  # its job has exited
     backend.wait_empty(15)
 
 

@@ -19,6 +19,7 @@ from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.supervise import supervise
 
+from ..support.transcripts import SQUEUE_HEADER
 from .support import error_of, made_plan, make_spec
 
 
@@ -32,6 +33,9 @@ def ledger(home: Path) -> Ledger:
 def record(home: Path, name: str) -> ClusterRecord:
     folder = home / name
     (folder / "jobs").mkdir(parents=True)
+    squeue = folder / "squeue"
+    squeue.write_text(f"#!/bin/sh\nprintf '%s' '{SQUEUE_HEADER}'\n")  # no jobs
+    squeue.chmod(0o755)
     return ClusterRecord(
         id=name,
         site="s",
@@ -42,7 +46,7 @@ def record(home: Path, name: str) -> ClusterRecord:
         run=("ls",),
         encrypted=True,
         attempts=2,
-        commands=dict.fromkeys(("squeue", "sacct"), "/bin/true"),
+        commands={"squeue": str(squeue), "sacct": "/bin/true"},
         submissions=tuple(Submission(str(n + 5), n, 1, attempt=n // 2 + 1) for n in range(4)),
     )
 
