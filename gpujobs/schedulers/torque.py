@@ -113,8 +113,9 @@ class Torque(PBS):
             return True
         # A job that is not listed is an error, if its id was given.
         if not result.stdout:
-            return "-t" not in result.argv
-        return result.stdout.startswith("Job Id: ") and result.stdout.endswith("\n")
+            return result.argv[-1] == "-f1"
+        known = ("Job Id: ", "Queue: ", "Server: ")
+        return result.stdout.startswith(known) and result.stdout.endswith("\n")
 
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the

@@ -103,6 +103,19 @@ def test_a_job_that_is_started_again_once_is_pending() -> None:
     assert (status.state, status.reason, status.stuck) == (JobState.PENDING, "queued", False)
 
 
+@pytest.mark.parametrize("title", ["jobs", "queues", "server"])
+def test_answers_that_are_cut_are_none(title: str) -> None:
+    answer = recorded("torque", "queues.txt", title)
+    assert TORQUE.reply(answer) is Reply.ANSWER
+    assert TORQUE.reply(replace(answer, stdout=answer.stdout.rstrip())) is Reply.NONE
+
+
+def test_no_jobs_at_all_are_an_answer() -> None:
+    """Jobs whose ids were given are listed, or an error."""
+    assert TORQUE.reply(CommandResult(("qstat", "-t", "-f1"), 0)) is Reply.ANSWER
+    assert TORQUE.reply(CommandResult(("qstat", "-t", "-f1", "5.srv"), 0)) is Reply.NONE
+
+
 def test_the_largest_array() -> None:
     assert TORQUE.limit_command() == ["qstat", "-B", "-f1"]
     assert TORQUE.parse_limit(recorded("torque", "queues.txt", "server").stdout) == 8
