@@ -8,6 +8,7 @@ WORKERS ?= 4
 demo:  ## a dask cluster on this machine, and a computation on it
 	@tools/install $(PYTHON) $(VENV) demo
 	$(VENV)/bin/gpujobs submit examples/quickstart.yaml --wait
+	@echo "Next: docs/first-job.md; your own program: gpujobs submit PROFILE, and examples/README.md"
 
 test:  ## all tests but those marked slow
 	@tools/install $(PYTHON) $(VENV) test

@@ -35,9 +35,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
 
-    options.output.mkdir(parents=True, exist_ok=True)
     sources = sorted(options.input.resolve().glob("*.npy"))
+    if not sources:
+        raise SystemExit(f"there is no .npy file in {options.input.resolve()}")
     targets = [options.output.resolve() / source.name for source in sources]
+    options.output.mkdir(parents=True, exist_ok=True)
     pairs = [pair for pair in zip(sources, targets, strict=True) if not pair[1].exists()]
     print(f"{len(sources)} files, {len(sources) - len(pairs)} of them done before", flush=True)
     failed = []

@@ -24,7 +24,7 @@ def run_on_cluster(profile: str, settings: dict) -> str:
 @flow
 def mean(settings: dict) -> float:
     """Compute the mean, and read the result."""
-    run_on_cluster("examples/workflows/profile.yaml", settings)
+    run_on_cluster("profile.yaml", settings)
     return json.loads(Path("mean.json").read_text())["mean"]
 
 

@@ -92,6 +92,7 @@ def page(usage: UsageReport) -> str:
         plural=plural,
         axis=axis,
         groups=group_rows(usage),
+        has_gpus=usage.has_gpus,
         kinds=list(PhaseKind),
         jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
         replaces={job.replaced_by: job.report.number for job in usage.failures},
@@ -106,8 +107,9 @@ def page(usage: UsageReport) -> str:
 
 
 def _facts(usage: UsageReport) -> list[tuple[str, str, str]]:
-    """Return name, value and explanation of the GPU hours."""
+    """Return name, value and explanation of the GPU hours; without GPUs, of the worker hours."""
     hours = usage.hours
+    connected = hours_text(usage.worker_hours, "worker")
     facts = [
         ("asked", hours_text(hours.asked), "GPUs and walltime of the jobs that started"),
         ("granted", hours_text(hours.granted), "from the start to the end of the jobs"),
@@ -115,6 +117,8 @@ def _facts(usage: UsageReport) -> list[tuple[str, str, str]]:
         ("busy", hours_text(hours.busy), f"{percent_text(hours.busy_fraction)} of the samples"),
         ("idle", hours_text(hours.idle), "sampled, and not busy"),
     ]
+    if not usage.has_gpus:
+        facts = [("connected", connected, "CPU workers")]
     if usage.received is not None:
         received = short_size_text(usage.received)
         facts.append(("transfers", received, "received by workers from workers"))

@@ -14,10 +14,10 @@ T = TypeVar("T")
 GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
 
-def hours_text(hours: float) -> str:
+def hours_text(hours: float, owner: str = "GPU") -> str:
     """Return ``15.2 GPU h``; short times as ``12 GPU min`` or ``7 GPU s``."""
     number, unit = _time(hours)
-    return f"{number} GPU {unit}"
+    return f"{number} {owner} {unit}"
 
 
 def percent_text(fraction: float | None) -> str:
@@ -81,6 +81,8 @@ def _facts(usage: UsageReport) -> Iterator[str]:
             yield f"  asked      {hours_text(hours.asked)} (GPUs and walltime of the started jobs)"
         yield f"  connected  {hours_text(hours.connected)} with a worker"
         yield f"  idle       {hours_text(hours.idle)} of {hours_text(hours.sampled)} sampled"
+    elif usage.worker_hours:
+        yield f"  connected  {hours_text(usage.worker_hours, 'worker')}"
     if usage.received is not None:
         yield f"  transfers  {short_size_text(usage.received)} between workers"
     for problem in usage.problems:

@@ -53,6 +53,8 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
         progress.clear()
     if report.finished:
         progress.write(f"{cluster.id} is done after {clock()}")
+        if report.reason:
+            progress.write(f"note: {report.reason}")
         _show_usage(cluster)
         return
     progress.write(

@@ -86,6 +86,9 @@ def _missing(script: str, workdir: Path, beside: Path) -> str:
     note = f"warning: run: there is no file {script} in {workdir}"
     if (beside / script).exists():
         return f"{note}, but beside the profile: submit there, or set `workdir: {beside.resolve()}`"
+    for above in workdir.parents:
+        if (above / script).exists():
+            return f"{note}, but in {above}: submit there, or set `workdir: {above}`"
     folder = (workdir / script).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
     if near := difflib.get_close_matches(Path(script).name, names, n=1):

@@ -129,6 +129,17 @@ class UsageReport:
         """The GPU hours of all jobs."""
         return _gpu_hours(self.jobs)
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any job had GPUs."""
+        return any(job.gpus for job in self.jobs)
+
+    @property
+    def worker_hours(self) -> float:
+        """The time for which workers were connected, added up."""
+        spans = ((one, job.until) for job in self.jobs for one in job.connections)
+        return sum((one.until or until) - one.since for one, until in spans) / HOUR
+
     @cached_property
     def group_hours(self) -> dict[str, GpuHours]:
         """The GPU hours of each group, by its name; the head's own job has none."""

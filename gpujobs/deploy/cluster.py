@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from .attached import AttachedCluster
 from .control import DaskControl
+from .conversions import job_notes
 from .elastic import ElasticCluster
 from .firstjobs import first_jobs
 from .head import HeadJob, job_scheduler, local_scheduler
@@ -120,7 +122,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             },
             configuration,
         )
-        self._open(with_preference(spec, prefer), options, n_workers)
+        notes = job_notes({**configuration.values, **keywords})
+        self._open(with_preference(spec, prefer), options, n_workers, notes)
 
     @classmethod
     def from_profile(
@@ -143,7 +146,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         """Attach to the cluster with this id: `close` detaches, `shutdown` ends it."""
         return AttachedCluster(name, **options)
 
-    def _open(self, spec: ClusterSpec, options: ClusterOptions, n_workers: int | None) -> None:
+    def _open(
+        self,
+        spec: ClusterSpec,
+        options: ClusterOptions,
+        n_workers: int | None,
+        notes: Iterable[str] = (),
+    ) -> None:
         plan = make_cluster_plan(spec, elastic=True, devices=self._devices)
         plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
@@ -161,7 +170,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
-            for note in (*plan.notes, *([reason] if reason else [])):
+            for note in (*notes, *plan.notes, *([reason] if reason else [])):
                 self._log(note)
             first = first_jobs(plan, n_workers)
             self._scaler.set_targets(first)

@@ -117,6 +117,18 @@ def job_settings(given: Mapping[str, Any], size: WorkerSize) -> Iterator[tuple[s
             yield "memory", (("memory_per_job",), given["memory"])
 
 
+def job_notes(given: Mapping[str, Any]) -> list[str]:
+    """Return in which way a job differs from the one of dask-jobqueue for the same keywords."""
+    sizes = {"processes", "gpus_per_job", "gpus_per_worker", "workers_per_gpu", "groups"}
+    cores = given.get("cores") or 1
+    if sizes & given.keys() or positive(cores) < 2:
+        return []
+    return [
+        f"cores={cores}: a job has one GPU, and one worker with these cores; dask-jobqueue starts "
+        "several. processes=… or gpus_per_job=… is the number of workers"
+    ]
+
+
 def _workers_of_job(given: Mapping[str, Any], size: WorkerSize, cpu_workers: bool) -> int:
     expected, why = None, ""
     if cpu_workers:

@@ -160,6 +160,10 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             kwargs["minimum"] = minimum_jobs * workers.size
         if maximum_jobs is not None:
             kwargs["maximum"] = maximum_jobs * workers.size
+        if "wait_count" in kwargs:
+            self._log(
+                "adapt: wait_count has no effect; hold=… is the time that an idle job is kept"
+            )
         if group:
             kwargs["group"] = group
             self._adaptive_options: dict[str, Any] = {}  # those of another group

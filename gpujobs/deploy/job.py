@@ -14,9 +14,9 @@ STEADY = 30.0
 """Seconds that all workers of a job stay connected until its start has succeeded."""
 
 _STATUS = {
-    JobPhase.SUBMITTED: Status.created,
-    JobPhase.PENDING: Status.created,
-    JobPhase.STARTING: Status.starting,
+    JobPhase.SUBMITTED: Status.running,  # as in dask-jobqueue: it was submitted
+    JobPhase.PENDING: Status.running,
+    JobPhase.STARTING: Status.running,
     JobPhase.RUNNING: Status.running,
     JobPhase.SUSPENDED: Status.paused,
     JobPhase.LOST: Status.undefined,

@@ -44,6 +44,10 @@ _SIGNAL_TIMEOUT = 1.0
 """Seconds in which a batch scheduler that signals all processes of a job has done so."""
 _WITNESS = ("sleep", "2147483647")
 """A process that gets SIGTERM from the batch scheduler only."""
+_CLIENT_TIMEOUT = 1.0
+"""Seconds until the dask scheduler has written that a client was connected."""
+NO_CLIENT = "run: connected no client, so its workers had no task; Client() connects to them"
+"""The reason of a cluster that is done without having been used."""
 _WALLTIME_RESERVE = 15
 """Seconds of the walltime that are kept to stop the rest of the job."""
 
@@ -231,13 +235,22 @@ class Head(Job):
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
         code = command.exit_code or 0
         if code == 0:
-            raise JobExit(0, EndKind.DONE)
+            raise JobExit(0, EndKind.DONE, "" if self._had_client() else NO_CLIENT)
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
         line = reason_in(command.log, code)
         reason = f"run: ended with exit code {code}"
         raise failure(f"{reason}: {line}" if line else reason, code)
+
+    def _had_client(self) -> bool:
+        """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
+        deadline = time.monotonic() + _CLIENT_TIMEOUT
+        while not self.folder.read("workers.json").get("had_client"):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def _check_walltime_exit(self, code: int | None) -> None:
         """Exit if `run` asks to be continued by the next attempt."""

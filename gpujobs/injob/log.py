@@ -34,6 +34,8 @@ _WRAPPER = "Error during deserialization"
 _DESERIALIZE = "deserializ"
 _IMPORT_PATH = "workers import from `workdir`, the folder of the program, and PYTHONPATH"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named \S+")
+_KEYWORDS = re.compile(r"ValueError: Unexpected keyword arguments: ")
+"""Of dask's `Client(n_workers=2)`, which has an address in a job."""
 _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
 """NVML found no driver, or no device."""
 
@@ -99,7 +101,11 @@ def _is_message(line: str) -> bool:
 
 
 def in_plain_words(line: str) -> str:
-    """Return the reason in ``line``, explained if it is an error of NVML."""
+    """Return the reason in ``line``, explained if it is an error of NVML or of `Client(…)`."""
+    if _KEYWORDS.search(line):
+        return (
+            f"{line}: in a job, Client() connects to the job's cluster, whose size the profile says"
+        )
     if not _NO_GPU.search(line):
         return line
     return f"the node has no NVIDIA driver, or the job has no GPU ({line})"

@@ -110,6 +110,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._event_count = 0
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
+        self._had_client = False
         self._end: tuple[float, str] | None = None
         """When the cluster ends if it stays without work, since the epoch, and by which rule."""
         self._end_after = end_after
@@ -136,6 +137,12 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         gpus = [gpu["uuid"] for gpu in all_gpus(state.extra.get("gpujobs"))]
         self._add_event(worker, "connected", gpus=gpus)
         self._plan_write()
+
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note that a client has connected; not the dummy of dask."""
+        if not self._had_client and not client.startswith(_NO_CLIENTS):
+            self._had_client = True
+            self._plan_write()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note that a worker is gone."""
@@ -233,6 +240,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "seen": sorted(self._seen.union(workers)),
             "gone": self._gone,
             "over_memory": self._over_memory,
+            "had_client": self._had_client,
             "ends_at": ends_at,
             "ends_by": ends_by,
         }

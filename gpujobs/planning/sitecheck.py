@@ -19,7 +19,7 @@ from .machine import Machine
 from .plan import Plan, make_plan
 from .render import Script, render
 from .samerequests import HINT, SameRequests, same_requests_text
-from .trials import ACCOUNT, DEFAULTS, LEFT_OUT, SMALLEST, Trial, trials
+from .trials import ACCOUNT, DEFAULTS, LEFT_OUT, OF_THE_JOB, SMALLEST, Trial, trials
 
 SOURCE = "a profile for every queue"
 """In place of a file name, in positions of the profile that is tried."""
@@ -60,9 +60,12 @@ def try_site(
 ) -> list[Tried]:
     """Return the result of each trial of the site; ``settings`` are laid over its profile.
 
+    Not those that say which job it is: queue, GPUs and workers (`OF_THE_JOB`).
+
     ``any_account``: the trials have an invented account unless the settings have one.
     """
     found = []
+    settings = settings.without(*OF_THE_JOB)
     for trial in trials(site_file.site):
         profile = Document(trial.profile, source=SOURCE)
         if not any_account and profile.value.get("account") == ACCOUNT:

@@ -24,6 +24,13 @@ LEFT_OUT = ("gpus_per_job", "cpus_per_job", "memory_per_job", "gpu_type", "head"
 """Keys of the site's `defaults` that only their own trial has: they may not fit every queue."""
 
 
+OF_THE_JOB = (
+    "gpus", "gpus_per_job", "gpu_type", "queue", "layout", "workers", "groups", "head", "run",
+    "run_on", "start_workers",
+)  # fmt: skip
+"""Keys that each trial has by itself: those that users set are for the job of `--run`."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A profile that a queue of the site should accept."""

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from ..conftest import make_cli, need_library, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import NVML, ROOT, Cli, text_of
-from ..support.processes import until
+from ..support.processes import run, until
 
 CPU = ["--set", "gpus=0", "--set", "workers.count=2"]
 
@@ -25,15 +27,21 @@ CPU = ["--set", "gpus=0", "--set", "workers.count=2"]
 @pytest.fixture
 def local(home: Path) -> Iterator[Cli]:
     made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
-    (made.work / "examples").symlink_to(ROOT / "examples")
     yield made
     made("cancel", "--all")
 
 
+def enter(cli: Cli, name: str) -> None:
+    """Make the folder of an example the working directory of the command line."""
+    shutil.copytree(ROOT / "examples" / name, cli.work, dirs_exist_ok=True)
+
+
 def run_example(cli: Cli, name: str, *words: str) -> str:
     """Submit an example and wait for its end; return the output of `run`."""
-    done = cli("submit", f"examples/{name}/profile.yaml", "--wait", *words)
+    enter(cli, name)
+    done = cli("submit", "profile.yaml", "--wait", *words)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{name}-")
     return cli("logs", done.stdout.strip()).stdout
 
 
@@ -67,6 +75,14 @@ def test_inference_continues(local: Cli) -> None:
     assert run_example(local, "inference", *CPU).startswith("30 files, 30 of them done before")
 
 
+@pytest.mark.slow
+def test_inference_without_input(local: Cli) -> None:
+    enter(local, "inference")
+    done = local("submit", "profile.yaml", "--wait", *CPU)
+    assert done.returncode == 5
+    assert f"there is no .npy file in {local.work}/in" in done.stderr
+
+
 BUSY = """
 import os, sys, gpujobs
 with gpujobs.connect(sys.argv[1]) as client:
@@ -82,7 +98,8 @@ def test_inference_survives_a_killed_worker(local: Cli) -> None:
     kept = blocked.rename(local.work / "011.npy")
     os.mkfifo(blocked)  # its task waits
     out = local.work / "out"
-    cluster = local("submit", "examples/inference/profile.yaml", *CPU).stdout.strip()
+    enter(local, "inference")
+    cluster = local("submit", "profile.yaml", *CPU).stdout.strip()
     until(lambda: out.is_dir() and len(list(out.glob("???.npy"))) == 19, 60)
     (pid,) = map(int, local.python_run(BUSY, cluster).stdout.split())
     kept.rename(blocked)
@@ -98,7 +115,10 @@ def bars(output: str) -> list[str]:
 
 
 def test_inference_shows_its_progress_in_lines(local: Cli) -> None:
-    write_inputs(local.work / "in", 40)
+    page = (ROOT / "examples" / "inference" / "README.md").read_text()
+    (command,) = re.findall(r"^\$ (.*)$", page, re.M)
+    path = f"{Path(sys.executable).parent}:{local.env['PATH']}"
+    run(["bash", "-c", command], cwd=local.work, env={**local.env, "PATH": path})
     output = run_example(local, "inference", *CPU)
     assert "\r" not in output and "\x1b" not in output
     found = bars(output)
@@ -112,7 +132,8 @@ def test_inference_repeats_a_file_that_fails_once(local: Cli) -> None:
     flawed = local.work / "in" / "003.npy"
     kept = flawed.rename(local.work / "003.npy")
     os.mkfifo(flawed)
-    cluster = local("submit", "examples/inference/profile.yaml", *CPU).stdout.strip()
+    enter(local, "inference")
+    cluster = local("submit", "profile.yaml", *CPU).stdout.strip()
     with flawed.open("wb"):  # as soon as its task reads it
         kept.rename(flawed)  # for the next attempt; this one ends without data
     until(lambda: local.status(cluster)["state"] not in ("STARTING", "RUNNING"), 90, every=1)
@@ -126,7 +147,8 @@ def test_inference_says_which_file_is_corrupt(local: Cli) -> None:
     write_inputs(local.work / "in", 5)
     corrupt = local.work / "in" / "003.npy"
     corrupt.write_bytes(corrupt.read_bytes()[:500])
-    done = local("submit", "examples/inference/profile.yaml", "--wait", *CPU)
+    enter(local, "inference")
+    done = local("submit", "profile.yaml", "--wait", *CPU)
     assert done.returncode == 5
     output = local("logs", done.stdout.strip()).stdout
     assert bars(output)[-1].endswith("] 5/5 files")
@@ -146,6 +168,7 @@ def console(page: str) -> list[list[str]]:
 
 
 def test_groups_on_this_machine(local: Cli) -> None:
+    enter(local, "groups")
     ((program, *words),) = console("groups")
     assert program == "gpujobs"
     done = local(*words)
@@ -163,7 +186,7 @@ def test_an_array_that_is_larger_than_memory(local: Cli) -> None:
         "--set",
         "workers.memory=400MiB",
         "--set",
-        "run=[python, examples/spill/spill.py, --size, 1GiB]",
+        "run=[python, spill.py, --size, 1GiB]",
     ]
     output = run_example(local, "spill", *words)
     assert output.splitlines() == [
@@ -179,14 +202,13 @@ def test_a_script_of_dask_mpi(slurm_backend: SlurmBackend, home: Path) -> None:
     cli = make_cli(slurm_backend, home, "ordinary")
     site = slurm_backend.site() | {"mpi": mpi.LAUNCHERS["mpirun"]}
     (cli.home / "sites" / "here.yaml").write_text(text_of(site))
-    (cli.work / "examples").symlink_to(ROOT / "examples")
     assert run_example(cli, "mpi") == "mean 0.500 on 2 workers\n"
     nothing_left(slurm_backend)
 
 
 def with_run(name: str, *words: str) -> list[str]:
     """Return the options that let `run` of an example have these arguments, on two CPU workers."""
-    argv = json.dumps(["python", f"examples/{name}/{name}.py", *words])
+    argv = json.dumps(["python", f"{name}.py", *words])
     return [*CPU, "--set", "start_workers=2", "--set", f"run={argv}"]
 
 
@@ -221,6 +243,7 @@ with Client() as client:
 def test_two_trials_on_each_gpu(local: Cli) -> None:
     need_library("optuna")
     gpus = with_gpus(local, 1)
+    enter(local, "search")
     ((program, *words),) = console("search")
     assert program == "gpujobs"
     done = local(*words, *gpus)
@@ -266,8 +289,9 @@ def test_arrays_without_cupy(local: Cli) -> None:
 
 @pytest.mark.slow
 def test_arrays_over_two_protocols(local: Cli) -> None:
+    enter(local, "arrays")
     gpus = with_gpus(local, 2, "ucxx", "rmm")
-    run = ["python", "examples/arrays/arrays.py", "--rows", "50000", "--side", "800"]
+    run = ["python", "arrays.py", "--rows", "50000", "--side", "800"]
     first = {}
     for program, *words in console("arrays"):
         assert program == "gpujobs"
@@ -284,7 +308,8 @@ def test_arrays_over_two_protocols(local: Cli) -> None:
 @pytest.mark.slow
 def test_tables_say_what_they_wait_for(local: Cli) -> None:
     need_library("pyarrow")
-    done = local("submit", "examples/tables/profile.yaml", "--wait", *CPU)
+    enter(local, "tables")
+    done = local("submit", "profile.yaml", "--wait", *CPU)
     assert done.returncode == 5
     assert "the workers cannot import cudf: No module named 'dask_cudf'" in done.stderr
     assert "This example waits for NVIDIA GPUs and RAPIDS" in done.stderr

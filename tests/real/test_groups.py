@@ -99,9 +99,9 @@ def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> Non
 
 
 def test_the_example(cli: Cli, backend: Backend) -> None:
-    shutil.copytree(ROOT / "examples" / "groups", cli.work / "examples" / "groups")
+    shutil.copytree(ROOT / "examples" / "groups", cli.work, dirs_exist_ok=True)
     words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
-    done = cli("submit", "examples/groups/profile.yaml", *words)
+    done = cli("submit", "profile.yaml", *words)
     assert done.returncode == 0, done.stderr
     steps = re.findall(
         r"^(\w+): (\d+) on \S+?-(\w+)-\d", cli("logs", done.stdout.strip()).stdout, re.M

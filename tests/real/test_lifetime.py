@@ -187,16 +187,12 @@ def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
 @pytest.mark.filterwarnings("default")
 def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
     """About four minutes of steps in jobs of two minutes, of which `run` has 5 s for its last step."""
-    folder = "examples/checkpoints"
-    (cli.work / folder).mkdir(parents=True)
     for name in ("profile.yaml", "checkpoints.py"):
-        cli.write(f"{folder}/{name}", (ROOT / folder / name).read_text())
+        cli.write(name, (ROOT / "examples" / "checkpoints" / name).read_text())
     words = ["--set", "walltime=2m", "--wait"]
-    program = f"{folder}/checkpoints.py"
-    run = f"run=[python, {program}, --file, c.json, --steps, '400', --tasks, '2', --pause, '0.5']"
-    done = cli(
-        "submit", f"{folder}/profile.yaml", "--site", "here", *words, "--set", run, timeout=1200
-    )
+    own = "--file, c.json, --steps, '400', --tasks, '2', --pause, '0.5'"
+    run = f"run=[python, checkpoints.py, {own}]"
+    done = cli("submit", "profile.yaml", "--site", "here", *words, "--set", run, timeout=1200)
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     found = cli.status(cluster)

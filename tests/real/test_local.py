@@ -381,3 +381,35 @@ def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     assert local("logs", local.submit(run, "--wait")).stdout == "n\n"
     own = {**run, "env": {"UCX_WARN_UNUSED_ENV_VARS": "y"}}
     assert local("logs", local.submit(own, "--wait")).stdout == "y\n"
+
+
+def test_a_program_without_a_client_and_one_that_asks_for_workers(local: Cli) -> None:
+    note = "run: connected no client, so its workers had no task; Client() connects to them"
+    done = local("submit", str(local.write("p.yaml", {"gpus": 0, "run": "echo here"})), "--wait")
+    assert f"note: {note}" in done.stderr
+    assert local.status(done.stdout.strip())["reason"] == note
+    code = "from distributed import Client; Client(n_workers=2)"
+    profile = {"gpus": 0, "run": ["python", "-c", code]}
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    assert "['n_workers']: in a job, Client() connects to the job's cluster" in done.stderr
+    shown = local("status", *re.findall(r"^error: (p-\w+)", done.stderr, re.M)).stdout
+    assert "last lines of run:" in shown and "| ValueError: Unexpected keyword" in shown
+    assert "0 of 1" not in shown and "distributed.nanny" not in shown
+
+
+def test_all_lines_of_setup_that_fail_are_said(local: Cli) -> None:
+    setup = "module load nosuch\nsource venv/bin/activate\ntrue"
+    profile = {"gpus": 0, "environment": {"setup": setup, "python": sys.executable}, "run": "echo"}
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    (note,) = [line for line in done.stderr.splitlines() if line.startswith("note: setup")]
+    first, second = note.removeprefix("note: setup: ").split("; ")
+    assert first.startswith("module load nosuch failed (exit code")
+    assert second == "source venv/bin/activate failed (exit code 1)"
+    owner = (
+        "import gpujobs, sys\n"
+        f"setup = {setup!r}\n"
+        "environment = {'setup': setup, 'python': sys.executable}\n"
+        "with gpujobs.GPUJobQueueCluster('local', n_workers=1, gpus_per_job=0, environment=environment) as c:\n"
+        "    c.wait_for_workers(1)\n"
+    )
+    assert f"setup: {first}; {second}" in local.python_run(owner).stdout

@@ -32,7 +32,7 @@ def test_the_notebook_connects_and_scales(local: Cli) -> None:
     """A kernel executes it: other than a script, it has an event loop that runs."""
     need_library("ipykernel")
     need_library("nbclient")
-    done = local("submit", "examples/notebook/profile.yaml", "--wait", *CPU)
+    done = local("submit", str(ROOT / "examples" / "notebook" / "profile.yaml"), "--wait", *CPU)
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     text = (NOTEBOOK / "cluster.ipynb").read_text()
@@ -154,7 +154,7 @@ def test_jupyter_in_the_head(local: Cli) -> None:
     bin_folder = Path(local.command).parent
     done = local(
         "submit",
-        "examples/notebook/jupyter.yaml",
+        str(ROOT / "examples" / "notebook" / "jupyter.yaml"),
         *CPU,
         PATH=f"{bin_folder}:{local.env['PATH']}",
     )

@@ -43,6 +43,15 @@ def test_a_correct_site(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
+def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
+    queue = "cpu" if "cpu" in backend.site()["queues"] else "main"
+    found = report(cli, "here", "--live", "--run", "--set", "gpus=0", "--set", f"queue={queue}")
+    assert found["correct"] and not found["findings"]
+    assert {check["name"]: check["state"] for check in found["checks"]}["job"] == "ok"
+    backend.wait_empty(15)
+
+
 def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"]["short"] |= {"max_walltime": "20m", "gpus_per_node": 8, "cpus_per_node": 99}

@@ -13,13 +13,21 @@ import pytest
 from ..conftest import need_library
 from ..support.cli import Cli
 from ..support.processes import patience, run
-from .test_examples import local  # noqa: F401 - a fixture
+from .test_examples import enter
+from .test_examples import local as empty  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
 CPU = {"gpus": 0, "workers": {"count": 1}}
 OPTIONS = "--set gpus=0 --set workers.count=1"
 """The same, as options of `gpujobs submit`."""
+
+
+@pytest.fixture
+def local(empty: Cli) -> Cli:
+    """The command line in the folder of the examples."""
+    enter(empty, "workflows")
+    return empty
 
 
 def path_with_command(cli: Cli) -> str:
@@ -31,7 +39,7 @@ def test_a_flow_of_prefect(local: Cli) -> None:
     """Prefect is replaced by decorators that return the function."""
     local.write("prefect.py", "def task(function):\n    return function\n\nflow = task\n")
     env = {**local.env, "PYTHONPATH": str(local.work)}
-    command = [sys.executable, "examples/workflows/flow.py"]
+    command = [sys.executable, "flow.py"]
     done = run([*command, json.dumps(CPU)], env=env, cwd=local.work, timeout=180)
     assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stderr
     done = run(
@@ -45,7 +53,7 @@ def test_a_flow_of_the_real_prefect(local: Cli) -> None:
     need_library("prefect")
     startup = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(patience(60)))}
     env = {**local.env, "DO_NOT_TRACK": "1", **startup}
-    command = [sys.executable, "examples/workflows/flow.py", json.dumps(CPU)]
+    command = [sys.executable, "flow.py", json.dumps(CPU)]
     done = run(command, env=env, cwd=local.work, timeout=180)
     assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stderr
 
@@ -53,7 +61,7 @@ def test_a_flow_of_the_real_prefect(local: Cli) -> None:
 def snakemake(local: Cli, options: str) -> subprocess.CompletedProcess[str]:
     """Run the Snakefile with these options of `gpujobs submit`."""
     need_library("snakemake")
-    file = ["--snakefile", "examples/workflows/Snakefile", "--cores", "1"]
+    file = ["--cores", "1"]
     command = [sys.executable, "-m", "snakemake", *file, "--config", f"gpujobs={options}"]
     env = {**local.env, "PATH": path_with_command(local)}
     return run(command, env=env, cwd=local.work, timeout=180)
@@ -76,9 +84,9 @@ def test_a_failed_step_of_snakemake(local: Cli) -> None:
 
 def test_the_script_of_nextflow(local: Cli) -> None:
     """The script of the process, as Nextflow runs it: `bash -ue` in a folder of the task."""
-    text = (local.work / "examples" / "workflows" / "main.nf").read_text()
+    text = (local.work / "main.nf").read_text()
     (script,) = re.findall(r'"""\n(.*?)"""', text, re.S)
-    values = {"$projectDir": str(local.work / "examples" / "workflows"), "$params.gpujobs": OPTIONS}
+    values = {"$projectDir": str(local.work), "$params.gpujobs": OPTIONS}
     for name, value in values.items():
         assert name in script
         script = script.replace(name, value)

@@ -16,7 +16,7 @@ import yaml
 
 import gpujobs
 from gpujobs.deploy.amount import Amount
-from gpujobs.deploy.conversions import extra_args_settings
+from gpujobs.deploy.conversions import extra_args_settings, job_notes
 from gpujobs.deploy.group import WorkerGroup
 from gpujobs.deploy.jobqueue import configured
 from gpujobs.deploy.keywords import spec_of
@@ -451,3 +451,20 @@ def test_scale_by_memory_that_is_not_known(home: Path) -> None:
     plan = planned("slurm", None, {"queue": "gpu"})
     with pytest.raises(InputError, match="the memory of a worker is not known"):
         Amount(memory="1GiB").in_jobs(WorkerGroup(plan.groups[0]), lambda message: None)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "noted"),
+    [
+        ({"cores": 4, "memory": "8GB"}, True),
+        ({"cores": 4, "processes": 4}, False),
+        ({"cores": 32, "gpus_per_job": 4}, False),
+        ({"cores": 1}, False),
+        ({"cores": None}, False),
+        ({}, False),
+    ],
+)
+def test_one_worker_where_dask_jobqueue_starts_several_is_noted(
+    keywords: dict[str, Any], noted: bool
+) -> None:
+    assert [note.partition(":")[0] for note in job_notes(keywords)] == ["cores=4"] * noted

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from ..support.cli import ROOT
 
@@ -85,3 +87,24 @@ def test_the_tests_have_what_an_example_needs_without_gpus(name: str) -> None:
 def test_an_example_is_run_by_a_test(name: str) -> None:
     texts = [path.read_text() for path in (ROOT / "tests" / "real").glob("*.py")]
     assert any(re.search(rf'examples/{name}|"{name}"', text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/profile.yaml")), ids=lambda p: p.parent.name
+)
+def test_a_profile_runs_in_its_own_folder(path: Path) -> None:
+    profile = YAML(typ="safe").load(path)
+    assert profile["name"]
+    for word in profile.get("run", []):
+        assert not word.endswith(".py") or (path.parent / word).exists()
+    assert "gpujobs submit profile.yaml" in (path.parent / "README.md").read_text()
+
+
+def test_results_of_the_examples_are_ignored_by_git() -> None:
+    results = ["inference/in/1.npy", "inference/out/1.npy", "checkpoints/checkpoint.json"]
+    results += ["search/study.log", "tables/tables/raw/x", "workflows/mean.json"]
+    names = [f"examples/{name}" for name in results]
+    done = subprocess.run(
+        ["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == names

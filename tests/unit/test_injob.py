@@ -20,7 +20,7 @@ from distributed.core import Status
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.injob.folder import Ended, EndKind, Folder
-from gpujobs.injob.head import Head
+from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
 from gpujobs.injob.options import (
     RankOptions,
@@ -273,6 +273,10 @@ def test_shutdown_by_a_client(tmp_path: Path) -> None:
         head._scheduler_ended(exited(tmp_path, 0))
     assert (caught.value.kind, caught.value.exit_code) == (EndKind.SHUTDOWN, 0)
     head.command = exited(tmp_path, 0)  # `run` called client.shutdown()
+    with pytest.raises(JobExit) as caught:
+        head._scheduler_ended(exited(tmp_path, 0))
+    assert (caught.value.kind, caught.value.reason) == (EndKind.DONE, NO_CLIENT)
+    (tmp_path / "workers.json").write_text('{"had_client": true}')
     with pytest.raises(JobExit) as caught:
         head._scheduler_ended(exited(tmp_path, 0))
     assert (caught.value.kind, caught.value.reason) == (EndKind.DONE, "")

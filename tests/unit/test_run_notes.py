@@ -68,6 +68,14 @@ def test_a_script_beside_the_profile(home: Path, monkeypatch: Any) -> None:
     assert note.endswith(f"there, but beside the profile: submit there, or set `workdir: {home}`")
 
 
+def test_a_script_from_a_folder_above(home: Path, monkeypatch: Any) -> None:
+    (home / "top" / "lib").mkdir(parents=True)
+    (home / "top" / "lib" / "first.py").write_text("")
+    monkeypatch.chdir(home / "top" / "lib")
+    (note,) = notes(home, {"run": ["python", "lib/first.py"]})
+    assert note.endswith(f"lib, but in {home}/top: submit there, or set `workdir: {home}/top`")
+
+
 @pytest.mark.parametrize(
     ("run", "note"),
     [

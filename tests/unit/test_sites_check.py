@@ -170,6 +170,7 @@ def test_exit_codes(home: Path) -> None:
     assert gpujobs("sites", "check", "nosuch").exit_code == 2
     assert gpujobs("sites", "check", "./s.yaml", "--set", "x").exit_code == 2
     account = ("--set", "account=P1")
+    assert check(home, SLURM, "--set", "gpus=0", "--set", "queue=gpu", code=0).stdout == done.stdout
     found = json.loads(check(home, SLURM, "--json", *account).stdout)["findings"]
     assert all("P1" in finding["message"] for finding in found)
 

@@ -425,6 +425,15 @@ def test_the_page_is_escaped_and_complete() -> None:
     assert not [word for word in ("http:", "https:", "url(", "@import") if word in text]
 
 
+def test_a_cluster_without_gpus_has_worker_hours() -> None:
+    record = replace(RECORD, groups=(replace(RECORD.groups[0], gpus_per_job=0),))
+    found = usage(history(), record)
+    text, html = usage_text(found), page(found)
+    assert re.search(r"^  connected  \d+\.\d worker h$", text, re.M)
+    assert "<h2>Worker hours</h2>" in html and re.search(r"\d+\.\d worker h", html)
+    assert "GPU s" not in text + html and "GPU h" not in text + html
+
+
 def test_a_page_of_a_cluster_that_has_not_started() -> None:
     text = page(usage(History()))
     assert f"<h1>{NAME}" in text and '<figure class="gpu">' not in text
