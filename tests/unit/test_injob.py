@@ -246,6 +246,40 @@ def test_run_may_finish_after_a_cancel(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
+COUNTS = """
+import os, signal, sys, time
+from pathlib import Path
+
+def stop(number, frame):
+    with Path(sys.argv[1], "signals").open("a") as file:
+        file.write("SIGTERM")
+    time.sleep(3)  # is disturbed by another one
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+Path(sys.argv[1], "ready").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_run_gets_sigterm_once(tmp_path: Path, signalled: bool) -> None:
+    """Also if the batch scheduler sends it to all processes of the job."""
+    head = Cancelled(options(tmp_path))
+    argv = [sys.executable, "-c", COUNTS, str(tmp_path)]
+    head.command = ManagedProcess("run:", argv, tmp_path / "log", dict(os.environ))
+    head._start_witness()
+    assert head._witness
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    if signalled:
+        for process in (head.command, head._witness):
+            process.terminate()
+    folders.end(tmp_path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
+    assert head.run() == 143
+    assert (tmp_path / "signals").read_text() == "SIGTERM"
+
+
 def test_run_has_all_of_the_time_that_is_left(tmp_path: Path) -> None:
     """Slurm sends its signal up to a minute before the warning that was asked for."""
     head = Stopped(options(tmp_path, walltime=110, warning=60))
