@@ -75,14 +75,19 @@ def test_the_order_of_slurms_partitions_is_fixed() -> None:
 
 
 @pytest.mark.parametrize(
-    "whole_nodes", ["OverSubscribe=EXCLUSIVE", "OverSubscribe=NO Exclusive=NODE"]
+    ("release", "whole_nodes"),
+    [
+        ("20.11", "OverSubscribe=EXCLUSIVE"),
+        ("22.05", "OverSubscribe=EXCLUSIVE"),
+        ("22.05", "OverSubscribe=NO Exclusive=NODE"),
+    ],
 )
-def test_the_limits_of_slurms_partitions(whole_nodes: str) -> None:
+def test_the_limits_of_slurms_partitions(release: str, whole_nodes: str) -> None:
     """sinfo shows `2-1K` nodes for `pairs`, `1` for `single`, and from 26.05 on `NO` for `whole`."""
     nodes = recorded("slurm", "sinfo.txt", "nodes and partitions").stdout.splitlines()
     names = ("main", "whole", "single", "pairs", "down")
     rows = [nodes[0].replace("main* ", f"{name:6}") for name in names]
-    partitions = recorded("slurm", "partitions.txt", "22.05").stdout
+    partitions = recorded("slurm", "partitions.txt", release).stdout
     partitions = partitions.replace("OverSubscribe=EXCLUSIVE", whole_nodes)
     answers = {"sinfo": "\n".join(rows), "scontrol show partition": partitions}
     found = {queue.name: queue for queue in survey_of("slurm", answers).queues}
