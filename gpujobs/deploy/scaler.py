@@ -37,7 +37,7 @@ class Scaler:
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        self._late: asyncio.Task[None] | None = None
+        self._late: asyncio.Task[None] | None = None  # a task without a reference may be collected
         self._stopped = False
         self._setups: set[str] = set()
         """Failed lines of `setup` that were shown."""
