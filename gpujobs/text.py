@@ -43,6 +43,11 @@ def clean(line: str) -> str:
     return "".join(c for c in line if c == "\t" or category(c) not in _BREAKERS)
 
 
+def printable(text: str) -> str:
+    """Return a text of several lines, each as `clean` does."""
+    return "\n".join(map(clean, text.split("\n"))) if control_character(text) else text
+
+
 def size_text(n_bytes: int) -> str:
     """Return 64424509440 as ``60GiB``: in the largest exact unit, else with two decimals."""
     for unit, name in _UNITS:
@@ -102,7 +107,7 @@ def alternatives(words: Sequence[str]) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
@@ -150,3 +155,7 @@ def _repeats_of(body: str, repeat: str | None) -> str:
     """Return what a group is to the group around it."""
     inner = "*" if _REPEAT.search(body) or repeat else ""
     return f"x{inner}{'|' if '|' in body else ''}"
+
+
+def _cell(value: object) -> str:
+    return clean(str(value).replace("\n", " "))

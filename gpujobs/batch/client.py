@@ -109,23 +109,32 @@ class SchedulerClient:
         return self.scheduler.parse_limit(result.stdout) if answered else None
 
     def estimate(self, script: str, cwd: Path) -> str | None:
-        """Return the expected start of ``script``, None if the batch scheduler has no estimates."""
+        """Return the expected start of ``script``, None if the batch scheduler has no estimates.
+
+        Raises RefusedError if it estimates that the script cannot start, or UnavailableError.
+        """
+        result = self._tested(script, cwd)
+        if result is None:
+            return None
+        if start := self.scheduler.parse_estimate(result):
+            return start
+        raise RefusedError(f"{self.scheduler.name} gives no start of the job: {result.message}")
+
+    def refusal(self, script: str, cwd: Path) -> str | None:
+        """Return why ``script`` would be refused, "" if it would be accepted; None: unknown."""
+        result = self._tested(script, cwd)
+        return None if result is None else self.scheduler.refuses(result)
+
+    def _tested(self, script: str, cwd: Path) -> CommandResult | None:
+        """Return the result of `estimate_command`; None if there is none."""
         argv = self.scheduler.estimate_command()
         if not argv:
             return None
         result = self._run([*argv, *self.arguments], stdin=script, cwd=cwd)
-        return self.scheduler.parse_estimate(result)
-
-    def refusal(self, script: str, cwd: Path) -> str | None:
-        """Return why ``script`` would be refused, "" if it would be accepted; None: unknown."""
-        argv = self.scheduler.estimate_command()
-        if not argv:
-            return None
-        result = self._run(argv, stdin=script, cwd=cwd)
         if self.scheduler.reply(result) is Reply.NONE:
             check_usable(result)
             raise self._unavailable(result)
-        return self.scheduler.refuses(result)
+        return result
 
     # -- query -------------------------------------------------------------------------------------
     def status(

@@ -45,9 +45,9 @@ def check_site(
     except UnavailableError as error:
         no_answer = error  # the findings so far are printed first
     if as_json:
-        click.echo(json.dumps(sitereport.report_json(report), indent=1))
+        messages.echo(json.dumps(sitereport.report_json(report), indent=1))
     else:
-        click.echo(sitereport.report_text(report))
+        messages.echo(sitereport.report_text(report))
         messages.progress.write(sitereport.summary(report))
     if no_answer:
         raise no_answer

@@ -77,9 +77,9 @@ def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
 
         output.write_text(report_page.page(found), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(usagejson.usage_json(found), indent=1))
+        messages.echo(json.dumps(usagejson.usage_json(found), indent=1))
     elif output is None:
-        click.echo(usage_text.usage_text(found))
+        messages.echo(usage_text.usage_text(found))
 
 
 @click.command()
@@ -104,7 +104,7 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
 
     printed = False
     for line in logs.lines(paths, everything, complete):
-        click.echo(line)
+        messages.echo(line)
         printed = True
     if not printed:
         messages.progress.write(_no_output(monitor.report()))
@@ -130,9 +130,9 @@ def connect(cluster_id: str, as_environment: bool) -> None:
 
     record = options.open_ledger().get(cluster_id)
     if as_environment:
-        click.echo(connect.environment_lines(record))
+        messages.echo(connect.environment_lines(record))
     else:
-        click.echo(connect.instructions(record))
+        messages.echo(connect.instructions(record))
 
 
 @click.command()

@@ -98,7 +98,7 @@ def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
         "-" if report.finished else f"{report.connected}/{record.workers}",
         job_counts(report),
         age(report),
-        summary(report),
+        "; ".join(filter(None, (*report.folder.damaged[:1], summary(report)))),
     )
 
 

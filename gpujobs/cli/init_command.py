@@ -41,7 +41,7 @@ def init_site(name: str | None, output: Path | None) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     report = sitereport.check_offline(str(output.absolute()))
-    click.echo(sitereport.report_text(report))
+    messages.echo(sitereport.report_text(report))
     messages.progress.write(sitereport.summary(report))
     open_questions = text.count(sitedraft.TO_BE_FILLED_IN)
     messages.progress.write(f"{output}: {open_questions} comments are to be filled in")

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from ..clusters.progress import Progress
+from ..text import clean, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -90,7 +91,9 @@ def progress_line(report: ClusterReport, clock: str, columns: int) -> Renderable
         width=min(_BAR_COLUMNS, columns // 4),
     )
     line = Table.grid(padding=(0, 1))
-    line.add_row(bar, Text(f"{progress_text(report)}, {clock}", no_wrap=True, overflow="ellipsis"))
+    line.add_row(
+        bar, Text(clean(f"{progress_text(report)}, {clock}"), no_wrap=True, overflow="ellipsis")
+    )
     return line
 
 
@@ -98,7 +101,7 @@ def styled(text: str) -> RenderableType:
     """Return text with colours for the states in it. It is not markup."""
     from rich.text import Text
 
-    found = Text(text, overflow="fold")
+    found = Text(printable(text), overflow="fold")
     for states, style in _STYLES.items():
         found.highlight_regex(states, style)
     return found

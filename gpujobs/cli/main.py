@@ -7,7 +7,6 @@ Modules that take long to import are imported inside the commands that use them:
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 import click
@@ -25,6 +24,7 @@ class ErrorHandlingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; exit with the code of the error if it fails."""
+        messages.keep_descriptors()
         messages.install_handler()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a letter
@@ -36,9 +36,10 @@ class ErrorHandlingGroup(click.Group):
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # for example `gpujobs status | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            messages.discard_output()
             sys.exit(EXIT_BROKEN_PIPE)
-        except OSError as error:  # for example a folder that was removed, or is not readable
+        except OSError as error:  # for example a folder that was removed, or stdout is full
+            messages.discard_output()
             messages.progress.write(f"error: {error}")
             sys.exit(1)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InputError
+from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..schedulers import JobId
 from ..text import plural
 from . import messages, options
@@ -47,14 +46,16 @@ def submit(
     plan = prepare.make_cluster_plan(spec)
     _write_notes(plan)
     cluster = handle.submit_planned(spec, plan)
-    _print_submitted(plan, cluster.record, as_json)
+    problem = _print_submitted(plan, cluster.record, as_json)
     if wait_for_end:
         from . import wait
 
         wait.wait_for_cluster(cluster)
-        return
-    for command in ("status", "logs -f", "cancel"):
-        messages.progress.write(f"  gpujobs {command} {cluster.id}")
+    else:
+        for command in ("status", "logs -f", "cancel"):
+            messages.progress.write(f"  gpujobs {command} {cluster.id}")
+    if problem:
+        raise GpujobsError(problem)
 
 
 @click.command()
@@ -84,14 +85,21 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
 
     plan = prepare.make_cluster_plan(spec)
     cluster_id = _example_id(plan)
-    start = _estimate(spec, plan) if with_estimate else None
+    start: str | None = None
+    failure: GpujobsError | None = None
+    try:
+        start = _estimate(spec, plan) if with_estimate else None
+    except (RefusedError, UnavailableError) as error:
+        failure = error  # the plan is printed first
     if as_json:
         document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
-        click.echo(json.dumps(document, indent=1))
-        return
-    click.echo(plan_text.plan_text(plan, cluster_id))
-    if with_estimate:
-        click.echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
+        messages.echo(json.dumps(document, indent=1))
+    else:
+        messages.echo(plan_text.plan_text(plan, cluster_id))
+    if failure:
+        raise failure
+    if with_estimate and not as_json:
+        messages.echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
 
 
 @click.command()
@@ -137,9 +145,9 @@ def explain(
         added=explain.added_by_site(loaded, plan, key),
     )
     if as_json:
-        click.echo(json.dumps(explain_text.explanation_json(explained), indent=1))
+        messages.echo(json.dumps(explain_text.explanation_json(explained), indent=1))
     else:
-        click.echo(explain_text.explanation_text(explained))
+        messages.echo(explain_text.explanation_text(explained))
     if invalid:
         raise invalid
 
@@ -178,19 +186,25 @@ def _submit_text(spec: ClusterSpec, plan: Plan) -> str:
     return f"submit command: {shlex.join(words)} < SCRIPT, in {folder}"
 
 
-def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> None:
+def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> str:
+    """Print what was submitted; return why the id is not on stdout, or ""."""
+    problem, text = "", record.id
     if as_json:
         from . import plan_text
 
-        click.echo(json.dumps(plan_text.submitted_json(plan, record), indent=1))
-    else:
-        click.echo(record.id)
-    sys.stdout.flush()  # a script that reads the id need not wait for `--wait`
+        text = json.dumps(plan_text.submitted_json(plan, record), indent=1)
+    try:
+        messages.echo(text)  # flushed: a script that reads the id need not wait for `--wait`
+    except OSError as error:
+        messages.discard_output()
+        problem = f"{record.id} is submitted, but its id could not be printed: {error.strerror}"
+        messages.progress.write(problem)
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
     ids = ", ".join(_id_text(plan, submission) for submission in record.submissions)
     messages.progress.write(
         f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
     )
+    return problem
 
 
 def _id_text(plan: Plan, submission: Submission) -> str:

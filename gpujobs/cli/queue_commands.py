@@ -6,7 +6,7 @@ import json
 
 import click
 
-from . import options
+from . import messages, options
 
 
 @click.command()
@@ -31,6 +31,6 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
     site_file = spec.make_spec(document.Document({}), site=site).site
     found = freequeues.free_queues(site_file, estimate=with_estimate)
     if as_json:
-        click.echo(json.dumps(freequeues.queues_json(site_file, found), indent=1))
+        messages.echo(json.dumps(freequeues.queues_json(site_file, found), indent=1))
     else:
-        click.echo(freequeues.queues_text(found))
+        messages.echo(freequeues.queues_text(found))

@@ -42,9 +42,9 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
     if with_job and not checks.any_failed(found):
         found += job.check_job(site, settings, options.open_ledger())
     if as_json:
-        click.echo(json.dumps(checks.checks_json(found), indent=1))
+        messages.echo(json.dumps(checks.checks_json(found), indent=1))
     else:
-        click.echo(checks.checks_text(found))
+        messages.echo(checks.checks_text(found))
     if checks.any_failed(found):
         sys.exit(1)
 
@@ -65,11 +65,11 @@ def list_sites(as_json: bool) -> None:
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
     if as_json:
-        click.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
+        messages.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
     else:
         keys = ("name", "scheduler", "not_verified", "path", "description")
         rows = [[str(site[key] or "") for key in keys] for site in listed]
-        click.echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
+        messages.echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
     for path in sitefiles.ignored_files():
         messages.progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
@@ -89,7 +89,7 @@ def schema(kind: str) -> None:
     from ..config import model, profile, site
 
     described = profile.Profile if kind == "profile" else site.Site
-    click.echo(json.dumps(model.json_schema(described), indent=1))
+    messages.echo(json.dumps(model.json_schema(described), indent=1))
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:

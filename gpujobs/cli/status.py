@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import click
-
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import last_output
@@ -49,9 +47,9 @@ class StatusView:
         """Query the clusters and print them."""
         self._query()
         if as_json:
-            click.echo(display.status_json([_with_details(report) for report in self._reports]))
+            messages.echo(display.status_json([_with_details(report) for report in self._reports]))
         elif text := self._text():
-            click.echo(text)
+            messages.echo(text)
         else:
             messages.progress.write(_NONE_ACTIVE)
 

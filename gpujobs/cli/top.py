@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import click
-
 from ..clusters.activity import ActivityReader, WorkerActivity
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
@@ -16,7 +14,7 @@ from ..clusters.monitor import ClusterMonitor
 from ..clusters.report import ClusterReport, JobReport, WorkerGpu
 from ..errors import GpujobsError
 from ..text import measured_size_text, table
-from . import live
+from . import live, messages
 from .display import progress_text
 
 _HEADER = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
@@ -28,7 +26,7 @@ def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) 
     console = live.terminal(sys.stdout)
     with ActivityReader() as reader:
         if once or console is None:
-            click.echo(_text(monitor.report(), reader))
+            messages.echo(_text(monitor.report(), reader))
             return
         with live.area(console) as area:
             while True:
@@ -41,18 +39,18 @@ def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) 
 
 def _text(report: ClusterReport, reader: ActivityReader) -> str:
     """Return the table of a cluster, above it how far it has come."""
-    title = f"{report.record.id}: {report.state}, {progress_text(report)}"
+    notes = [f"{report.record.id}: {report.state}, {progress_text(report)}"]
+    notes += report.folder.damaged
     if report.finished or not report.connected:
-        return title
+        return "\n".join(notes)
     activities: Mapping[str, WorkerActivity] = {}
-    notes = []
     try:
         activities = reader.read(report)
     except GpujobsError as error:
         notes.append(f"{error}; tasks are not known")
     now = time.time()
     jobs = [with_samples(report.record, job, now) for job in report.jobs]
-    return "\n".join([title, *notes, "", worker_table(jobs, activities)])
+    return "\n".join([*notes, "", worker_table(jobs, activities)])
 
 
 def worker_table(jobs: Sequence[JobReport], activities: Mapping[str, WorkerActivity]) -> str:

@@ -12,8 +12,10 @@ from ..batch.users import user_name
 from ..errors import GpujobsError, JobFailedError
 from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS
 from ..injob.network import dask_config
+from .files import check_folder
 from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
+from .monitor import report_on
 from .report import ended_message
 
 if TYPE_CHECKING:
@@ -63,10 +65,15 @@ def security_of(record: ClusterRecord, state: FolderState) -> Security | None:
 
 def address_of(record: ClusterRecord, state: FolderState) -> str:
     """Return the dask scheduler's address, or raise an error that says why there is none."""
+    check_folder(record.path)
     if state.ended is not None:
         raise JobFailedError(ended_message(record.id, state.ended.reason))
-    if state.address is None:
+    if state.address is None or record.finished:
+        report = report_on(record, Ledger())
+        if report.finished:
+            raise JobFailedError(ended_message(record.id, report.reason))
         message = f"the dask scheduler of {record.id} has not started yet"
+        message = next(iter(state.damaged), message)
         raise GpujobsError(message, hint=f"gpujobs status {record.id}")
     return state.address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import stat
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import GpujobsError, InputError
+
+logger = logging.getLogger("gpujobs")
 
 
 def write_new(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -50,6 +53,18 @@ def write_atomically(path: Path, content: str, *, durable: bool = False) -> None
             temporary.unlink(missing_ok=True)
 
 
+def job_files(folder: Path, separator: str) -> Iterator[tuple[int, str]]:
+    """Yield number and rest of the names of the files in ``folder`` that begin with ``N.``."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not Paths
+    except OSError:
+        return
+    for name in names:
+        number, found, rest = name.partition(separator)
+        if found and number.isdecimal():
+            yield int(number), rest
+
+
 def is_removed(folder: Path) -> bool:
     """Return whether ``folder`` was removed; not if its parent is gone, as of an unmounted disk."""
     try:
@@ -70,13 +85,26 @@ def private_folder(path: Path) -> None:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
-        problem = _ownership_problem(path.lstat())
     except OSError as error:
         hint = "see `directory` of the site"
         raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
-    if problem:
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raise InputError if others could change a folder, in which there are keys."""
+    if problem := folder_problem(path):
         hint = f"chmod 700 {path}, or use another folder"
-        raise InputError(f"{path} {problem}; gpujobs stores keys below it", hint=hint)
+        raise InputError(f"{problem}; gpujobs stores keys below it", hint=hint)
+
+
+def folder_problem(path: Path) -> str:
+    """Return why others could change a folder; "" if only this user can, or if it is missing."""
+    try:
+        problem = _ownership_problem(path.lstat())
+    except OSError:
+        return ""
+    return f"{path} {problem}" if problem else ""
 
 
 def _ownership_problem(status: os.stat_result) -> str:
@@ -87,6 +115,15 @@ def _ownership_problem(status: os.stat_result) -> str:
     if status.st_mode & 0o022:
         return "is writable by other users"
     return ""
+
+
+@contextlib.contextmanager
+def best_effort() -> Iterator[None]:
+    """Log a GpujobsError of a write that a reader can do without, as on a full disk."""
+    try:
+        yield
+    except GpujobsError as error:
+        logger.warning("%s", error)
 
 
 @contextlib.contextmanager

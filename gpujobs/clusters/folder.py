@@ -6,6 +6,7 @@ The files in it are documented in `gpujobs.injob`.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import time
@@ -14,12 +15,21 @@ from pathlib import Path
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
-from ..injob.folder import AFTER, Ended, EndKind, modified_at
+from ..injob.folder import (
+    AFTER,
+    RESERVE,
+    RESERVE_BYTES,
+    DamagedError,
+    Ended,
+    EndKind,
+    modified_at,
+    open_file,
+)
 from ..injob.names import ARCHIVE
 from ..injob.transport import FILE, Choice
 from ..text import clean
 from . import tls
-from .files import private_folder, write_atomically, write_new, write_once
+from .files import folder_problem, logger, private_folder, write_atomically, write_new, write_once
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
@@ -40,6 +50,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
             (folder / name).mkdir(mode=0o700)
         _make_logs(folder, logs)
         write_new(folder / ARCHIVE, archive.build())
+        write_new(folder / RESERVE, os.urandom(RESERVE_BYTES))  # no file system compresses it away
         if encrypted:
             tls.make(folder)
     except FileExistsError:
@@ -67,6 +78,9 @@ def remove(folder: Path) -> None:
 # -- write -----------------------------------------------------------------------------------------
 def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
     """Write `ended`, unless it exists already. Every job that finds it exits."""
+    if problem := folder_problem(folder):
+        logger.warning("%s; its jobs are not asked to exit", problem)
+        return
     try:
         write_once(folder / "ended", Ended(kind, exit_code, reason).json())
     except OSError:  # it exists, or the folder is gone
@@ -117,22 +131,30 @@ def silence(folder: Path) -> float:
     Both times are those of the file server, since this host may be another login node. Infinity if
     there is no lease.
     """
+    try:
+        return _now_at(folder) - modified_at(folder / "lease")
+    except OSError:
+        return float("inf")
+
+
+def _now_at(folder: Path) -> float:
+    """Return the time of the file server, or that of this host if nothing can be written there."""
     now = folder / f"now-{secrets.token_hex(4)}"
     try:
         now.touch(mode=0o600)
-        return modified_at(now) - modified_at(folder / "lease")
+        written = modified_at(now)
+        now.unlink()
     except OSError:
-        return float("inf")
-    finally:
-        now.unlink(missing_ok=True)
+        return time.time()
+    return written
 
 
 def tail(path: Path, lines: int = 10) -> list[str]:
     """Return the last lines of a log, without control characters; at most 64 KiB are read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
+            text = file.read(TAIL_BYTES).decode(errors="replace")
+    except (OSError, DamagedError):
         return []
     return [clean(line) for line in text.splitlines()[-lines:]]

@@ -5,8 +5,7 @@ The files in it are documented in `gpujobs.injob`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,10 @@ from typing import Any
 from ..injob.folder import (
     AFTER,
     HEARTBEAT,
+    DamagedError,
     Ended,
+    Folder,
+    JsonObject,
     OverMemory,
     RegisteredWorker,
     all_gpus,
@@ -23,7 +25,7 @@ from ..injob.folder import (
 from ..injob.transport import FILE, Choice
 from ..schedulers import JobId
 from ..text import clean
-from .files import is_removed
+from .files import folder_problem, is_removed, job_files
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class FolderState:
     """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
+    damaged: tuple[str, ...] = ()
+    """Which files cannot be read, and why; their content is missing here."""
+    refused: str = ""
+    """Why the folder is not trusted, and nothing in it was read."""
 
     def has_started(self, number: int) -> bool:
         """Return whether job ``number`` has begun, perhaps before it was requeued."""
@@ -112,7 +118,8 @@ class FolderState:
     @property
     def findings(self) -> list[str]:
         """What only the jobs could find out: setup, memory of workers, transport."""
-        found = [f"setup: {text}" for text in sorted(set(self.setups.values()))]
+        found = [*self.damaged]
+        found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
@@ -134,41 +141,43 @@ class FolderReader:
     cache is out of date.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._texts: dict[Path, tuple[tuple[int, int, int], str]] = {}
+    def __init__(self, path: Path) -> None:
+        self._folder = Folder(str(path))
+        self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
+        """Key of the version and content of the files of jobs, by name."""
+        self._damaged: list[str] = []
 
     def read(self) -> FolderState:
-        """Return the present state; an empty one if the folder is gone."""
-        scheduler = self._json("scheduler.json")
-        registry = self._json("workers.json")
-        jobs = self._job_files()
-        started = {n: _parse(text) for n, text in jobs["started"].items()}
-        head = self._json("head/owner").get("job")
-        services = scheduler.get("services", {})
+        """Return the present state; an empty one if the folder is gone, or is not trusted."""
+        path = self._folder.path
+        if problem := folder_problem(path):
+            return FolderState(damaged=(problem,), refused=problem)
+        self._damaged = []
+        scheduler, registry = self._json("scheduler.json"), self._json("workers.json")
+        jobs = self._read_jobs()
+        started, head = jobs["started"], self._json("head/owner").get("job")
         return FolderState(
             ended=_ended(self._json("ended")),
-            removed=is_removed(self.folder),
+            removed=is_removed(path),
             workers=registry.get("workers", {}),
             over_memory=registry.get("over_memory", {}),
             waits_for=self._waits_for(),
             ends_at=registry.get("ends_at"),
             ends_by=registry.get("ends_by", ""),
-            seen=frozenset(registry.get("seen", registry.get("workers", {}))),
+            seen=frozenset(registry.get("seen", ())).union(registry.get("workers", ())),
             gone=registry.get("gone", {}),
-            exits={n: _exit_record(_parse(text)) for n, text in jobs["json"].items() if text},
-            reasons={n: clean(text.strip()) for n, text in jobs["reason"].items()},
-            setups={n: clean(text.strip()) for n, text in jobs["setup"].items() if text},
-            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text.strip()},
-            nodes={n: str(start.get("node", "")) for n, start in started.items()},
-            began={
-                n: float(start["started"]) for n, start in started.items() if "started" in start
-            },
+            exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
+            reasons={n: clean(text) for n, text in jobs["reason"].items()},
+            setups={n: clean(text) for n, text in jobs["setup"].items() if text},
+            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text},
+            nodes={n: start.get("node", "") for n, start in started.items()},
+            began={n: start["started"] for n, start in started.items() if "started" in start},
             alive={n: self._last_sign(n, head) for n in started},
             head=head,
             address=scheduler.get("address"),
-            dashboard=services.get("dashboard"),
-            transport=read_transport(self.folder),
+            dashboard=scheduler.get("services", {}).get("dashboard"),
+            transport=Choice.parse(self._json(FILE)),
+            damaged=tuple(self._damaged),
         )
 
     def _last_sign(self, number: int, head: int | None) -> float:
@@ -176,7 +185,7 @@ class FolderReader:
         names = [f"logs/job-{number}.log", f"jobs/{number}.now"]
         if number == head:
             names.append(HEARTBEAT)
-        return max(_modified_at(self.folder / name) for name in names)
+        return max(_modified_at(self._folder.path / name) for name in names)
 
     def _waits_for(self) -> str:
         after = self._json(AFTER)
@@ -184,32 +193,48 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _job_files(self) -> dict[str, dict[int, str]]:
-        """Return the texts of the files ``jobs/NUMBER.KIND`` by kind and number."""
-        kinds = ("json", "reason", "claim", "started", "setup")
-        found: dict[str, dict[int, str]] = {kind: {} for kind in kinds}
-        try:
-            paths = list((self.folder / "jobs").iterdir())
-        except OSError:
-            return found
-        for path in paths:
-            kind = path.suffix[1:]
-            if path.stem.isdigit() and kind in found:
-                found[kind][int(path.stem)] = self._job_text(path)
+    def _read_jobs(self) -> dict[str, dict[int, Any]]:
+        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number."""
+        readers = {
+            "json": self._json,
+            "started": self._json,
+            "reason": self._text,
+            "claim": self._text,
+            "setup": self._text,
+        }
+        found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
+        for number, kind in job_files(self._folder.path / "jobs", "."):
+            if kind in readers:
+                found[kind][number] = self._job_file(f"jobs/{number}.{kind}", readers[kind])
         return found
 
-    def _job_text(self, path: Path) -> str:
+    def _job_file(self, name: str, read: Callable[[str], Any]) -> Any:
         try:
-            status = path.stat()
+            status = (self._folder.path / name).lstat()
         except OSError:  # a restarted job has just removed it
-            return ""
+            return read(name)
         key = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if path not in self._texts or self._texts[path][0] != key:
-            self._texts[path] = (key, _text(path))
-        return self._texts[path][1]
+        if name not in self._job_files or self._job_files[name][0] != key:
+            before = len(self._damaged)
+            value = read(name)
+            if len(self._damaged) > before:
+                return value
+            self._job_files[name] = (key, value)
+        return self._job_files[name][1]
 
-    def _json(self, name: str) -> dict[str, Any]:
-        return _parse(_text(self.folder / name))
+    def _json(self, name: str) -> JsonObject:
+        try:
+            return self._folder.load(name)
+        except DamagedError as error:
+            self._damaged.append(str(error))
+            return {}
+
+    def _text(self, name: str) -> str:
+        try:
+            return self._folder.load_text(name)
+        except DamagedError as error:
+            self._damaged.append(str(error))
+            return ""
 
 
 def read_state(folder: Path) -> FolderState:
@@ -219,7 +244,7 @@ def read_state(folder: Path) -> FolderState:
 
 def read_transport(folder: Path) -> Choice:
     """Return the protocol of a cluster, from its folder."""
-    return Choice.parse(_parse(_text(folder / FILE)))
+    return Choice.parse(Folder(str(folder)).read(FILE))
 
 
 def _modified_at(path: Path) -> float:
@@ -229,22 +254,7 @@ def _modified_at(path: Path) -> float:
         return 0.0
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _ended(value: dict[str, Any]) -> Ended | None:
+def _ended(value: JsonObject) -> Ended | None:
     if not value:
         return None
     ended = Ended.parse(value)
@@ -252,6 +262,5 @@ def _ended(value: dict[str, Any]) -> Ended | None:
     return replace(ended, reason=clean(ended.reason))
 
 
-def _exit_record(value: dict[str, Any]) -> ExitRecord:
-    code = value.get("exit_code")
-    return ExitRecord(code if isinstance(code, int) else None, str(value.get("host", "")))
+def _exit_record(value: JsonObject) -> ExitRecord:
+    return ExitRecord(value.get("exit_code"), value.get("host", ""))

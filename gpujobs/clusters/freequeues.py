@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ from ..config.queue import Queue
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec
-from ..errors import InputError
+from ..errors import InputError, RefusedError
 from ..planning.sitecheck import NO_SETTINGS, try_site
 from ..planning.trials import SMALLEST
 from ..schedulers import get_scheduler
@@ -21,6 +22,8 @@ from ..schedulers.inventory import LiveNode
 from ..text import table, walltime_text
 from .machine import this_machine
 from .siteclient import ask_with, site_client
+
+logger = logging.getLogger("gpujobs")
 
 PREFERENCES = ("soonest",)
 """Orders in which `queue: auto` may try the queues instead of the site's."""
@@ -215,7 +218,11 @@ def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[_Job
         trial, gpu_type = result.trial, result.trial.profile.get("gpu_type")
         if result.scripts and (trial.shape == SMALLEST or gpu_type):
             script = result.scripts[0].text
-            yield (trial.queue, gpu_type), client.estimate(script, Path.cwd())
+            try:
+                yield (trial.queue, gpu_type), client.estimate(script, Path.cwd())
+            except RefusedError as error:
+                logger.warning("queue %s: %s", trial.queue, error)
+                yield (trial.queue, gpu_type), None
 
 
 def _start(starts: Mapping[_Job, str | None], free: FreeQueue) -> str | None:

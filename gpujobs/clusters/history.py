@@ -6,15 +6,29 @@ epoch.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from ..injob.folder import EVENTS, TRANSFERS
+from ..injob.folder import (
+    EVENTS,
+    TRANSFERS,
+    DamagedError,
+    Event,
+    Folder,
+    Transfers,
+    UsageLine,
+    open_file,
+    parse_json,
+    read_lines,
+)
 from ..injob.usage import FOLDER
 from ..text import clean
+from .files import folder_problem, job_files
 from .records import ClusterRecord
 from .report import JobReport, WorkerGpu
 
@@ -23,6 +37,10 @@ _FRESH = 120.0
 _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
+
+Line = TypeVar("Line", Event, Transfers, UsageLine)
+
+logger = logging.getLogger("gpujobs")
 
 
 @dataclass(frozen=True)
@@ -82,43 +100,44 @@ class History:
     """By the name of the worker, oldest first; None if transfers were not recorded."""
 
 
-def read_history(folder: Path) -> History:
-    """Return the history in a cluster's folder. Lines that are damaged are left out."""
+def read_history(path: Path) -> History:
+    """Return the history in a cluster's folder; lines that are damaged are left out."""
+    folder = Folder(str(path))
+    if folder_problem(path):
+        return History()
     started: dict[int, float] = {}
     ended: dict[int, float] = {}
-    for path in _files(folder / "jobs"):
-        value = next(_lines(path), {}) if path.suffix in (".started", ".json") else {}
+    for number, kind in job_files(path / "jobs", "."):
+        value = folder.read(f"jobs/{number}.{kind}") if kind in ("started", "json") else {}
         # Bash writes whole seconds, rounded down.
         for times, key, less in ((started, "started", 0.0), (ended, "ended", 1.0)):
-            if isinstance(value.get(key), int | float):
-                times[int(path.stem)] = float(value[key]) + less
+            if key in value:
+                times[number] = value[key] + less
     gpus: list[GpuSamples] = []
     problems: dict[int, str] = {}
-    for path in _files(folder / FOLDER):
-        job, node = _owner(path)
-        lines = list(_lines(path))
-        gpus += gpu_samples(job, node, lines)
+    for job, name in job_files(path / FOLDER, "-"):
+        lines = list(_lines(path / FOLDER / f"{job}-{name}", UsageLine))
+        gpus += gpu_samples(job, name.removesuffix(".jsonl"), lines)
         if errors := [line["error"] for line in lines if "error" in line]:
-            problems[job] = clean(str(errors[-1]))
-    events = list(_lines(folder / EVENTS))
-    received = transfers(_lines(folder / TRANSFERS))
+            problems[job] = clean(errors[-1])
+    events = list(_lines(path / EVENTS, Event))
+    received = transfers(_lines(path / TRANSFERS, Transfers))
     return History(started, ended, tuple(connections(events)), tuple(gpus), problems, received)
 
 
-def connections(events: Iterable[Mapping[str, Any]]) -> Iterator[Connection]:
+def connections(events: Iterable[Event]) -> Iterator[Connection]:
     """Yield the connections of all workers, from the events of the dask scheduler."""
     open_ones: dict[str, Connection] = {}
     for event in events:
-        worker, time = str(event.get("worker", "")), float(event.get("time", 0))
+        worker, time = event.get("worker", ""), event.get("time", 0.0)
         if worker in open_ones:  # also if it connects again without an event between
             yield replace(open_ones.pop(worker), until=time)
         if event.get("event") == "connected":
-            gpus = tuple(map(str, event.get("gpus", ())))
-            open_ones[worker] = Connection(worker, time, gpus=gpus)
+            open_ones[worker] = Connection(worker, time, gpus=tuple(event.get("gpus", ())))
     yield from open_ones.values()
 
 
-def transfers(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Received, ...]] | None:
+def transfers(lines: Iterable[Transfers]) -> dict[str, tuple[Received, ...]] | None:
     """Return the transfers by the name of the worker; None without a line."""
     rows = list(lines)
     if not rows:
@@ -126,22 +145,25 @@ def transfers(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Received, .
     found: dict[str, list[Received]] = {}
     for line in rows:
         for worker, size in line.get("received", {}).items():
-            found.setdefault(worker, []).append(Received(line["time"], line["seconds"], size))
+            received = Received(line.get("time", 0.0), line.get("seconds", 0.0), size)
+            found.setdefault(worker, []).append(received)
     return {worker: tuple(samples) for worker, samples in found.items()}
 
 
-def gpu_samples(job: int, node: str, lines: Iterable[Mapping[str, Any]]) -> list[GpuSamples]:
+def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamples]:
     """Return the samples of the GPUs of a job on one node, from the lines of its file."""
     found: dict[str, tuple[int, list[Sample]]] = {}
     uuids: list[str] = []
     for line in lines:
         if "gpus" in line:  # the header, again after the job was requeued
-            uuids = [str(gpu["uuid"]) for gpu in line["gpus"]]
+            uuids = [gpu["uuid"] for gpu in line["gpus"]]
             for gpu in line["gpus"]:
-                found.setdefault(gpu["uuid"], (int(gpu["memory"]), []))
-        elif "busy" in line:
-            for uuid, busy, used in zip(uuids, line["busy"], line["used"], strict=False):
-                found[uuid][1].append(Sample(line["time"], line["seconds"], busy, used))
+                found.setdefault(gpu["uuid"], (gpu["memory"], []))
+            continue
+        time, seconds = line.get("time", 0.0), line.get("seconds", 0.0)
+        values = zip(uuids, line.get("busy", ()), line.get("used", ()), strict=False)
+        for uuid, busy, used in values:
+            found[uuid][1].append(Sample(time, seconds, busy, used))
     return [
         GpuSamples(job, node, uuid, memory, tuple(samples))
         for uuid, (memory, samples) in found.items()
@@ -151,19 +173,23 @@ def gpu_samples(job: int, node: str, lines: Iterable[Mapping[str, Any]]) -> list
 def read_latest(folder: Path, job: int) -> dict[str, Sample]:
     """Return the last sample of each GPU of a job, by UUID; reads only the ends of the files."""
     found: dict[str, Sample] = {}
-    for path in _files(folder / FOLDER):
-        if _owner(path)[0] != job:
+    for owner, name in job_files(folder / FOLDER, "-"):
+        if owner != job:
             continue
-        try:
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES).decode(errors="replace").splitlines()[:1]
-                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-                last = file.read().decode(errors="replace").splitlines()[-1:]
-        except OSError:
-            continue
-        for gpu in gpu_samples(job, "", _parsed([*head, *last])):
-            found.update((gpu.uuid, sample) for sample in gpu.samples)
+        with contextlib.suppress(OSError, DamagedError):
+            lines = _ends(folder / FOLDER / f"{owner}-{name}")
+            for gpu in gpu_samples(job, "", lines):
+                found.update((gpu.uuid, sample) for sample in gpu.samples)
     return found
+
+
+def _ends(path: Path) -> list[UsageLine]:
+    """Return the first and the last line. Raises OSError, or DamagedError."""
+    with open_file(path) as file:
+        head = file.read(_HEAD_BYTES).splitlines()[:1]
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        last = file.read(_TAIL_BYTES).splitlines()[-1:]
+    return [parse_json(line.decode(errors="replace"), UsageLine) for line in (*head, *last)]
 
 
 def with_samples(record: ClusterRecord, job: JobReport, now: float) -> JobReport:
@@ -181,34 +207,9 @@ def with_samples(record: ClusterRecord, job: JobReport, now: float) -> JobReport
     return replace(job, gpus=tuple(sampled(gpu) for gpu in job.gpus))
 
 
-def _owner(path: Path) -> tuple[int, str]:
-    """Return job and node of a file of samples."""
-    number, _, node = path.stem.partition("-")
-    return int(number), node
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files of jobs in a folder; their names start with the number of a job."""
+def _lines(path: Path, shape: type[Line]) -> Iterator[Line]:
+    """Yield the lines of a file; a damaged file is logged."""
     try:
-        paths = sorted(folder.iterdir())
-    except OSError:
-        return []
-    return [path for path in paths if path.stem.partition("-")[0].isdigit()]
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return iter(())
-    return _parsed(lines)
-
-
-def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:  # half written
-            continue
-        if isinstance(value, dict):
-            yield value
+        yield from read_lines(path, shape)
+    except DamagedError as error:
+        logger.warning("%s", error)

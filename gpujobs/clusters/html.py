@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..config.sitefiles import data_folder
+from ..text import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -23,7 +24,12 @@ def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(data_folder("templates")),
         autoescape=True,
+        finalize=_without_control_characters,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _without_control_characters(value: object) -> object:
+    return printable(value) if type(value) is str else value  # not Markup, of a template

@@ -109,11 +109,12 @@ def lost_job_status(started: bool) -> JobStatus:
 
 def _outcomes(record: ClusterRecord, folder: FolderState) -> Answers:
     """Return the final statuses of a finished cluster, which the batch scheduler forgets."""
-    jobs = record.current_jobs(folder.claims)
+    jobs = {str(number): job for number, job in record.current_jobs(folder.claims).items()}
+    states = JobState.__members__
     return {
-        jobs[int(number)]: JobStatus(JobState(state), reason=record.reasons.get(number, ""))
+        jobs[number]: JobStatus(states[state], reason=record.reasons.get(number, ""))
         for number, state in record.outcomes.items()
-        if int(number) in jobs
+        if number in jobs and state in states
     }
 
 

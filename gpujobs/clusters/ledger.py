@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 import re
 import secrets
 import time
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpujobsError, NoSuchClusterError
-from .files import disk_errors, is_removed, private_folder, write_atomically, write_new
+from ..injob.folder import DamagedError, parse_json, read_file
+from .files import best_effort, disk_errors, is_removed, private_folder, write_atomically, write_new
 from .records import ClusterRecord, GroupRecord, Intent, Submission, parse
 
 __all__ = ["ClusterRecord", "GroupRecord", "Intent", "Ledger", "Submission"]
@@ -129,7 +131,8 @@ class Ledger:
         """Delete the records of clusters that have ended and whose users removed their folders."""
         for record in self.all():
             if record.finished and is_removed(record.path):
-                self.remove(record.id)
+                with best_effort(), disk_errors(self.folder):
+                    self.remove(record.id)
 
     def exclusive(self, cluster_id: str) -> contextlib.AbstractContextManager[None]:
         """Lock the size of a cluster: while it is held, no other process scales it."""
@@ -142,7 +145,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self, cluster_id: str, suffix: str = ".lock") -> Iterator[None]:
-        with self._path(cluster_id).with_suffix(suffix).open("w", encoding="utf-8") as file:
+        path = self._path(cluster_id).with_suffix(suffix)
+        with disk_errors(self.folder):
+            descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+            )
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -171,16 +179,15 @@ def _dump(record: ClusterRecord) -> str:
 
 def _load(path: Path) -> ClusterRecord:
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise GpujobsError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        record = parse(parse_json(read_file(path), dict[str, Any]))
+        if record.id != path.stem:
+            raise DamagedError(f"it is that of {record.id}")
+    except DamagedError as error:
         jobs = f"if jobs called {path.stem} are in the queue, cancel them there"
         hint = f"{jobs}; then remove the file"
         message = f"{path} is not a valid record of a cluster: {error}"
         raise GpujobsError(message, hint=hint) from None
+    return record
 
 
 def _leading_number(job: str) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import InputError
+from ..injob.folder import DamagedError, open_file
 from ..injob.names import group_prefix
 from ..text import clean
 from . import folder as folders
+from .files import check_folder
 from .ledger import ClusterRecord
 
 CHUNK = 1 << 20
@@ -29,6 +31,7 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
     These are the output of `run`, the log of the job of ``worker``, or all logs so far. Raises
     InputError if there is no such worker.
     """
+    check_folder(record.path)
     folder = record.path / "logs"
     if everything:
         return lambda: sorted(folder.glob("*.log"))
@@ -77,6 +80,7 @@ class LogFollower:
         self.paths = paths
         self.headers = headers
         self._offsets: dict[Path, int] = {}
+        self._damaged: set[Path] = set()
 
     def new_lines(self, last: bool = False) -> Iterator[str]:
         """Yield new lines, without control characters; if ``last``, also an incomplete one."""
@@ -90,8 +94,13 @@ class LogFollower:
 
     def _new_lines_of(self, path: Path, last: bool) -> Iterator[str]:
         try:
-            file = path.open("rb")
-        except OSError:
+            file = open_file(path)
+        except FileNotFoundError:
+            return
+        except DamagedError as error:
+            if path not in self._damaged:
+                logger.warning("%s", error)
+            self._damaged.add(path)
             return
         with file:
             file.seek(self._offsets.setdefault(path, 0))

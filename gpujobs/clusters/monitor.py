@@ -14,11 +14,12 @@ from itertools import chain
 
 from ..batch.client import SchedulerClient
 from ..batch.system import HOST, System
-from ..errors import GpujobsError, InputError, NoSuchClusterError, UnavailableError
+from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
 from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
+from .files import best_effort
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger, Submission
@@ -79,6 +80,8 @@ class ClusterMonitor:
 
         One that is listed all the same, as it was requeued later, is active again.
         """
+        self._unlisted: dict[str, dict[str, float]] = {}
+        """Of the records that could not be written, by cluster."""
         self._last_query = -math.inf
         self._next_query = 0.0
         self._interval = 0.0
@@ -126,9 +129,10 @@ class ClusterMonitor:
     def _current(self, record: ClusterRecord) -> ClusterRecord:
         """Return the record as it is now: another process may have scaled the cluster."""
         try:
-            return self.ledger.get(record.id)
-        except NoSuchClusterError:
+            found = self.ledger.get(record.id)
+        except GpujobsError:  # removed, or damaged meanwhile
             return record
+        return replace(found, unlisted=self._unlisted.get(record.id, found.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
@@ -142,7 +146,7 @@ class ClusterMonitor:
     def _judge(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
-        owned = record.owner == "client" and state.ended is None
+        owned = record.owner == "client" and state.ended is None and not state.refused
         if owned and connected is None:  # else its dask scheduler answers
             owned = folders.has_owner(record.path)
         now = self.system.time()
@@ -166,14 +170,14 @@ class ClusterMonitor:
     def _remember_outcomes(self, report: ClusterReport) -> None:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
-        self.ledger.finish(report.record, outcomes, reasons)
+        with best_effort():
+            self.ledger.finish(report.record, outcomes, reasons)
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:
         self._last_query = self.system.monotonic()
         before = dict(self._answers)
-        recovered = (recover_submission(r, self.ledger, system=self.system) for r in self.records)
-        self.records = list(recovered)
+        self.records = [self._recovered(record) for record in self.records]
         groups: dict[object, list[ClusterRecord]] = {}
         for record in self.records:
             if not record.finished:
@@ -185,6 +189,11 @@ class ClusterMonitor:
         slower = min(max(SLOWEST_QUERY, self._fastest()), self._interval * BACK_OFF)
         self._interval = self._fastest() if changed else slower
         self._next_query = self.system.monotonic() + self._interval
+
+    def _recovered(self, record: ClusterRecord) -> ClusterRecord:
+        with best_effort():
+            return recover_submission(record, self.ledger, system=self.system)
+        return record
 
     def _query_group(self, group: Sequence[ClusterRecord], states: dict[str, FolderState]) -> None:
         current = (record.current_jobs(states[record.id].claims) for record in group)
@@ -224,7 +233,11 @@ class ClusterMonitor:
     ) -> None:
         unlisted = unlisted_since(record, state, answers, self.system.time())
         if unlisted != record.unlisted:
-            updated = self.ledger.update(record.id, unlisted=unlisted)
+            updated = replace(record, unlisted=unlisted)
+            self._unlisted[record.id] = unlisted
+            with best_effort():
+                updated = self.ledger.update(record.id, unlisted=unlisted)
+                del self._unlisted[record.id]
             self.records = [updated if item.id == record.id else item for item in self.records]
 
     def _fastest(self) -> float:

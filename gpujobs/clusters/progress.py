@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TextIO
 
+from ..text import clean, printable
+
 _CLEAR = "\r\033[K"
 _DEFAULT_COLUMNS = 80
 
@@ -18,7 +20,7 @@ class Progress:
 
     def show(self, text: str, clock: str) -> None:
         """Show ``text, clock``. Without a terminal a change of ``clock`` alone prints nothing."""
-        line = f"{text}, {clock}"
+        line = clean(f"{text}, {clock}")
         if sys.stderr.isatty():
             _rewrite(sys.stderr, line)
         elif text != self._printed:
@@ -28,7 +30,7 @@ class Progress:
     def write(self, text: str) -> None:
         """Write a line that stays, above the line of progress."""
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the line of progress from a terminal."""
@@ -56,7 +58,7 @@ class LibraryProgress(Progress):
             self._width = 1
             super().show(text, clock)
         elif _in_notebook() and text != self._printed:
-            self._printed = text
+            self._printed, text = text, clean(text)
             self._width = max(self._width, len(text))
             sys.stdout.write("\r" + text.ljust(self._width))
             sys.stdout.flush()

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
 
+from ..injob.folder import DamagedError, typed
+from ..injob.names import HEAD
 from ..schedulers import JobId
 
 VERSION = 2
 _MOST_TARGETS = 10_000
+_MOST_WORKERS = 10**6
+"""Of all jobs that a cluster ever had; a record with more of them is damaged."""
+_Count = Annotated[int, range(_MOST_WORKERS + 1)]
+_Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
 
 @dataclass(frozen=True)
@@ -21,8 +27,8 @@ class Submission:
     """
 
     id: str
-    first: int
-    count: int
+    first: _Count
+    count: _Count
     group: str = ""
     array: bool = False
     first_index: int = 0
@@ -53,8 +59,8 @@ class Submission:
 class Intent:
     """A submission that is being made: the fields of `Submission` that are known before it."""
 
-    first: int
-    count: int
+    first: _Count
+    count: _Count
     group: str = ""
     array: bool = False
     time: float = 0.0
@@ -68,10 +74,10 @@ class GroupRecord:
     """The workers of one kind. ``name`` is "" if the profile has no groups."""
 
     name: str
-    workers: int
+    workers: _Count
     """Target number of workers."""
-    workers_per_job: int
-    gpus_per_job: int
+    workers_per_job: _Positive
+    gpus_per_job: _Count
     queue: str = ""
     """Key of the queue in the site file."""
     walltime: int = 0
@@ -106,13 +112,13 @@ class ClusterRecord:
     groups: tuple[GroupRecord, ...]
     run: tuple[str, ...]
     encrypted: bool
-    poll: int = 5
+    poll: Annotated[int, range(86400)] = 5
     """Least seconds between two queries."""
-    multi_cluster: str | None = None
+    multi_cluster: Optional[str] = None
     """The site's `cluster`: the batch scheduler's multi-cluster name."""
     commands: dict[str, str] = field(default_factory=dict)
     layout: str = "workers"
-    ranks: int = 0
+    ranks: _Count = 0
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
     """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
@@ -121,7 +127,7 @@ class ClusterRecord:
     attempts: int = 1
     """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()
-    intent: Intent | None = None
+    intent: Optional[Intent] = None
     removed: tuple[int, ...] = ()
     """Jobs that were asked to leave."""
     finished: bool = False
@@ -131,7 +137,7 @@ class ClusterRecord:
     reasons: dict[str, str] = field(default_factory=dict)
     """Of a finished cluster: the reason of each job that has one."""
     notes: tuple[str, ...] = ()
-    contact: str | None = None
+    contact: Optional[str] = None
     """The site's contact, who can explain a refused job."""
     targets: tuple[Target, ...] = ()
     """All changes of the target, oldest first, with the first target; empty without a change."""
@@ -207,35 +213,40 @@ class ClusterRecord:
 
 
 def parse(value: dict[str, Any]) -> ClusterRecord:
-    """Return a record from its JSON. Raises ValueError, TypeError, KeyError or AttributeError."""
+    """Return a record from its JSON. Raises DamagedError."""
     version = value.get("version")
     if version == 1:  # of release 0.1
         value["multi_cluster"] = value.pop("cluster", None)
     elif version != VERSION:
-        raise ValueError("it was written by another version of gpujobs")
+        raise DamagedError("it was written by another version of gpujobs")
     if "groups" not in value:  # of release 0.1
         value["groups"] = [_only_group(value)]
-    value["groups"] = tuple(GroupRecord(**item) for item in value["groups"])
-    value["version"] = VERSION
-    value["created"] = float(value["created"])
-    value["submissions"] = tuple(Submission(**_sent(item)) for item in value["submissions"])
-    intent = value.get("intent")
-    if intent is not None:
-        value["intent"] = Intent(**{"time": value["created"], **_sent(intent)})
-    value["targets"] = tuple(Target(**item) for item in value.get("targets", ()))
-    for name in ("run", "removed", "notes"):
-        value[name] = tuple(value[name])
-    return ClusterRecord(**value)
+    if isinstance(value.get("intent"), dict):
+        value["intent"].setdefault("time", value.get("created"))
+    record: ClusterRecord = typed({**value, "version": VERSION}, ClusterRecord)
+    if problem := _contradiction(record):
+        raise DamagedError(problem)
+    return record
 
 
-def _sent(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a submission or of an intent."""
-    return {**value, "devices": tuple(value.get("devices", ()))}
+def _contradiction(record: ClusterRecord) -> str:
+    """Return why the numbers and names of a record do not go together, or ""."""
+    names = {group.name for group in record.groups}
+    if not names:
+        return "`groups` is empty"
+    if unknown := {sent.group for sent in record.submissions} - names - {HEAD}:
+        return f"`groups` has no {min(unknown)!r}"
+    workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
+    if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
+        return f"it has more than {_MOST_WORKERS} workers"
+    if not record.path.is_absolute():
+        return "`folder` is not an absolute path"
+    return ""
 
 
 def _only_group(value: dict[str, Any]) -> dict[str, Any]:
     """Return the group of a record that was written before there were groups."""
     for name in ("gpus", "walltime"):
         value.pop(name, None)
-    numbers = {name: value.pop(name) for name in ("workers", "workers_per_job", "gpus_per_job")}
-    return {"name": "", **numbers}
+    numbers = ("workers", "workers_per_job", "gpus_per_job")
+    return {"name": "", **{name: value.pop(name, None) for name in numbers}}

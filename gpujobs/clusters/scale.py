@@ -17,6 +17,7 @@ from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs
 from ..text import plural
 from . import folder as folders
+from .files import check_folder
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .prepare import machine_of, with_modules
@@ -83,6 +84,7 @@ def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> 
     workers transfer their data and exit. Lost jobs are not replaced later. Raises InputError if the
     cluster cannot be scaled from here.
     """
+    check_folder(record.path)
     with ledger.exclusive(record.id):
         record = recover_submission(ledger.get(record.id), ledger, at_once=True)
         if record.intent is not None:

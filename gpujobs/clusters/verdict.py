@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 from ..batch.client import SchedulerClient
 from ..batch.system import HOST, System
 from ..errors import GpujobsError, UnusableError
 from ..injob.archive import pack
+from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
 from ..schedulers.commandnames import all_commands
@@ -137,10 +137,10 @@ def main(path: str, request: str = "") -> None:
 
     ``request``: a file for `_Outside`; "" if the commands are run here.
     """
-    folder = Path(path)
-    before = _json(folder / VERDICT)
-    record = replace(parse(_json(folder / RECORD)), unlisted=before.get("unlisted", {}))
-    state, usable = read_state(folder), before.get("usable", True)
+    folder = Folder(path)
+    before = folder.read(VERDICT)
+    record = replace(parse(folder.load(RECORD)), unlisted=before.get("unlisted", {}))
+    state, usable = read_state(folder.path), before.get("usable", True)
     answers: Mapping[JobId, JobStatus] = {}
     if usable:
         try:
@@ -166,11 +166,3 @@ def _ask(record: ClusterRecord, state: FolderState, system: System) -> Mapping[J
     client = SchedulerClient(scheduler, commands, timeout=_QUERY_TIMEOUT, system=system)
     jobs = record.current_jobs(state.claims).values()
     return client.status(sorted(set(jobs), key=str), [record.id])
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

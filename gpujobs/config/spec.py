@@ -6,11 +6,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from ..errors import InputError, Position, Problem
+from ..injob.folder import parse_json, read_file
 from .document import Document, Loc
 from .model import build
 from .profile import Profile
@@ -157,10 +158,29 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
+class _SiteOfSpec(TypedDict):
+    name: str
+    path: str
+    document: dict[str, Any]
+
+
+class _MoreOfSpec(TypedDict, total=False):
+    from_site: list[str]  # missing in release 0.1
+    queue_order: list[str]
+
+
+class _SpecFile(_MoreOfSpec):
+    site: _SiteOfSpec
+    document: dict[str, Any]
+    name: str
+    workdir: str
+    python: str
+
+
 def read_spec(path: Path) -> ClusterSpec:
     """Return the specification that `write_spec` wrote; all positions are ``path`` itself."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: _SpecFile = parse_json(read_file(path), _SpecFile)
         document = Document(value["document"], source=str(path))
         return ClusterSpec(
             site=_read_site(value["site"], str(path)),
@@ -169,12 +189,12 @@ def read_spec(path: Path) -> ClusterSpec:
             name=value["name"],
             workdir=Path(value["workdir"]),
             python=value["python"],
-            from_site=frozenset(value.get("from_site", ())),  # missing in release 0.1
+            from_site=frozenset(value.get("from_site", ())),
             queue_order=tuple(value.get("queue_order", ())),
         )
     except InputError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is not the specification of a cluster: {error}") from None
 
 
@@ -239,14 +259,11 @@ def _choose_site(document: Document, site: str | None, base: Path | None) -> Sit
         raise InputError(problem) from None
 
 
-def _read_site(value: Mapping[str, object], source: str) -> SiteFile:
-    own = value["document"]
-    if not isinstance(own, dict):
-        raise TypeError("the site's document is not a mapping")
-    document = Document(own, source=source)
+def _read_site(value: _SiteOfSpec, source: str) -> SiteFile:
+    document = Document(value["document"], source=source)
     return SiteFile(
-        name=str(value["name"]),
-        path=Path(str(value["path"])),
+        name=value["name"],
+        path=Path(value["path"]),
         site=build(Site, document),
         document=document,
     )

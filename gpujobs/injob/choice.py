@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .folder import Folder
+from .folder import KEPT, Folder
 from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
 from .names import CERTIFICATE
@@ -21,8 +21,6 @@ from .process import ManagedProcess
 from .transport import FILE, Choice, Measured, choose, ucx_settings
 from .trial import PEER
 
-KEPT = "transports.json"
-"""File with measured rates, in the folder of all clusters of the user at this site."""
 CLAIM = "trial-claim"
 """File of the job that measures the rate between two jobs."""
 BETWEEN = "trial-between.json"

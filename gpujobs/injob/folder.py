@@ -1,19 +1,36 @@
-"""The cluster's folder, as its jobs see it. The package's docstring lists the files."""
+"""The cluster's folder: its files, their shapes, and the one reader of all of them.
+
+The package's docstring lists the files. Another process, a full disk or a user may have damaged any
+of them: the reader opens regular files only, and checks size and types. The ledger uses it, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
+import stat
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import (
+    Annotated,
+    Any,
+    BinaryIO,
+    Optional,
+    TypedDict,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from .log import log
-from .names import ARCHIVE
+from .names import ARCHIVE, VERDICT
 
 JsonObject = dict[str, Any]
 
@@ -33,6 +50,27 @@ IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
 """File that names another cluster, after whose end this one starts."""
+KEPT = "transports.json"
+"""File with measured rates, in the folder of all clusters of the user at this site."""
+MOST_BYTES = 2**24
+"""Of a file that is read as a whole; a larger one is damaged."""
+_MOST_BYTES_OF_LINES = 2**26
+_MOST_BYTES_OF_TEXT = 2**16
+_MOST_DIGITS = 18
+_INTEGERS = range(-(2**53), 2**53)
+"""Integers that are exact in every program."""
+_MOST_REAL = 1e11
+"""Of seconds since the epoch (the year 5138), rates and percentages. None is negative."""
+_TYPES = {
+    str: "a text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    list: "a list",
+}
+RESERVE = "reserve"
+"""File that is removed to make room for `ended` if the disk is full."""
+RESERVE_BYTES = 2**14
 
 
 class EndKind(str, Enum):
@@ -87,13 +125,157 @@ def _kind_of_old(exit_code: int, reason: str) -> EndKind:
     return EndKind.DONE if exit_code == 0 else EndKind.FAILED
 
 
+# -- the reader ------------------------------------------------------------------------------------
+class DamagedError(ValueError):
+    """A file cannot be read, or a value in it is wrong; the message says which, and why."""
+
+    def of(self, path: Path) -> DamagedError:
+        """Return the error with the name of the file."""
+        message = str(self)
+        return DamagedError(message if str(path) in message else f"{path} is damaged: {message}")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file to read it. Raises FileNotFoundError, or DamagedError.
+
+    Neither a pipe without a writer nor a link to an endless device can stop the reader.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOENT, errno.ESTALE):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        reason = "it is a symbolic link" if number == errno.ELOOP else os.strerror(number or 0)
+        raise DamagedError(f"{path} cannot be read: {reason}") from None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise DamagedError(f"{path} cannot be read: it is not a regular file")
+
+
+def read_file(path: Path, size: int = MOST_BYTES) -> str:
+    """Return the text of a file of at most ``size``. Raises FileNotFoundError, or DamagedError."""
+    with _bounded(path, size) as file:
+        return file.read().decode(errors="replace")
+
+
+def read_lines(path: Path, shape: Any) -> Iterator[Any]:
+    """Yield the JSON in the lines of a file, which have ``shape``; others are left out.
+
+    Raises DamagedError if the file itself cannot be read. A missing file has no lines.
+    """
+    try:
+        with _bounded(path, _MOST_BYTES_OF_LINES) as file:
+            for line in file:
+                with contextlib.suppress(DamagedError):  # half written, or damaged
+                    yield parse_json(line.decode(errors="replace"), shape)
+    except FileNotFoundError:
+        return
+
+
+@contextlib.contextmanager
+def _bounded(path: Path, size: int) -> Iterator[BinaryIO]:
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > size:
+            raise DamagedError(f"{path} is damaged: it has more than {size >> 10} KiB")
+        try:
+            yield file
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str, shape: Any) -> Any:
+    """Return the JSON in ``text`` as ``shape``; see `typed`. Raises DamagedError."""
+    try:
+        return typed(json.loads(text, parse_int=_integer), shape)
+    except RecursionError:
+        raise DamagedError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise DamagedError(f"it is not JSON: {error}") from None
+
+
+def _integer(text: str) -> float:
+    return int(text) if len(text) <= _MOST_DIGITS else math.inf
+
+
+def typed(value: Any, shape: Any, place: str = "") -> Any:
+    """Return ``value``, from JSON, as ``shape``. Raises DamagedError that names the place.
+
+    ``shape`` is a type: a scalar, ``Annotated[int, range]``, ``Optional``, a list or tuple of one
+    type, a mapping from names, a TypedDict or a dataclass. Keys that a TypedDict lacks are left
+    out, and null counts as missing; those that a dataclass lacks are an error.
+    """
+    origin, arguments = get_origin(shape), get_args(shape)
+    if shape in _TYPES:
+        return _checked(value, _is_scalar(value, shape), _TYPES[shape], place)
+    if shape is Any:
+        return value
+    if type(None) in arguments:
+        return None if value is None else typed(value, arguments[0], place)
+    if origin is Annotated:
+        return _checked(
+            typed(value, arguments[0], place), value in arguments[1], "in bounds", place
+        )
+    if origin in (list, tuple):
+        _checked(value, isinstance(value, list), _TYPES[list], place)
+        return origin(typed(item, arguments[0], f"{place}[]") for item in value)
+    return _object(_checked(value, isinstance(value, dict), "an object", place), shape, place)
+
+
+def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
+    prefix = f"{place}." if place else ""
+    if get_origin(shape):
+        kind = get_args(shape)[1]
+        return {name: typed(item, kind, f"{prefix}{name}") for name, item in value.items()}
+    hints, required = _keys(shape)
+    for name in required:
+        _checked(value, name in value, "there", f"{prefix}{name}")
+    found = {
+        name: typed(value[name], hint, f"{prefix}{name}")
+        for name, hint in hints.items()
+        if value.get(name) is not None or name in required or type(None) in get_args(hint)
+        if name in value
+    }
+    if not is_dataclass(shape):
+        return found
+    for name in value.keys() - hints.keys():
+        _checked(value, False, "known", f"{prefix}{name}")
+    return shape(**found)  # type: ignore[operator]
+
+
+@cache
+def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the shapes of all keys, and which keys an object must have."""
+    hints = get_type_hints(shape, include_extras=True)
+    if not is_dataclass(shape):
+        return hints, frozenset(shape.__required_keys__)
+    without = (one for one in fields(shape) if one.default is one.default_factory is MISSING)
+    return hints, frozenset(one.name for one in without)
+
+
+def _is_scalar(value: object, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and 0 <= value <= _MOST_REAL  # type: ignore[operator]
+    if kind is int:
+        return type(value) is int and value in _INTEGERS
+    return type(value) is kind and not (kind is str and "\0" in value)  # type: ignore[operator]
+
+
+def _checked(value: Any, fits: bool, wanted: str, place: str) -> Any:
+    if not fits:
+        raise DamagedError(f"{f'`{place}`' if place else 'it'} is not {wanted}")
+    return value
+
+
+# -- the shapes of the files -----------------------------------------------------------------------
 class Gpu(TypedDict, total=False):
     """The first GPU of a worker. ``uuid`` is None if it has none."""
 
     node: str
-    uuid: str | None
-    model: str | None
-    memory: int | None
+    uuid: Optional[str]
+    model: Optional[str]
+    memory: Optional[int]
     """Bytes."""
     fast: list[str]
     """Fast connections of the GPU and its node: InfiniBand, NVLink."""
@@ -112,17 +294,14 @@ def all_gpus(gpu: Gpu | None) -> list[Gpu]:
     return [one for one in (gpu, *gpu.get("others", [])) if one.get("uuid")]
 
 
-class _WorkerMemory(TypedDict, total=False):
-    memory: int
-    """Limit of the worker's memory in bytes; 0: none. Missing in files of an older gpujobs."""
-
-
-class RegisteredWorker(_WorkerMemory):
+class RegisteredWorker(TypedDict, total=False):
     """A worker in `workers.json`."""
 
     address: str
     threads: int
-    gpu: Gpu | None
+    gpu: Optional[Gpu]
+    memory: int
+    """Limit of its memory in bytes; 0: none. Missing in files of an older gpujobs."""
 
 
 class OverMemory(TypedDict):
@@ -131,6 +310,150 @@ class OverMemory(TypedDict):
     restarts: int
     limit: int
     """Bytes."""
+
+
+class _Registry(TypedDict, total=False):
+    workers: dict[str, RegisteredWorker]
+    seen: list[str]
+    gone: dict[str, float]
+    over_memory: dict[str, OverMemory]
+    ends_at: float
+    ends_by: str
+
+
+class _Services(TypedDict, total=False):
+    dashboard: int
+
+
+class _SchedulerFile(TypedDict, total=False):
+    address: str
+    services: _Services
+
+
+class _Ended(TypedDict, total=False):
+    kind: str
+    exit_code: int
+    reason: str
+    job: int
+    time: float
+
+
+class _Measured(TypedDict, total=False):
+    within: float
+    between: float
+    problem: str
+
+
+class _Choice(TypedDict, total=False):
+    scheme: str
+    reason: str
+    measured: dict[str, _Measured]
+    environ: Optional[dict[str, str]]
+    remark: str
+
+
+class _KeptRates(TypedDict):
+    time: float
+    measured: dict[str, _Measured]
+
+
+class _Owner(TypedDict, total=False):
+    job: int
+    node: str
+
+
+class _Attempt(TypedDict, total=False):
+    attempt: int
+
+
+class _Idle(TypedDict):
+    reason: str
+
+
+class _After(TypedDict):
+    cluster: str
+    folder: str
+    any_end: bool
+
+
+class _RankError(TypedDict):
+    exit_code: int
+    reason: str
+
+
+class _Start(TypedDict, total=False):
+    node: str
+    started: float
+
+
+class _Exit(TypedDict, total=False):
+    exit_code: int
+    host: str
+    started: float
+    ended: float
+
+
+class _Verdict(TypedDict):
+    time: float
+    gone: dict[str, str]
+    possible: list[str]
+    head: bool
+    unlisted: dict[str, float]
+    asked: bool
+    usable: bool
+
+
+class Event(TypedDict, total=False):
+    """A line of `events.jsonl`."""
+
+    time: float
+    event: str
+    worker: str
+    gpus: list[str]
+
+
+class Transfers(TypedDict, total=False):
+    """A line of `transfers.jsonl`; the first one has no worker."""
+
+    time: float
+    seconds: float
+    received: dict[str, int]
+
+
+class SampledGpu(TypedDict):
+    """A GPU in the first line of a file of samples. ``memory`` is in bytes."""
+
+    uuid: str
+    memory: int
+
+
+class UsageLine(TypedDict, total=False):
+    """A line of a file of samples: its GPUs, or why there are none, or a sample."""
+
+    gpus: list[SampledGpu]
+    error: str
+    time: float
+    seconds: float
+    busy: list[Optional[float]]
+    used: list[Optional[int]]
+
+
+SHAPES: dict[str, Any] = {
+    "workers.json": _Registry,
+    "scheduler.json": _SchedulerFile,
+    "ended": _Ended,
+    "transport.json": _Choice,
+    VERDICT: _Verdict,
+    "head/owner": _Owner,
+    "attempt": _Attempt,
+    "rank-error": _RankError,
+    IDLE: _Idle,
+    AFTER: _After,
+    KEPT: dict[str, _KeptRates],
+    "jobs/*.json": _Exit,
+    "jobs/*.started": _Start,
+}
+"""Of the files with one JSON object, by name."""
 
 
 def over_memory_message(name: str, worker: OverMemory) -> str:
@@ -186,19 +509,42 @@ class Folder:
             file.write(text)
         return True
 
-    def read(self, name: str) -> JsonObject:
-        """Return the JSON object in the file ``name``; {} if it is missing or half written."""
+    def load(self, name: str) -> JsonObject:
+        """Return the JSON object in the file ``name``, {} if it is missing or empty.
+
+        It has the shape of `SHAPES`. Raises DamagedError.
+        """
+        path = self.path / name
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
-        except (OSError, ValueError):
+            text = read_file(path)
+            any_name = f"{path.parent.name}/*{path.suffix}"
+            shape = SHAPES.get(name) or SHAPES.get(any_name, dict[str, Any])
+            found: JsonObject = parse_json(text, shape) if text.strip() else {}
+        except FileNotFoundError:
             return {}
-        return value if isinstance(value, dict) else {}
+        except DamagedError as error:
+            raise error.of(path) from None
+        return found
+
+    def read(self, name: str) -> JsonObject:
+        """Return the JSON object in the file ``name``; {} if it is missing or damaged."""
+        try:
+            return self.load(name)
+        except DamagedError:
+            return {}
+
+    def load_text(self, name: str) -> str:
+        """Return the text in the file ``name``, "" if it is missing. Raises DamagedError."""
+        try:
+            return read_file(self.path / name, _MOST_BYTES_OF_TEXT).strip()
+        except FileNotFoundError:
+            return ""
 
     def read_text(self, name: str) -> str:
-        """Return the text in the file ``name``, stripped; "" if it is missing."""
+        """Return the text in the file ``name``, stripped; "" if it is missing or damaged."""
         try:
-            return (self.path / name).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
+            return self.load_text(name)
+        except DamagedError:
             return ""
 
     def names(self) -> set[str]:
@@ -213,14 +559,22 @@ class Folder:
 
     def end(self, ended: Ended) -> bool:
         """Write `ended`; return False if another process has written it before."""
+        try:
+            return self._write_ended(ended)
+        except OSError as error:
+            problem = error
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE).unlink()  # the disk may be full
+            return self._write_ended(ended)
+        log(f"cannot write {self.path / 'ended'}: {problem}")
+        return False
+
+    def _write_ended(self, ended: Ended) -> bool:
         temporary = self.path / f"ended.{os.urandom(6).hex()}"
         try:
             temporary.write_text(ended.json(), encoding="utf-8")
             os.link(temporary, self.path / "ended")
         except FileExistsError:
-            return False
-        except OSError as error:
-            log(f"cannot write {self.path / 'ended'}: {error}")
             return False
         finally:
             with contextlib.suppress(OSError):
@@ -229,13 +583,13 @@ class Folder:
 
     def registered(self) -> dict[str, RegisteredWorker]:
         """Return the workers that are registered with the dask scheduler, by name."""
-        workers = self.read("workers.json").get("workers", {})
-        return cast("dict[str, RegisteredWorker]", workers)
+        workers: dict[str, RegisteredWorker] = self.read("workers.json").get("workers", {})
+        return workers
 
     def over_memory(self) -> dict[str, OverMemory]:
         """Return the workers that were restarted because of their memory, by name."""
-        workers = self.read("workers.json").get("over_memory", {})
-        return cast("dict[str, OverMemory]", workers)
+        workers: dict[str, OverMemory] = self.read("workers.json").get("over_memory", {})
+        return workers
 
 
 def modified_at(path: Path) -> float:
@@ -244,5 +598,8 @@ def modified_at(path: Path) -> float:
     Only times by that clock are comparable: the clocks of two nodes may differ by minutes. The file
     is opened, since NFS caches the attributes of a file for a minute. Raises OSError.
     """
-    with path.open("rb") as file:
-        return os.fstat(file.fileno()).st_mtime
+    try:
+        with open_file(path) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except DamagedError as error:
+        raise OSError(str(error)) from None

@@ -237,8 +237,8 @@ class Scheduler(ABC):
         return None
 
     def parse_estimate(self, result: CommandResult) -> str:
-        """Return the expected start, or why the script cannot start."""
-        return result.message
+        """Return the expected start; "" if the script cannot start, or without an answer."""
+        return ""
 
     def refuses(self, result: CommandResult) -> str:
         """Return why the batch scheduler would refuse the script of `estimate_command`, or ""."""

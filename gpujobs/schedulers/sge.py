@@ -142,7 +142,7 @@ class GridEngine(Scheduler):
     def parse_estimate(self, result: CommandResult) -> str:
         if "found suitable queue" in result.stdout + result.stderr:
             return "Grid Engine reports no time; there are queues that can run it"
-        return result.message
+        return ""
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:

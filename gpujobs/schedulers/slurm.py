@@ -177,7 +177,7 @@ class Slurm(Scheduler):
 
     def parse_estimate(self, result: CommandResult) -> str:
         found = re.search(r"to start at (\S+)", result.stderr)
-        return found[1] if found else result.message
+        return found[1] if found else ""
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:

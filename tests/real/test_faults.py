@@ -48,6 +48,62 @@ def test_full_disk(local: Cli, kilobytes: int) -> None:
         assert "No space left on device" in done.stderr and str(local.home) in done.stderr
 
 
+READ = """
+import sys, gpujobs
+report = gpujobs.ClusterHandle(sys.argv[1]).status()
+print(report.state, report.exit_code)
+"""
+FULL = """
+mount -t tmpfs -o size=2m,mode=0700 full "$HOME" || exit 9
+id=$({command} submit {profile})
+cp "$HOME"/.local/state/gpujobs/clusters/$id.json {work}/record
+for _ in $(seq 200); do {command} status $id --json > {work}/status; grep -q '"DONE"' {work}/status && break; sleep 0.5; done
+cp {work}/record "$HOME"/.local/state/gpujobs/clusters/$id.json  # it does not know yet that its jobs have ended
+cat /dev/zero > "$HOME/more"
+for read_only in 0 1; do
+    [ $read_only = 0 ] || mount -o remount,ro "$HOME"
+    for words in status "status --all" "status $id" "logs $id" "report $id"; do
+        {command} $words; echo "code $?"
+    done
+    {python} -c '{read}' $id
+done
+"""
+
+
+def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
+    """`run` fills the disk, and ends well."""
+    if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    (local.home / "full").mkdir()
+    run_ = "echo result; until cp /dev/zero $HOME/zeros 2> /dev/null; do sleep 1; echo > $HOME/y && continue; exit 0; done"
+    profile = local.write("p.yaml", {**CPU, "run": ["bash", "-c", run_]})
+    script = FULL.format(
+        command=local.command, python=local.python, profile=profile, work=local.work, read=READ
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", script], env={**local.env, "HOME": str(local.home / "full")}, cwd=local.work,
+        capture_output=True, text=True, timeout=patience(180), check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and "cannot write in " in done.stderr
+    assert re.findall(r"^code (.*)", done.stdout, re.M) == ["0"] * 10
+    assert done.stdout.count("DONE 0\n") == 2
+    assert done.stdout.count("result\n") >= 2
+
+
+@pytest.mark.parametrize("stdout", [">&-", "> /dev/full", "> >(exec true)"])
+def test_the_id_is_not_lost_with_stdout(local: Cli, stdout: str) -> None:
+    profile = local.write("p.yaml", {**CPU, "run": ["sleep", "600"]})
+    wait = "sleep 1; " if "true" in stdout else ""
+    words = ["bash", "-c", f'{{ {wait}"{local.command}" submit {profile}; }} {stdout}']
+    done = run(words, env=local.env, user=None, timeout=patience(120), cwd=local.work, stdin="")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    problem, *_, last = done.stderr.splitlines()
+    cluster = problem.split()[0]
+    assert "is submitted, but its id could not be printed: " in problem
+    assert last == f"error: {problem}"
+    assert local("cancel", cluster).returncode == 0
+
+
 def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     real, wrapper = sys.executable, local.work / "python"
     wrapper.write_text(

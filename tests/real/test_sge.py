@@ -42,7 +42,7 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     assert done.returncode == 1
     assert "no suitable queues" in done.stderr
     estimate = cli("plan", profile, "--site", path, "--estimate")
-    assert "verification: no suitable queues" in estimate.stdout
+    assert estimate.returncode == 1 and "verification: no suitable queues" in estimate.stderr
     assert "there are queues that can run it" in cli("plan", profile, "--estimate").stdout
     assert backend.queue() == []
 

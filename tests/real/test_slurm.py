@@ -276,10 +276,10 @@ def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
 def test_estimate(cli: Cli, backend: SlurmBackend) -> None:
     profile = str(cli.write("p.yaml", {"gpus": 4}))
     assert re.search(r"^start: \d{4}-\d\d-\d\dT", cli("plan", profile, "--estimate").stdout, re.M)
-    impossible = cli(
-        "plan", profile, "--estimate", "--set", "directives=[--nodelist=node99]"
-    ).stdout
-    assert "start: " in impossible and "nvalid node" in impossible
+    words = ("plan", profile, "--estimate", "--json", "--set", "directives=[--nodelist=node99]")
+    impossible = cli(*words)
+    assert impossible.returncode == 1 and "nvalid node" in impossible.stderr
+    assert json.loads(impossible.stdout)["estimated_start"] is None
 
 
 def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> None:

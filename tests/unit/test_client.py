@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpujobs.batch.client import SchedulerClient
 from gpujobs.batch.users import with_canceller
+from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.checks import Check, CheckState
 from gpujobs.doctor.host import check_host
@@ -148,3 +151,29 @@ def test_cancel_that_cannot_be_checked_is_no_error(
     squeue = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
     client("slurm", scancel="exit 0", squeue=squeue).cancel([JobId("5", 0)], ["svd-0001"])
     assert "could not check that the jobs are cancelled" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "message"),
+    [
+        (
+            "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1",
+            3,
+            "contact slurm",
+        ),
+        ("echo 'allocation failure: Invalid account' >&2; exit 1", 1, "Invalid account"),
+        ("echo 'nothing that we know'", 1, "nothing that we know"),
+    ],
+)
+def test_no_estimate_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch, script: str, code: int, message: str
+) -> None:
+    (home / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
+    (home / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+    (home / "p.yaml").write_text(
+        "site: ./s.yaml\ngpus: 1\nenvironment: {python: /usr/bin/python3}\n"
+    )
+    done = CliRunner().invoke(main, ["plan", "p.yaml", "--estimate", "--json"])
+    assert done.exit_code == code and message in done.stderr
+    assert json.loads(done.stdout)["estimated_start"] is None

@@ -154,6 +154,7 @@ def test_cluster_folder(tmp_path: Path) -> None:
         "logs",
         "scripts",
         "injob.pyz",
+        "reserve",
         "tls-cert.pem",
         "tls-key.pem",
     }

@@ -216,7 +216,7 @@ def test_estimate() -> None:
     starts = "sbatch: Job 16 to start at 2026-11-20T12:44:53 using 1 processors on nodes node1 in partition main\n"
     assert SLURM.parse_estimate(CommandResult(("sbatch",), 0, "", starts)) == "2026-11-20T12:44:53"
     impossible = "allocation failure: Requested node configuration is not available\n"
-    assert SLURM.parse_estimate(CommandResult(("sbatch",), 1, "", impossible)) == impossible.strip()
+    assert SLURM.parse_estimate(CommandResult(("sbatch",), 1, "", impossible)) == ""
 
 
 @pytest.mark.parametrize(

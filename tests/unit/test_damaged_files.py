@@ -1,0 +1,449 @@
+"""Damaged files of clusters: each is named in one line, and all other clusters are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpujobs.batch.system import System
+from gpujobs.cli.display import status_json, status_table, status_text
+from gpujobs.cli.main import main
+from gpujobs.cli.report_page import page
+from gpujobs.cli.top import worker_table
+from gpujobs.cli.usage_text import usage_text
+from gpujobs.clusters.gpuhours import make_usage
+from gpujobs.clusters.history import read_history, with_samples
+from gpujobs.clusters.ledger import Ledger
+from gpujobs.clusters.monitor import ClusterMonitor, with_log
+from gpujobs.clusters.notebook import Card, card_html
+from gpujobs.clusters.prepare import scripts_of
+from gpujobs.clusters.usagejson import usage_json
+from gpujobs.config.spec import read_spec, write_spec
+from gpujobs.errors import GpujobsError
+from gpujobs.planning.plan import make_plan
+from gpujobs.schedulers import CommandResult
+
+from .support import MACHINE, make_spec
+
+NOW = 1795421700.0
+GPU = {
+    "node": "vm",
+    "uuid": "GPU-0",
+    "model": "Fake GPU",
+    "memory": 17179869184,
+    "fast": ["NVLink"],
+    "others": [{"node": "vm", "uuid": "GPU-1", "model": "Fake GPU", "memory": 17179869184}],
+    "sharing": 1,
+}
+FILES: dict[str, Any] = {
+    "workers.json": {
+        "version": 1,
+        "time": 1795421696.97,
+        "workers": {
+            "p-2cab-0": {
+                "address": "tls://127.0.0.1:36083",
+                "threads": 1,
+                "gpu": GPU,
+                "memory": 524288000,
+            }
+        },
+        "seen": ["p-2cab-0", "p-2cab-1"],
+        "over_memory": {"p-2cab-0": {"restarts": 2, "limit": 524288000}},
+        "ends_at": 1795421999.0,
+        "ends_by": "idle",
+    },
+    "scheduler.json": {
+        "type": "Scheduler",
+        "id": "Scheduler-5c0b",
+        "address": "tls://127.0.0.1:36085",
+        "services": {"dashboard": 8787},
+        "started": 1795421662.3,
+        "workers": {},
+    },
+    "transport.json": {
+        "scheme": "tls",
+        "reason": "ucxx does not work",
+        "measured": {"ucxx": {"within": 90.5, "between": None, "problem": ""}},
+        "environ": {"UCX_TLS": "^sm"},
+        "remark": "jobs are isolated",
+    },
+    "ended": {"kind": "failed", "exit_code": 3, "reason": "run: ended", "job": 0, "time": NOW},
+    "head/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
+    "after": {"cluster": "svd-7f3a", "folder": "/nosuch/svd-7f3a", "any_end": False},
+    "attempt": {"attempt": 1},
+    "idle": {"reason": "no tasks"},
+    "rank-error": {"exit_code": 1, "reason": "rank 3"},
+    "jobs/0.started": {"node": "vm", "started": 1795421662.0, "pid": 29963, "job_id": "7"},
+    "jobs/1.started": {"node": "vm", "started": 1795421662.0, "pid": 29964, "job_id": "7"},
+    "jobs/1.json": {"exit_code": 0, "host": "vm", "started": 1795421662, "ended": 1795421700},
+}
+"""The files of a real cluster of two jobs, with all keys; those of the lines are `LINES`."""
+JSON_FILES = FILES.keys() - {"attempt", "idle", "rank-error"}
+"""Those that this side reads."""
+LINES: dict[str, list[Any]] = {
+    "events.jsonl": [
+        {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0"]},
+        {"time": 1795421690.25, "event": "disconnected", "worker": "p-2cab-1"},
+    ],
+    "transfers.jsonl": [
+        {"time": 1795421673.5, "received": {}},
+        {"time": 1795421687.0, "seconds": 1.0, "received": {"p-2cab-0": 3200000}},
+    ],
+    "usage/0-vm.jsonl": [
+        {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
+        {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024]},
+    ],
+    "usage/1-vm.jsonl": [{"error": "no driver", "time": 1795421666.5}],
+}
+TEXTS = {
+    "jobs/0.claim": "7[0]\n",
+    "jobs/1.reason": "it failed\n",
+    "jobs/1.setup": "false failed (exit code 1)\n",
+    "logs/run.log": "a line\n",
+    "logs/job-1.log": "a line\n",
+    "job-ids": "7\n",
+}
+RECORD: dict[str, Any] = {
+    "id": "p-2cab",
+    "site": "local",
+    "scheduler": "slurm",
+    "created": 1795421662.31,
+    "groups": [
+        {
+            "name": "fit",
+            "workers": 2,
+            "workers_per_job": 1,
+            "gpus_per_job": 2,
+            "queue": "gpu",
+            "walltime": 3600,
+            "error": "refused",
+        }
+    ],
+    "run": ["python", "p.py"],
+    "encrypted": True,
+    "poll": 5,
+    "multi_cluster": None,
+    "commands": {"squeue": "squeue"},
+    "layout": "workers",
+    "ranks": 0,
+    "owner": "cluster",
+    "after": "svd-7f3a",
+    "attempts": 2,
+    "submissions": [
+        {
+            "id": "7",
+            "first": 0,
+            "count": 2,
+            "group": "fit",
+            "array": True,
+            "first_index": 0,
+            "attempt": 1,
+            "time": 1795421662.5,
+            "devices": ["0", "1"],
+        }
+    ],
+    "intent": {"first": 2, "count": 1, "group": "fit", "array": False, "time": NOW, "attempt": 1},
+    "removed": [1],
+    "finished": False,
+    "outcomes": {"0": "COMPLETED", "1": "FAILED"},
+    "reasons": {"1": "it failed"},
+    "notes": ["a note"],
+    "contact": "help@example.org",
+    "targets": [{"time": 1795421662.31, "workers": 2, "group": "fit"}],
+    "dashboard": "local",
+    "unlisted": {"1": 1795421690.0},
+    "version": 2,
+}
+WRONG: list[Any] = [None, [], {}, "x\x1b[31m\ud800", -1, 10**15, 10**40, True, float("inf")]
+
+
+class Slurm(System):
+    """A clock that stands still, and a Slurm that lists one of the two jobs of each cluster."""
+
+    def time(self) -> float:
+        return NOW
+
+    def run(self, argv: Sequence[str], **_: Any) -> CommandResult:
+        listed = "7|0|RUNNING|node1|N/A|None|p-2cab\n" if argv[0] == "squeue" else ""
+        return CommandResult(list(argv), 0, listed, "")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A ledger with the clusters p-2cab and good-0001."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ledger = Ledger()
+    for name in ("p-2cab", "good-0001"):
+        write(ledger, name)
+    return ledger
+
+
+def write(ledger: Ledger, name: str) -> None:
+    """Write the record and the folder of a cluster."""
+    folder = ledger.folder.parent / "root" / name
+    for inside in ("jobs", "usage", "logs", "head"):
+        (folder / inside).mkdir(parents=True, mode=0o700, exist_ok=True)
+    for path in (folder, folder.parent):
+        path.chmod(0o700)
+    for file, value in FILES.items():
+        (folder / file).write_text(json.dumps(value))
+    for file, lines in LINES.items():
+        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for file, text in TEXTS.items():
+        (folder / file).write_text(text)
+    ledger.folder.mkdir(parents=True, exist_ok=True)
+    path = ledger.folder / f"{name}.json"
+    path.write_text(json.dumps({**RECORD, "id": name, "folder": str(folder)}))
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys of every value inside ``value``."""
+    items: Any = {list: enumerate, dict: dict.items}.get(type(value), lambda value: ())(value)
+    for key, item in items:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+def damaged(value: Any, place: tuple[Any, ...], wrong: Any) -> Any:
+    """Return a copy of ``value`` with ``wrong`` at a place."""
+    changed = copy.deepcopy(value)
+    inside = changed
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = wrong
+    return changed
+
+
+def show(ledger: Ledger) -> str:
+    """Show the cluster p-2cab in every way; return the table of all clusters."""
+    reports = ClusterMonitor(ledger.all(), ledger, system=Slurm()).reports()
+    for report in reports:
+        if report.record.id != "p-2cab":
+            continue
+        job_reports = [with_log(report.record, job) for job in report.jobs]
+        status_text(report)
+        json.loads(status_json([report]))
+        worker_table([with_samples(report.record, job, NOW) for job in job_reports], {})
+        usage = make_usage(report, read_history(report.record.path), NOW)
+        usage_text(usage)
+        json.dumps(usage_json(usage), allow_nan=False)
+        page(usage).encode()
+        card_html(Card(report, "title")).encode()
+    return status_table(reports)
+
+
+def wrong_texts(name: str) -> Iterator[str]:
+    """Yield the text of a file with each wrong value at each place."""
+    value = FILES.get(name, LINES.get(name))
+    for place in places(value):
+        for wrong in WRONG:
+            changed = damaged(value, place, wrong)
+            yield lines_of(changed) if name in LINES else json.dumps(changed)
+
+
+def lines_of(rows: list[Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", [*FILES, *LINES])
+def test_wrong_values_in_the_folder(ledger: Ledger, name: str) -> None:
+    folder = ledger.get("p-2cab").path
+    for text in wrong_texts(name):
+        (folder / name).write_text(text)
+        table = show(ledger)
+        assert "good-0001" in table and "p-2cab" in table, (text, table)
+        assert "\x1b" not in table
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_wrong_values_in_the_ledger(ledger: Ledger, ended: bool) -> None:
+    folder = ledger.get("p-2cab").path
+    if not ended:
+        (folder / "ended").unlink()
+    path = ledger.folder / "p-2cab.json"
+    value = {**json.loads(path.read_text()), "finished": ended}
+    for place in places(value):
+        for wrong in WRONG:
+            path.write_text(json.dumps(damaged(value, place, wrong)))
+            try:
+                ledger.get("p-2cab")
+            except GpujobsError as error:
+                assert str(path) in str(error)
+            table = show(ledger)
+            assert "good-0001" in table, (place, wrong)
+
+
+def test_wrong_values_in_the_specification(home: Path) -> None:
+    path = home / "spec.json"
+    write_spec(make_spec(home, "gpus: 1\nrun: [python, p.py]\n", str(home / "s.yaml")), path)
+    value = json.loads(path.read_text())
+    plan_of(path)
+    for place in places(value):
+        for wrong in [
+            value for value in WRONG if value not in (10**15, 10**40)
+        ]:  # bounds of the profile
+            path.write_text(json.dumps(damaged(value, place, wrong)))
+            with contextlib.suppress(GpujobsError):
+                plan_of(path)
+
+
+def plan_of(path: Path) -> None:
+    """Plan a specification that was read, as `scale` does."""
+    spec = read_spec(path)
+    planned = make_plan(spec, python="/usr/bin/python3", machine=MACHINE)
+    scripts_of(spec, planned, "p-2cab")
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def nested(path: Path) -> None:
+    path.write_text('{"workers": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def digits(path: Path) -> None:
+    path.write_text("9" * 10**6)
+
+
+def others_inside(path: Path) -> None:
+    gpu = '{"others": [' * 300 + "{}" + "]}" * 300
+    path.write_text(f'{{"workers": {{"a": {{"gpu": {gpu}}}}}}}')
+
+
+def foreign(path: Path) -> None:
+    path.symlink_to("/etc/shadow")
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "endless": endless,
+    "foreign": foreign,
+    "nested": nested,
+    "others": others_inside,
+    "huge": huge,
+    "digits": digits,
+    "binary": lambda path: path.write_bytes(bytes(range(256))) and None,
+    "unreadable": lambda path: path.touch(0o000),
+    "cut": lambda path: path.write_text('{"workers": {"a"') and None,
+}
+
+
+@pytest.fixture
+def bounds() -> Iterator[None]:
+    """End a test that hangs, or that takes much memory."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, before[1]))
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("bounds")
+def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    folder = ledger.get("p-2cab").path
+    for name in (*FILES, *LINES, *TEXTS):
+        write(ledger, "p-2cab")
+        (folder / name).unlink()
+        KINDS[kind](folder / name)
+        table = show(ledger)
+        (row,) = (line for line in table.splitlines() if line.startswith("p-2cab"))
+        read = name in (*JSON_FILES, "jobs/0.claim", "jobs/1.reason", "jobs/1.setup")
+        fine = (kind in ("digits", "binary", "cut") and name in TEXTS) or kind == "unreadable"
+        if read and not fine and not (kind == "others" and name != "workers.json"):
+            assert f"{folder / name} " in row, (name, row)
+        remove(folder / name)
+
+
+def remove(path: Path) -> None:
+    path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"unreadable", "others"}))
+@pytest.mark.usefixtures("bounds")
+def test_records_of_a_wrong_kind(
+    ledger: Ledger, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = ledger.folder / "p-2cab.json"
+    path.unlink()
+    KINDS[kind](path)
+    os.mkfifo(path.with_suffix(".lock"))
+    assert [line.split()[0] for line in show(ledger).splitlines()] == ["CLUSTER", "good-0001"]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert str(path) in message
+    with pytest.raises(GpujobsError, match=r"p-2cab\.json"):
+        ledger.get("p-2cab")
+
+
+COMMANDS = {
+    "status": ["status", "p-2cab"],
+    "top": ["top", "p-2cab", "--once"],
+    "report": ["report", "p-2cab"],
+    "logs": ["logs", "p-2cab"],
+    "connect": ["connect", "p-2cab"],
+    "scale": ["scale", "p-2cab", "3"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("how", ["linked", "writable", "foreign"])
+def test_folders_that_others_can_change(
+    ledger: Ledger, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ledger.get("p-2cab").path
+    problem = {
+        "linked": f"{folder} is a symbolic link",
+        "writable": f"{folder} is writable by other users",
+        "foreign": f"{folder} belongs to another user",
+    }[how]
+    if how == "linked":
+        folder.rename(folder.with_name("elsewhere"))
+        folder.symlink_to(folder.with_name("elsewhere"))
+    elif how == "writable":
+        folder.chmod(0o770)
+    elif os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+    else:
+        pytest.skip("only root can give a folder to another user")
+    finish(ledger, "p-2cab")
+    done = CliRunner().invoke(main, COMMANDS[name])
+    assert problem in done.output, done.output
+    assert "tls://" not in done.output and "a line" not in done.output
+    assert done.exit_code == (2 if name in ("logs", "connect", "scale") else 0)
+
+
+def finish(ledger: Ledger, name: str) -> None:
+    """Record that the jobs have ended, so that no batch scheduler is queried."""
+    path = ledger.folder / f"{name}.json"
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "intent": None, "finished": True}))
+
+
+def test_connect_to_a_cluster_that_left_no_end(ledger: Ledger) -> None:
+    for name in ("ended", "scheduler.json", "jobs/1.reason"):
+        (ledger.get("p-2cab").path / name).unlink()
+    finish(ledger, "p-2cab")
+    done = CliRunner().invoke(main, ["connect", "p-2cab"])
+    assert "p-2cab has ended: all its jobs have ended: " in done.output
+    assert done.exit_code == 5
