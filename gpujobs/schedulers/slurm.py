@@ -193,7 +193,7 @@ class Slurm(Scheduler):
             number, indexes, native, node, starts, reason, _ = fields
             if starts == "N/A" or native != "PENDING":
                 starts = ""
-            if reason == "None":
+            if reason == "None" or native == "CANCELLED":  # then it is why the job had waited
                 reason = ""
             status = JobStatus(_state(native), native, reason, node=node)
             if status.state is JobState.PENDING:
