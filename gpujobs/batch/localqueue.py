@@ -37,6 +37,7 @@ def submit(script: str) -> str:
     members = []
     for index in range(int(options.get("count", "1"))):
         spool = output.with_name(f"{output.name}-{index}.sh")
+        spool.unlink(missing_ok=True)  # a job of an earlier submission may still read its script
         spool.write_text(script, encoding="utf-8")
         variables = {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
         pid = spawn(

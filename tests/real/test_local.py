@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -55,6 +56,24 @@ def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if "setup" in line]
     assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
+
+
+def test_a_submission_does_not_change_the_script_of_a_running_job(tmp_path: Path) -> None:
+    """Bash reads a script while it runs; the jobs of two groups have one folder."""
+
+    def submit(name: str) -> None:
+        head = f"#!/bin/bash\n#LOCAL --name={name}\n#LOCAL --output={tmp_path}/local\n"
+        wait = f"touch {tmp_path}/begins\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
+        rest = f"{wait}{'# padding' * 2000}\ntouch {tmp_path}/{name}\n"
+        argv = [sys.executable, "-m", "gpujobs.batch.localqueue", "submit"]
+        subprocess.run(argv, input=f"{head}{rest}", text=True, check=True)
+
+    submit("first")
+    until((tmp_path / "begins").exists, 20)
+    submit("another-name")
+    (tmp_path / "go").touch()
+    for name in ("another-name", "first"):
+        until((tmp_path / name).exists, 20)
 
 
 def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
