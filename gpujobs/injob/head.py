@@ -134,10 +134,13 @@ class Head(Job):
         if self.scheduler is not None:
             self.scheduler.terminate()
         self.wait_for_workers()
-        for process in (self.command, self.scheduler, self._witness):
+        for process in (self.command, self.scheduler):
             if process is not None:
                 process.wait(0.5)
                 process.kill()
+        if self._witness is not None:
+            self._witness.kill()
+            self._witness.wait(0.5)
         self._cancel_waiting_jobs()
 
     def _cancel_waiting_jobs(self) -> None:
