@@ -52,6 +52,12 @@ def test_what_is_overridden_is_there() -> None:
         assert hasattr(Cluster, name), name
 
 
+def test_a_client_connects_again_by_its_own_method() -> None:
+    text = source(distributed.Client._handle_report)
+    assert "await self._reconnect()" in text
+    assert inspect.iscoroutinefunction(distributed.Client._reconnect)
+
+
 def test_calls_of_one_moment_share_a_task() -> None:
     text = source(SpecCluster._correct_state)
     assert (
