@@ -62,8 +62,8 @@ def top(cluster_id: str, interval: float, once: bool) -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML page.",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write an HTML page; - is stdout.",
 )
 @options.json_option
 def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
@@ -75,7 +75,8 @@ def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
     if output is not None:
         from . import report_page
 
-        output.write_text(report_page.page(found), encoding="utf-8")
+        with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
+            file.write(report_page.page(found))
     if as_json:
         messages.echo(json.dumps(usagejson.usage_json(found), indent=1))
     elif output is None:

@@ -98,9 +98,12 @@ clusters_argument = click.argument(
 
 def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
     """Return ``spec`` with the value of --after."""
-    from ..config.spec import settings_document, with_settings
+    from ..config.document import Document, Loc
+    from ..config.spec import with_settings
+    from ..errors import Position
 
-    return with_settings(spec, settings_document((f"after={after}",)))
+    place: dict[Loc, Position] = {("after",): Position(f"--after {after}")}
+    return with_settings(spec, Document({"after": after}, place, place))
 
 
 def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:

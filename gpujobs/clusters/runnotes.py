@@ -43,7 +43,9 @@ def image_notes(plan: Plan) -> Iterator[str]:
     for image in map(Path, dict.fromkeys(images)):
         if not image.expanduser().exists():
             there = image.expanduser()
-            yield f"container: there is no image {there} on this host; the nodes need it"
+            text = f"container: there is no image {there} on this host; the nodes need it"
+            name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
+            yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
 
 
 def site_notes(site: Site) -> Iterator[str]:

@@ -11,6 +11,8 @@ from ..errors import Position
 
 Loc: TypeAlias = tuple[str | int, ...]
 """The keys and list indices that lead to a value."""
+PYTHON = "keywords"
+"""The source of a document that is made of keywords in Python."""
 
 
 class Plain(str):

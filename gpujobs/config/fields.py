@@ -189,6 +189,8 @@ def timeout(value: object) -> int:
 
 
 def _seconds(text: str) -> int:
+    if re.fullmatch("0+", text):
+        raise ValueError("must be longer than 0 seconds")
     if re.fullmatch(r"\d+", text):
         raise ValueError(f"{text} needs a unit: {text}m or {text}h?")
     if re.fullmatch(r"\d+:\d+", text):

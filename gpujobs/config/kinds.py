@@ -53,7 +53,7 @@ class Place:
         """Return the place of the key or the list index ``step``."""
         return replace(self, loc=(*self.loc, step))
 
-    def error(self, cause: ValueError) -> InputError:
+    def error(self, cause: ValueError, hint: str = "") -> InputError:
         """Return ``cause`` as an error at this place."""
         if isinstance(cause, ValueErrorInside) and cause.loc:
             place = replace(self, loc=(*self.loc, *cause.loc))
@@ -64,7 +64,7 @@ class Place:
         offset = getattr(cause, "offset", 0)
         if offset and self.loc in self.document.positions:
             position = _inside_text(position, offset)
-        return InputError(Problem(f"`{self}`{separator}{message}", position))
+        return InputError(Problem(f"`{self}`{separator}{message}", position, hint=hint))
 
     def key_error(self, message: str, hint: str = "") -> InputError:
         """Return an error at the key of this place."""

@@ -14,15 +14,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar, cast, overload
 
 from ..errors import InputError, Position, Problem
 from ..text import walltime_text
-from .document import Document
-from .hints import HINTS
+from . import hints
+from .document import PYTHON, Document
 from .kinds import DURATION, Errors, Kind, Place, Schema
 
 T = TypeVar("T")
@@ -134,7 +133,9 @@ class Section(Kind[M]):
     def read(self, value: object, place: Place) -> M:
         """Return the model."""
         if not isinstance(value, Mapping):
-            raise place.error(ValueError("must be a mapping of keys"))
+            name, python = self.model.__name__, place.document.source == PYTHON
+            hint = hints.no_mapping(name, str((*place.loc, "")[-2]), value, python=python)
+            raise place.error(ValueError("must be a mapping of keys"), hint)
         values = self._read_keys(value, place)
         section = self.model(**values, given=frozenset(values))
         try:
@@ -161,13 +162,14 @@ class Section(Kind[M]):
         return values
 
     def _unknown_key(self, place: Place, known: Sequence[str]) -> InputError:
-        inside = "".join(f"{step}." for step in place.loc[:-1])
-        here = [inside + name for name in known]
-        word = str(place.loc[-1])
-        hint = HINTS.get(self.model.__name__, {}).get(word.replace("-", "_"), "")
-        if hint.startswith("`"):
-            hint = f"use {hint}"
-        hint = hint or suggest(word, here, place.key_names()) or f"keys: {', '.join(known)}"
+        hint = hints.unknown_key(
+            str(place.loc[-1]),
+            self.model.__name__,
+            "".join(f"{step}." for step in place.loc[:-1]),
+            known,
+            place.key_names(),
+            python=place.document.source == PYTHON,
+        )
         return place.key_error(f"unknown key `{place}`", hint)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
@@ -200,19 +202,6 @@ def json_schema(model: type[Model]) -> Schema:
     definitions: dict[str, Schema] = {}
     schema = _object_schema(model, definitions)
     return {"$schema": DIALECT, **schema, "$defs": definitions}
-
-
-def suggest(word: str, here: Sequence[str], everywhere: Sequence[str]) -> str:
-    """Return "did you mean …?" for the key whose last part is most similar to ``word``, or "".
-
-    An exact match of a key elsewhere comes first, then the keys ``here``, then all.
-    """
-    word = word.replace("-", "_")
-    for known, similarity in ((everywhere, 1.0), (here, 0.7), (everywhere, 0.75)):
-        by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
-        if near := difflib.get_close_matches(word, by_last_part, n=1, cutoff=similarity):
-            return f"did you mean `{by_last_part[near[0]]}`?"
-    return ""
 
 
 def _read_key(key: Key, value: object, place: Place) -> object:

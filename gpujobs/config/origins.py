@@ -10,8 +10,9 @@ from pathlib import Path
 from ..errors import InputError, Position
 from .document import Document, Loc
 from .groups import OF_THE_CLUSTER
+from .hints import misspelled
 from .kinds import Table
-from .model import Key, key_names, keys_of, suggest
+from .model import Key, key_names, keys_of
 from .profile import Group, Profile
 from .site import Site
 from .sitefiles import SiteFile, site_layers
@@ -160,7 +161,7 @@ def _hint(key: str, names: Sequence[str]) -> str:
     """Return a hint for a key that profiles do not have."""
     if key.partition(".")[0] in keys_of(Site).keys() - keys_of(Profile).keys():
         return "it is a key of a site: `gpujobs sites show NAME --effective` has its origin"
-    return suggest(key.rpartition(".")[2], names, names)
+    return misspelled(key.rpartition(".")[2], names, names)
 
 
 def _key_in(keys: Mapping[str, Key], name: str) -> Key | None:

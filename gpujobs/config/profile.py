@@ -109,7 +109,7 @@ class Network(Model):
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
         choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
-        "auto: the first of the site's protocols that works",
+        "auto: the fastest of the site's protocols that work, as measured in the job",
         default="auto",
     )
     encryption: bool | None = optional(

@@ -29,7 +29,7 @@ from .elastic import ElasticCluster
 from .firstjobs import first_jobs
 from .head import HeadJob, job_scheduler, local_scheduler
 from .jobqueue import JobQueueCluster, configured
-from .keywords import spec_of
+from .keywords import hints_in_python, spec_of
 from .lease import Lease
 from .options import ClusterOptions
 from .pool import JobPool
@@ -107,9 +107,10 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         batch_scheduler = next(iter(self.batch_schedulers), "")
         configuration = configured(batch_scheduler, keywords.pop("config_name", None))
         chosen = site or self.default_site
-        spec = spec_of(
-            keywords, chosen, n_workers, self.batch_schedulers, configuration, self.vocabulary
-        )
+        with hints_in_python():
+            spec = spec_of(
+                keywords, chosen, n_workers, self.batch_schedulers, configuration, self.vocabulary
+            )
         options = ClusterOptions.of(
             {
                 "scheduler": scheduler,
@@ -123,7 +124,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             configuration,
         )
         notes = job_notes({**configuration.values, **keywords})
-        self._open(with_preference(spec, prefer), options, n_workers, notes)
+        with hints_in_python():
+            self._open(with_preference(spec, prefer), options, n_workers, notes)
 
     @classmethod
     def from_profile(

@@ -7,14 +7,18 @@ configuration count as keywords; a keyword of the same meaning has priority.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.document import Document, Loc
+from ..config.document import PYTHON, Document, Loc
 from ..config.fields import positive
-from ..config.model import build
+from ..config.hints import in_python
+from ..config.model import build, key_names
+from ..config.profile import Profile
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
@@ -26,6 +30,7 @@ from .jobqueue import Configuration
 from .options import CONFIGURABLE
 from .vocabulary import JOBQUEUE, PER_JOB, Vocabulary
 
+_KEYS = tuple(key_names(Profile))
 DEFAULT_WALLTIME = "30m"
 """dask-jobqueue's, for users without a site file."""
 
@@ -41,6 +46,18 @@ class Given(NamedTuple):
     def problem(self, message: str, hint: str = "") -> Problem:
         """Return a problem of this keyword."""
         return Problem(message, Position(self.place), hint=hint)
+
+
+@contextlib.contextmanager
+def hints_in_python() -> Iterator[None]:
+    """Write the hints of errors about a profile as keywords."""
+    try:
+        yield
+    except InputError as error:
+        problems = [
+            replace(problem, hint=in_python(problem.hint, _KEYS)) for problem in error.problems
+        ]
+        raise InputError(problems) from None
 
 
 def spec_of(
@@ -83,6 +100,8 @@ def _check_site_and_number(site: object, n_workers: object) -> None:
 
 def _with_size(document: Document, n_workers: int) -> Document:
     value: dict[str, Any] = dict(document.value)
+    if not isinstance(value.get("workers", {}), Mapping):
+        return document  # it is refused later
     if value.get("groups"):
         if n_workers:
             message = "n_workers: a cluster with groups has a number of each"
@@ -103,7 +122,9 @@ def _with_size(document: Document, n_workers: int) -> Document:
 
 def _worker_size(profile: Mapping[str, Any]) -> WorkerSize:
     """Return how many GPUs a worker has. Raises ValueError."""
-    workers = profile.get("workers") or {}
+    workers = profile.get("workers")
+    if not isinstance(workers, Mapping):
+        workers = {}
     return WorkerSize(
         positive(workers.get("gpus_per_worker", 1)), positive(workers.get("workers_per_gpu", 1))
     )
@@ -213,7 +234,7 @@ class _Converter:
         for loc, given in self.sources.items():
             for length in range(1, len(loc) + 1):
                 positions[loc[:length]] = Position(given.place)
-        return Document(self.values, positions, dict(positions), "keywords")
+        return Document(self.values, positions, dict(positions), PYTHON)
 
     def _put(self, setting: Setting, given: Given) -> None:
         loc, value = setting

@@ -9,7 +9,9 @@ from ..clusters.machine import this_machine
 from ..errors import InputError
 from ..injob.size import WorkerSize
 from .cluster import GPUJobQueueCluster
+from .keywords import document_of
 from .localcuda import LOCAL, device_list, options_of_scheduler
+from .vocabulary import PARAMETERS
 
 
 class GPULocalCluster(GPUJobQueueCluster):
@@ -81,6 +83,8 @@ def _workers_on_free_gpus(devices: tuple[str, ...] | None, keywords: Mapping[str
         return 0
     machine = this_machine(devices)
     if not machine.gpus:
+        own = {name: value for name, value in keywords.items() if name not in PARAMETERS}
+        document_of(own, vocabulary=LOCAL)  # a misspelled keyword is reported first
         busy = ": all are in use" if machine.busy else ""
         message = f"this machine has no free GPU{busy}"
         raise InputError(message, hint="gpus_per_job=0 with n_workers=… starts CPU workers")

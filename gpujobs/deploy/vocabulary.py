@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from ..config.document import Loc
 from ..config.fields import count, positive
-from ..config.model import key_names, keys_of, suggest
+from ..config.hints import unknown_keyword
+from ..config.model import key_names, keys_of
 from ..config.profile import Profile
-from ..config.workers import Workers
 from .conversions import (
     Setting,
     directives,
@@ -25,6 +24,11 @@ from .conversions import (
 
 PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
+PARAMETERS = (
+    "site", "n_workers", "log_directory", "scheduler", "scheduler_options", "prefer",
+    "asynchronous", "loop", "silence_logs", "quiet",
+)  # fmt: skip
+"""Parameters of the classes that are not part of the profile."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,9 @@ class Vocabulary:
 
     def suggestion(self, name: str) -> str:
         """Return a hint for an unknown keyword."""
-        known = self.known()
-        everywhere = [*known, *(f"workers.{key}" for key in key_names(Workers))]
-        if hint := suggest(name, known, everywhere):
-            return hint
-        return next((self.refused[near] for near in get_close_matches(name, self.refused, n=1)), "")
+        keys = [key for key in key_names(Profile) if key.partition(".")[0] not in self.refused]
+        keys = [key for key in keys if not key.startswith("groups.")]
+        return unknown_keyword(name, [*self.known(), *PARAMETERS], self.refused, keys)
 
     def settings(self, name: str, value: Any) -> Iterable[Setting]:
         """Return the settings of one keyword. Raises ValueError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ..clusters.report import ClusterReport
@@ -11,6 +12,8 @@ from .jobcheck import JobFacts, Scratch
 
 COMPARED = ("python", "dask", "distributed", "dask-cuda")
 """Versions that must be the same in the job and on this side."""
+OLDEST_DASK_CUDA = (26, 8)
+"""As the extras `cuda12` and `cuda13` require it."""
 GIB = 2**30
 SHARED_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs")
 
@@ -37,6 +40,10 @@ def _check_versions(there: dict[str, str]) -> Check:
         for name in names
         if here.get(name) != there.get(name)
     ]
+    version = there.get("dask-cuda", "")
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_DASK_CUDA:
+        remedy = "pip install -U 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
+        return failed("versions", f"dask-cuda {version} in the job is too old", remedy)
     if different:
         remedy = "use one environment for both (`environment.python`)"
         return warning("versions", "; ".join(different), remedy)
@@ -82,6 +89,8 @@ def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
     remedy = (
         "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
     )
+    if folder.transport.reason:  # it is listed
+        remedy = "if ucxx is missing: pip install 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
     return warning("transport", "; ".join([*parts, *folder.notes]), remedy)
 
 

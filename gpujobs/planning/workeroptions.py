@@ -288,7 +288,7 @@ def _check_ports(diagnostics: Diagnostics, shape: JobShape) -> None:
     wanted = shape.workers // shape.nodes
     if first and (there := int(last or first) - int(first) + 1) < wanted:
         message = f"{wanted} workers on a node need {wanted} ports, not {there}"
-        hint = f"worker_port: {first}:{int(first) + wanted - 1}"
+        hint = f"workers.worker_port: {first}:{int(first) + wanted - 1}"
         diagnostics.profile_error(message, "workers", "worker_port", hint=hint)
 
 

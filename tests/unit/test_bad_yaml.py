@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.config import hints
+from gpujobs.config.hints import WORDS
+from gpujobs.config.model import key_names, keys_of
+from gpujobs.config.profile import Profile
+from gpujobs.config.queue import Queue
+from gpujobs.config.site import Site
 from gpujobs.config.spec import load_spec
+from gpujobs.config.workers import Workers
 from gpujobs.errors import InputError
 
 from .support import SLURM, error_of, made_plan
@@ -213,24 +220,6 @@ def test_11_hints_for_words_in_a_queue(home: Path, text: str) -> None:
     assert "hint: use " in (message := error_of(home, "gpus: 1\n")) or "`directives`" in message
 
 
-def test_hints_name_keys_that_exist() -> None:
-    from gpujobs.config.hints import HINTS
-    from gpujobs.config.model import key_names, keys_of
-    from gpujobs.config.profile import Profile
-    from gpujobs.config.queue import Queue
-    from gpujobs.config.site import Site
-    from gpujobs.config.workers import Workers
-
-    models = {model.__name__: model for model in (Profile, Workers, Queue, Site)}
-    assert set(HINTS) == set(models)
-    known = {name for model in (Profile, Site, Queue) for name in key_names(model)}
-    known |= {f"defaults.{name}" for name in key_names(Profile)}
-    for name, hints in HINTS.items():
-        assert not hints.keys() & keys_of(models[name]).keys()
-        for hint in hints.values():
-            assert {word for word in re.findall(r"`([\w.]+)`", hint)} <= known
-
-
 @pytest.mark.parametrize(
     "key", ["layout", "run_on", "network: {protocol", "workers: {worker_class"]
 )
@@ -239,3 +228,44 @@ def test_nothing_is_not_a_choice(home: Path, key: str) -> None:
     assert "None" not in message and re.search(
         r"svd\.yaml:2:\d+: `[\w.]+` must be .* or .*, not nothing", message
     )
+
+
+def test_words_of_other_programs_mean_keys() -> None:
+    keys, top = set(key_names(Profile)), set(keys_of(Profile))
+    assert len(WORDS) >= 100
+    assert {key for key in WORDS.values() if key not in keys} == set()
+    assert not {*WORDS, *hints._NONE} & top and not {*WORDS} & {*hints._NONE}
+    of_site = {*key_names(Site), "defaults.walltime"}
+    for model, words in hints._INSIDE.items():
+        files = {"Workers": keys, "Site": of_site, "Queue": set(keys_of(Queue))}
+        assert {key for key in words.values() if " " not in key} <= files[model]
+        own = {"Workers": Workers, "Site": Site, "Queue": Queue}[model]
+        assert not set(words) & set(keys_of(own))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("gpus: 1\nworker_memory: 1G", "use `workers.memory`"),
+        ("gpus: 1\nworkers: {threads_per_worker: 2}", "use `workers.threads`"),
+        ("groups: {a: {gpus: 1, run: x}}", "`run` is for the whole cluster: write it outside of `groups`"),
+        ("groups: {a: {gpus: 1, workers: {nthreads: 1}}}", "use `groups.a.workers.threads`"),
+        ("gpus: 1\nsoftware: x", "use `environment.setup`"),
+        ("gpus: 1\nenviron: {}", "use `env`"),
+        ("gpus: 1\nscript: x", "use `run`"),
+        ("ngpus: 1", "use `gpus`: each GPU has one worker"),
+        ("gpus: 1\nmemory_limit: 1G", "use `workers.memory`"),
+        ("gpus: 1\nnthreads: 1", "use `workers.threads`"),
+        ("gpus: 1\nworker_options: {}", "use `workers.options`"),
+        ("gpus: 1\nncores: 1", "use `cpus_per_job`"),
+        ("gpus: 1\nregion: x", "it is for machines of a cloud"),
+        ("gpus: 1\ncontainer: mine", "did you mean `environment.container`?"),
+        ("gpus: 1\nworkers: 4", "workers: {count: 4} for CPU workers; `gpus` has a worker each"),
+        ("gpus: 1\nenvironment: {container: mine}", "container: {image: mine}"),
+        ("gpus: 1\nnetwork: ucxx", "network: {protocol: ucxx}"),
+        ("gpus: 1\ncolour: red", "keys: account, after"),
+        ("gpus: 1\nstart_timeout: 0", "`start_timeout` must be longer than 0 seconds"),
+    ],
+)  # fmt: skip
+def test_hints_are_right(home: Path, text: str, hint: str) -> None:
+    assert hint in error_of(home, f"{text}\n")

@@ -21,6 +21,7 @@ from gpujobs.deploy.group import WorkerGroup
 from gpujobs.deploy.jobqueue import configured
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import ClusterOptions
+from gpujobs.deploy.vocabulary import PARAMETERS
 from gpujobs.errors import InputError
 from gpujobs.planning.commandlines import JobRoles
 from gpujobs.planning.plan import Plan, make_plan
@@ -468,3 +469,45 @@ def test_one_worker_where_dask_jobqueue_starts_several_is_noted(
     keywords: dict[str, Any], noted: bool
 ) -> None:
     assert [note.partition(":")[0] for note in job_notes(keywords)] == ["cores=4"] * noted
+
+
+@pytest.mark.parametrize(
+    ("keywords", "hint"),
+    [
+        ({"n_worker": 4}, "use n_workers: each worker has one GPU"),
+        ({"workers": 4}, "n_workers=4"),
+        ({"container": "mine"}, "container={'image': 'mine'}"),
+        ({"partition": "x"}, "use queue=…"),
+        ({"time": "1h"}, "use walltime=…"),
+        ({"qos": "high"}, "use directives=['--qos=NAME']"),
+        ({"memory_limit": "1GiB"}, "use workers={'memory': …}"),
+        ({"nthreads": 2}, "use workers={'threads': …}"),
+        ({"ngpus": 2}, "use n_workers"),
+        ({"ncores": 2}, "use cpus_per_job=…"),
+        ({"script": "x.py"}, "use `gpujobs submit`"),
+        ({"software": "x"}, "use environment={'setup': …}"),
+        ({"environ": {}}, "use env=…"),
+        ({"logdirectory": "/x"}, "did you mean `log_directory`?"),
+        ({"rmm_pool_sise": 0.5}, "did you mean workers={'rmm_pool_size': …}?"),
+        ({"workers": {"nthreads": 2}}, "use workers={'threads': …}"),
+        ({"colour": "red"}, ""),
+    ],
+)  # fmt: skip
+def test_hints_are_in_python(home: Path, keywords: dict[str, Any], hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        gpujobs.GPUSLURMCluster(site(home, "slurm"), quiet=True, **keywords)
+    found = caught.value.problems[0].hint
+    assert found.startswith(hint) and bool(found) is bool(hint)
+
+
+def test_hints_about_values_are_in_python(home: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        gpujobs.GPUSLURMCluster(
+            site(home, "slurm"), n_workers=8, quiet=True, workers={"worker_port": 8000}
+        )
+    assert "workers={'worker_port': '8000:" in str(caught.value)
+
+
+def test_parameters_of_the_classes() -> None:
+    own = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
+    assert set(own) - {"self", "keywords"} == set(PARAMETERS)

@@ -37,7 +37,7 @@ TWO_QUEUES = (
     + "max_queued_jobs: 6\n"
 )
 GROUPS = """\
-workers: {threads: 2, options: {weird: 1h}}
+workers: {threads: 2, options: {pid_file: w.pid}}
 env: {A: "1"}
 groups:
   gpu: {gpus: 4, gpus_per_job: 2}
@@ -66,7 +66,7 @@ def test_each_group_is_planned_by_its_own_profile(home: Path) -> None:
     scripts = render(made, "svd-0000")
     assert [(script.first, script.count) for script in scripts] == [(0, 2), (2, 2)]
     assert "--resources=GPU=1" in scripts[0].text and "--resources=MEMORY=8" in scripts[1].text
-    assert all("--weird=1h" in script.text for script in scripts)
+    assert all("--pid-file=w.pid" in script.text for script in scripts)
 
 
 def test_plan_shows_each_group(home: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_contradicts_groups(home: Path, changes: str, message: str) -> None
         ("jobs: {}", "'jobs' is reserved"),
         ("self: {}", "'self' is reserved"),
         ("a-1: {}", "'a-1': up to 40 letters, digits and '_', starting with a letter"),
-        ("a: {gpu: 4}", "did you mean `groups.a.gpus`?"),
+        ("a: {gpu: 4}", "use `groups.a.gpus`"),
         ("a: {run: x}", "unknown key `groups.a.run`"),
     ],
 )  # fmt: skip
