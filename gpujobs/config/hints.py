@@ -40,6 +40,7 @@ WORDS: dict[str, str] = {
     **dict.fromkeys(("nanny", "worker_command"), "workers.worker_class"),
     **dict.fromkeys(("wait_for_workers", "min_workers", "minimum"), "start_workers"),
     "rmm_allocator_external_lib_list": "workers.set_rmm_allocator_for_libs",
+    **dict.fromkeys(("rmm_pool", "pool_size"), "workers.rmm_pool_size"),
     "log_spilling": "workers.cudf_spill_stats",
     "jit_unspill": "workers.enable_cudf_spill",
     "dashboard_address": "network.dashboard",
