@@ -279,10 +279,10 @@ def test_broken_environment(
     ("profile", "said"),
     [
         ({"env": {"FAKE_NVML_GPUS": "0"}}, "worker .* ended .exit code 1."),
-        ({"workers": {"options": {"no_such_option": "1"}}}, "no-such-option"),
+        ({"workers": {"options": {"pid_file": "/nosuch/w.pid"}}}, "nosuch/w.pid"),
         ({"env": {"PYTHONPATH": "broken"}}, "broken on purpose"),
     ],
-    ids=["no-gpu", "unknown-option", "broken-dask-cuda"],
+    ids=["no-gpu", "wrong-option", "broken-dask-cuda"],
 )
 def test_workers_that_cannot_start(
     cli: Cli, backend: Backend, profile: dict[str, object], said: str

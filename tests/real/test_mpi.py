@@ -263,9 +263,9 @@ def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
 # -- what fails is told within seconds, and the allocation ends ------------------------------------------------------
 BROKEN = "raise ImportError('broken on purpose')\n"
 DEATHS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown-option": (
-        {"workers": {"options": {"no_such_option": 1}}},
-        r"rank \d on node\d: .*no_such_option",
+    "wrong-option": (
+        {"workers": {"options": {"pid_file": "/nosuch/w.pid"}}},
+        r"rank \d on node\d: .*nosuch/w.pid",
     ),
     "no-gpu": ({"env": {"FAKE_NVML_GPUS": "0"}}, r"rank \d on node\d: "),
     "fewer-gpus": ({"env": {"FAKE_NVML_GPUS": "2"}}, r"rank \d on node\d: .*(Invalid device|3)"),
@@ -280,7 +280,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-OFTEN = ("unknown-option", "fewer-gpus", "broken-dask-mpi")
+OFTEN = ("wrong-option", "fewer-gpus", "broken-dask-mpi")
 
 
 @pytest.mark.parametrize("case", [case if case in OFTEN else SLOW(case) for case in DEATHS])
