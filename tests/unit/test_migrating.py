@@ -90,7 +90,7 @@ def check_call(code: str, names: dict[str, object]) -> None:
 
 
 JOBQUEUE = (dask_jobqueue.SLURMCluster, JobQueueCluster, SLURMJob, Job)
-ADAPTIVE = {"minimum", "maximum"}
+ADAPTIVE = {"minimum", "maximum", "wait_count", "hold"}
 """Keywords of `adapt` that pass through ``**kwargs``."""
 OURS: dict[str, object] = {
     **{name: getattr(gpujobs, name) for name in gpujobs.__all__},
