@@ -33,6 +33,7 @@ from gpujobs.errors import GpujobsError
 from gpujobs.planning.plan import make_plan
 from gpujobs.schedulers import CommandResult
 
+from ..support.transcripts import SQUEUE_HEADER
 from .support import MACHINE, make_spec
 
 NOW = 1795421700.0
@@ -174,7 +175,8 @@ class Slurm(System):
         return NOW
 
     def run(self, argv: Sequence[str], **_: Any) -> CommandResult:
-        listed = "7|0|RUNNING|node1|N/A|None|p-2cab\n" if argv[0] == "squeue" else ""
+        rows = f"{SQUEUE_HEADER}7|0|RUNNING|node1|N/A|None|p-2cab\n"
+        listed = rows if argv[0] == "squeue" else ""
         return CommandResult(list(argv), 0, listed, "")
 
 
