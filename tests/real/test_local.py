@@ -83,7 +83,7 @@ def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
     assert done.returncode == 0, done.stderr
     log = Path(local.status(done.stdout.strip())["folder"]) / "logs" / "run.log"
     assert log.read_text(encoding="utf-8") == "日本\n"
-    assert local("logs", done.stdout.strip()).stdout == "\\u65e5\\u672c\n"
+    assert local("logs", done.stdout.strip()).stdout == "日本\n"
 
 
 def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
