@@ -1,7 +1,7 @@
-"""Print how dense the code of the package is and how plain its English, against the aims.
+"""Print how large and dense the package is and how plain its English, against the aims.
 
 ``python tools/measure.py [PATH...]``: the package, or only these files and folders. Exit code 1 if
-an aim is missed.
+a figure is above its limit. A limit is the aim, or the last figure on the way there: it only falls.
 """
 
 from __future__ import annotations
@@ -12,14 +12,29 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpujobs"
 
 LARGEST_MODULE = 600
+MEDIAN_MODULE = 300
+MODULES, LINES = 130, 26_500
+"""Aims of the whole package. With every capability that is planned: 145 and 29,000."""
+FLOORS = 9
+"""Of a room: the longest chain of imports inside it."""
+IMPORTS = 6.0
+"""Percent of the code lines."""
+LIMITS = {
+    "modules": 239,
+    "lines of the package": 31_600,
+    "floors of a room": 14,
+    "imports (% of code lines)": 11.2,
+}
+"""Last figures of the package above their aim."""
 FILES_AT_ROOT = 8
 # Of the 90th percentile of all functions.
 TOKENS, BRANCHES = 140, 6
@@ -35,7 +50,7 @@ WORDS = {
 _CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler)
 _WORST = 10
-"""Number of functions that are listed if an aim is missed."""
+"""Number of functions that are listed if a limit is exceeded."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,8 @@ class Module:
     functions: list[Function]
     conditional_expressions: int
     any_types: int
+    code_lines: int
+    import_lines: int
     prose: str
 
 
@@ -68,11 +85,11 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Whether the figure is above the aim."""
-        return self.figure > self.aim
+        """Whether the figure is above its limit."""
+        return self.figure > max(self.aim, LIMITS.get(self.name, 0))
 
     def __str__(self) -> str:
-        result = "MISSED" if self.missed else "ok"
+        result = "MISSED" if self.missed else "ok" if self.figure <= self.aim else "above"
         return f"{result:<7} {self.name:<50} {self.figure:>7} (aim: {self.aim})"
 
 
@@ -90,8 +107,61 @@ def measure(path: Path) -> Module:
         ],
         conditional_expressions=sum(isinstance(node, ast.IfExp) for node in nodes),
         any_types=sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes),
+        code_lines=len(set(code_lines)) - _docstring_lines(nodes),
+        import_lines=sum(
+            (node.end_lineno or node.lineno) - node.lineno + 1
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ),
         prose=python_prose(text),
     )
+
+
+def _docstring_lines(nodes: Iterable[ast.AST]) -> int:
+    """Return the number of lines on which a docstring begins, the only code token of theirs."""
+    return sum(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for node in nodes
+    )
+
+
+def floors(room: Path) -> int:
+    """Return the longest chain of imports between the modules of a folder."""
+    names = {path.stem for path in room.glob("*.py")} - {"__init__"}
+    imports = {
+        name: {
+            target
+            for node in ast.walk(ast.parse((room / f"{name}.py").read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.level == 1
+            for target in ([node.module] if node.module else [alias.name for alias in node.names])
+            if target in names
+        }
+        for name in names
+    }
+    height: dict[str, int] = {}
+    for name in TopologicalSorter(imports).static_order():
+        height[name] = 1 + max((height[target] for target in imports[name]), default=0)
+    return max(height.values(), default=0)
+
+
+def package_rows(modules: Sequence[Module]) -> list[Row]:
+    """Return the rows of the package as a whole."""
+    lines = sorted(module.lines for module in modules)
+    rooms = [
+        path for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()
+    ]
+    imports = sum(module.import_lines for module in modules)
+    share = 100 * imports / sum(module.code_lines for module in modules)
+    return [
+        Row("modules", len(modules), MODULES),
+        Row("lines of the package", sum(lines), LINES),
+        Row("lines of the median module", lines[len(lines) // 2], MEDIAN_MODULE),
+        Row("floors of a room", max(map(floors, rooms)), FLOORS),
+        Row("imports (% of code lines)", round(share, 1), IMPORTS),
+        Row("files at the root of the package", len(list(PACKAGE.glob("*.*"))), FILES_AT_ROOT),
+    ]
 
 
 def python_prose(text: str) -> str:
@@ -172,15 +242,14 @@ def _percentile(values: Sequence[int]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, and the longest functions if an aim is missed."""
+    """Print the table, and the longest functions if a limit is exceeded."""
     files: set[Path] = set()
     for path in map(Path, arguments or [str(PACKAGE)]):
         files.update([path] if path.is_file() else path.rglob("*.py"))
     modules = [measure(path) for path in sorted(files)]
     rows = code_rows(modules)
     if not arguments:
-        at_root = len(list(PACKAGE.glob("*.*")))
-        rows.append(Row("files at the root of the package", at_root, FILES_AT_ROOT))
+        rows += package_rows(modules)
     print(*rows, sep="\n")
     if not any(row.missed for row in rows):
         return 0
