@@ -29,7 +29,6 @@ from typing import IO, Any, NamedTuple, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpujobs.clusters import tls
 from gpujobs.injob.network import dask_config
 
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
@@ -231,7 +230,7 @@ def main() -> None:
     arguments = [f"--{key}={getattr(options, key)}" for key in ("module", "size", "count")]
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        tls.make(folder)
+        folder.make_certificate(folder)
         log = stack.enter_context((folder / "log").open("w"))
         served = []
         for row in rows(folder, options.module, options.variables):

@@ -1,4 +1,4 @@
-"""Generated parts of the reference: keys, built-in defaults, help of commands, docstrings.
+"""Generated parts of the documentation: keys, defaults, help of commands, docstrings, modules.
 
 Each function of `PARTS` returns Markdown, which replaces the comment ``<!-- generated NAME -->`` of
 a page when the site is built.
@@ -6,8 +6,11 @@ a page when the site is built.
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +26,7 @@ from gpujobs.schedulers.base import Scheduler
 
 Schema = Mapping[str, Any]
 
+_PACKAGE = Path(gpujobs.__file__).parent
 BATCH_SCHEDULERS = ("slurm", "pbs", "torque", "lsf", "sge", "local")
 _PROFILE_PAGE = "reference-profile.md"
 
@@ -194,11 +198,43 @@ def _autodoc(directive: str, name: str, heading: str, options: tuple[str, ...] =
     return "\n".join([heading, "", "```{eval-rst}", *lines, "```"])
 
 
+# -- modules ---------------------------------------------------------------------------------------
+def modules() -> str:
+    """Return a table of the modules of each room, in the order of their imports."""
+    rooms = sorted(path.parent for path in _PACKAGE.glob("*/__init__.py"))
+    return "\n\n".join(
+        f"### `{room.name}/`\n\n| Module | Content |\n|---|---|\n{_module_rows(room)}"
+        for room in rooms
+    )
+
+
+def _module_rows(room: Path) -> str:
+    trees = {
+        path.stem: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(room.glob("*.py"))
+        if not path.stem.startswith("__")
+    }
+    imports = {
+        name: {
+            node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module in trees
+        }
+        for name, tree in trees.items()
+    }
+    lines = []
+    for name in TopologicalSorter(imports).static_order():
+        summary = (ast.get_docstring(trees[name]) or "").partition("\n\n")[0]
+        lines.append(f"| `{name}.py` | {' '.join(summary.split()).replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "profile-keys": profile_keys,
     "site-keys": site_keys,
     "built-in-defaults": defaults_by_scheduler,
     "command-help": command_help,
     "python-api": python_api,
+    "modules": modules,
 }
 """The parts by the name in the comment."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .injob.initialize import initialize
+from .injob.rank import initialize
 
 __all__ = ["initialize"]

@@ -29,10 +29,10 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "modules": 239,
-    "lines of the package": 31_600,
-    "floors of a room": 14,
-    "imports (% of code lines)": 11.2,
+    "modules": 142,
+    "lines of the package": 33_200,
+    "floors of a room": 10,
+    "imports (% of code lines)": 9.1,
 }
 """Last figures of the package above their aim."""
 FILES_AT_ROOT = 8

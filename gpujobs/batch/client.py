@@ -3,16 +3,93 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import os
+import pwd
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import RefusedError, UnavailableError
+from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from ..schedulers.jobs import cancel_targets
-from .command import LONGEST_DELAY, check_usable, delays, run_command
-from .system import HOST, System
-from .users import user_name, with_canceller
+from . import process
+from .process import HOST, System
+
+# -- names of users of this host; `$LOGNAME` may be that of another one ----------------------------
+
+
+def user_name(number: int | None = None) -> str:
+    """Return the name of a user, by default of this process; its number if it has no name."""
+    number = os.getuid() if number is None else number
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def with_canceller(status: JobStatus) -> JobStatus:
+    """Return ``status`` with the name of another user who cancelled the job as its reason."""
+    user = status.cancelled_by
+    if user is None or user == os.getuid():
+        return status
+    name = user_name(user)
+    return replace(status, reason=f"cancelled by {f'user {name}' if name.isdigit() else name}")
+
+
+# -- runs one command of a batch scheduler, with the site's path and the variables that it needs----
+
+
+SHORTEST_TIMEOUT = 5.0
+FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
+"""Seconds between two attempts: doubled each time."""
+
+
+def run_command(
+    scheduler: Scheduler,
+    commands: Mapping[str, str],
+    argv: Sequence[str],
+    *,
+    stdin: str = "",
+    cwd: Path | None = None,
+    timeout: float = process.COMMAND_TIMEOUT,
+    system: System = HOST,
+) -> CommandResult:
+    """Run ``argv``; ``commands`` are other paths of commands, ``timeout`` is in seconds."""
+    command, *arguments = argv
+    if command in commands:
+        command = str(Path(commands[command]).expanduser())
+    return system.run(
+        [command, *arguments],
+        stdin=stdin,
+        cwd=cwd,
+        timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, timeout)),
+        env=process.environment(scheduler.environment, scheduler.fixed_environment),
+    )
+
+
+def check_usable(result: CommandResult) -> None:
+    """Raise UnusableError if the command of ``result`` cannot be used on this host."""
+    if result.usable:
+        return
+    name = Path(result.argv[0]).name
+    hint = (
+        "is this a login node? If it is, write the path in the site file:"
+        f" commands: {{{name}: /path/to/{name}}}"
+    )
+    problem = result.problem or f"{name} is not configured on this host:\n{result.message}"
+    raise UnusableError(problem, hint=hint)
+
+
+def delays(first: float = FIRST_DELAY) -> Iterator[float]:
+    """Yield the seconds to wait before the next attempts."""
+    delay = first
+    while True:
+        yield delay
+        delay = min(LONGEST_DELAY, delay * 2)
+
+
+# -- the client of one site's batch scheduler: runs its commands, and retries if it is unreachab----
+
 
 logger = logging.getLogger("gpujobs")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -134,3 +136,41 @@ def _finish(
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace").replace("\r\n", "\n")
+
+
+# -- the host as far as clusters are watched from it: its clock, and the commands that run on it----
+
+
+class System:
+    """This host. A simulation replaces it as a whole."""
+
+    def monotonic(self) -> float:
+        """Return the time in seconds; it does not change when the clock of the host is set."""
+        return time.monotonic()
+
+    def time(self) -> float:
+        """Return the seconds since the epoch."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, in a thread."""
+        time.sleep(seconds)
+
+    def spread(self, seconds: float) -> float:
+        """Return about as many seconds, so that not all processes retry at the same moment."""
+        return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str,
+        timeout: float,
+        cwd: Path | None,
+        env: Mapping[str, str],
+    ) -> CommandResult:
+        """Run a command of the batch scheduler to its end (see `process.run`)."""
+        return run(argv, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
+
+
+HOST = System()

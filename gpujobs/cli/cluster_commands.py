@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import GpujobsError, InputError
-from . import messages, options
+from . import options
+from .live import echo, progress
 
 if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord, Ledger
@@ -51,10 +52,10 @@ def top(cluster_id: str, interval: float, once: bool) -> None:
 
     On a terminal the table is refreshed until the cluster ends, or Ctrl-C.
     """
-    from . import top
+    from . import status
 
     ledger = options.open_ledger()
-    top.show(ledger.get(cluster_id), ledger, interval=interval, once=once)
+    status.show(ledger.get(cluster_id), ledger, interval=interval, once=once)
 
 
 @click.command()
@@ -73,14 +74,14 @@ def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
 
     found = handle.ClusterHandle(cluster_id, options.open_ledger()).usage()
     if output is not None:
-        from . import report_page
+        from . import usage_text
 
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
-            file.write(report_page.page(found))
+            file.write(usage_text.page(found))
     if as_json:
-        messages.echo(json.dumps(usagejson.usage_json(found), indent=1))
+        echo(json.dumps(usagejson.usage_json(found), indent=1))
     elif output is None:
-        messages.echo(usage_text.usage_text(found))
+        echo(usage_text.usage_text(found))
 
 
 @click.command()
@@ -98,17 +99,17 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
     paths = logs.choose(record, worker, everything)
     monitor = ClusterMonitor([record], ledger)
     if follow and not any(path.exists() for path in paths()) and not monitor.report().finished:
-        messages.progress.write(_no_output(monitor.report()))
+        progress.write(_no_output(monitor.report()))
 
     def complete() -> bool:
         return not follow or monitor.report().finished
 
     printed = False
     for line in logs.lines(paths, everything, complete):
-        messages.echo(line)
+        echo(line)
         printed = True
     if not printed:
-        messages.progress.write(_no_output(monitor.report()))
+        progress.write(_no_output(monitor.report()))
 
 
 def _no_output(report: ClusterReport) -> str:
@@ -131,9 +132,9 @@ def connect(cluster_id: str, as_environment: bool) -> None:
 
     record = options.open_ledger().get(cluster_id)
     if as_environment:
-        messages.echo(connect.environment_lines(record))
+        echo(connect.environment_lines(record))
     else:
-        messages.echo(connect.instructions(record))
+        echo(connect.instructions(record))
 
 
 @click.command()
@@ -175,34 +176,34 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> Non
     if not cluster_ids and not everything and not orphans:
         hint = "`gpujobs status` lists them"
         raise InputError("name the clusters to cancel, or use --all", hint=hint)
-    from ..clusters import cancel
+    from ..clusters import scale
     from . import status
 
     ledger = options.open_ledger()
     records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
-        records = [record for record in records if cancel.orphaned(record)]
+        records = [record for record in records if scale.orphaned(record)]
         if not records:
-            messages.progress.write("no orphans")
+            progress.write("no orphans")
     _cancel_all(records, ledger)
 
 
 def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
     """Cancel each cluster; raise the last error after all of them have been tried."""
-    from ..clusters import cancel
+    from ..clusters import scale
 
     errors: list[GpujobsError] = []
     for record in records:  # the jobs of all of them exit at the same time
-        cancel.end(record)
+        scale.end(record)
     for record in records:
         try:
-            cancel.cancel(record, ledger)
+            scale.cancel(record, ledger)
         except GpujobsError as error:
             errors.append(error)
             continue
         outcome = "had ended already" if record.finished else "is cancelled"
-        messages.progress.write(f"{record.id} {outcome}")
+        progress.write(f"{record.id} {outcome}")
     for earlier in errors[:-1]:
-        messages.progress.write(f"error: {earlier}")
+        progress.write(f"error: {earlier}")
     if errors:
         raise errors[-1]

@@ -13,7 +13,8 @@ import click
 
 from ..errors import GpujobsError
 from ..version import __version__
-from . import cluster_commands, messages, profile_commands, queue_commands, site_commands
+from . import cluster_commands, live, profile_commands, site_commands
+from .live import progress
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -24,23 +25,23 @@ class ErrorHandlingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; exit with the code of the error if it fails."""
-        messages.keep_descriptors()
-        messages.install_handler()
+        live.keep_descriptors()
+        live.install_handler()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a letter
         try:
             return super().invoke(ctx)
         except GpujobsError as error:
-            messages.progress.write(f"error: {error}")
+            progress.write(f"error: {error}")
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # for example `gpujobs status | head`
-            messages.discard_output()
+            live.discard_output()
             sys.exit(EXIT_BROKEN_PIPE)
         except OSError as error:  # for example a folder that was removed, or stdout is full
-            messages.discard_output()
-            messages.progress.write(f"error: {error}")
+            live.discard_output()
+            progress.write(f"error: {error}")
             sys.exit(1)
 
 
@@ -83,7 +84,7 @@ for command in (
     cluster_commands.connect,
     cluster_commands.scale,
     cluster_commands.cancel,
-    queue_commands.queues,
+    site_commands.queues,
     site_commands.doctor,
     site_commands.sites,
     site_commands.schema,

@@ -4,19 +4,185 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ..clusters.ledger import ClusterRecord
-from ..config.queue import Queue
+from ..config.origins import BUILT_IN, KeyOrigins, Origin
+from ..config.profile import Workers
+from ..config.site import Queue
+from ..errors import Position
 from ..injob.idle import RULES
-from ..injob.names import HEAD
-from ..injob.size import WorkerSize
+from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
-from ..planning.isolation import notes
+from ..planning.explain import Limit, Value
 from ..planning.limits import job_limits
 from ..planning.plan import JobGroup, Plan
-from ..text import alternatives, number_text, plural, short_size_text, walltime_text
-from . import memory_text
+from ..planning.render import notes
+from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
+from ..text import (
+    alternatives,
+    measured_size_text,
+    number_text,
+    plural,
+    short_size_text,
+    size_text,
+    walltime_text,
+)
+
+# -- how `gpujobs plan` describes the use of GPU memory --------------------------------------------
+
+
+OFF = "0"
+"""dask-cuda's value for no limit and for no pool."""
+
+
+def memory_text(plan: Plan, group: JobGroup) -> str:
+    """Return spilling and RMM's settings of each worker, in bytes if the site states its memory."""
+    workers = with_shares(group.profile.workers)
+    if not group.gpus or workers.worker_class != "cuda":
+        return "no GPU memory is managed"
+    return ", ".join(_parts(workers, plan.site.queues[group.queue_key].gpu_memory))
+
+
+def _parts(workers: Workers, total: int | None) -> Iterator[str]:
+    if total:
+        yield f"GPU {size_text(total)}"
+    if workers.enable_cudf_spill:
+        yield "cuDF spills by itself"
+    else:
+        limit = workers.device_memory_limit or DEVICE_MEMORY_LIMIT
+        yield (
+            "no spilling to host"
+            if limit == OFF
+            else f"spills to host above {_amount(limit, total)}"
+        )
+    if workers.rmm_pool_size not in (None, OFF):
+        yield _pool(workers, total)
+    elif workers.rmm_async:
+        yield "RMM's asynchronous allocator"
+    if workers.rmm_managed_memory:
+        yield "managed memory"
+
+
+def _pool(workers: Workers, total: int | None) -> str:
+    kind = "asynchronous" if workers.rmm_async else "pool"
+    text = f"RMM {kind} of {_amount(str(workers.rmm_pool_size), total)}"
+    if workers.rmm_maximum_pool_size not in (None, OFF):
+        text += f", at most {_amount(workers.rmm_maximum_pool_size, total)}"
+    return text
+
+
+def _amount(value: str, total: int | None) -> str:
+    """Return a fraction or a number of bytes, as dask-cuda takes it, as text."""
+    if "." not in value:
+        return size_text(int(value))
+    part = f"{float(value):.0%} of the GPU's memory"
+    if not total:
+        return part
+    return f"{measured_size_text(int(total * float(value)))} ({part})"
+
+
+# -- the output of `gpujobs explain` ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A key of a profile: its values, the one of the plan, and its limits."""
+
+    origins: KeyOrigins
+    used: dict[str, Value]
+    """By group of workers, "" without groups."""
+    limits: Sequence[Limit]
+    added: Sequence[Origin] = ()
+    """Values of the site that apply in addition."""
+
+    @property
+    def set_by(self) -> Origin | None:
+        """The origin of the value that counts."""
+        return next(iter(self.origins.origins), None)
+
+
+def explanation_text(explained: Explanation) -> str:
+    """Return the value in a line, then names and texts."""
+    origin = explained.set_by
+    value = _shown(origin.value) if origin else "not set"
+    rows = list(_rows(explained))
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows]
+    return "\n".join([f"{explained.origins.key} = {value}", *lines])
+
+
+def explanation_json(explained: Explanation) -> dict[str, object]:
+    """Return the explanation as JSON."""
+    origins = [_origin_json(origin) for origin in explained.origins.origins]
+    set_by = next(iter(origins), None)
+    return {
+        "version": 1,
+        "key": explained.origins.key,
+        "value": set_by and set_by["value"],
+        "set_by": set_by,
+        "overrode": origins[1:],
+        "added": [_origin_json(origin) for origin in explained.added],
+        "used": explained.used or None,
+        "limits": [
+            {"limit": limit.name, "value": limit.value, **_place_json(limit.position)}
+            for limit in explained.limits
+        ],
+        "description": explained.origins.description,
+    }
+
+
+def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
+    first, *others = explained.origins.origins or (None,)
+    for group, value in explained.used.items():
+        yield f"used, group {group}" if group else "used", _shown(value)
+    if first:
+        yield "set by", _place(first)
+    for origin in filter(None, others):
+        if origin.kind != BUILT_IN or origin.value is not None:
+            yield "overrides", f"{_shown(origin.value)}, {_place(origin)}"
+    for origin in explained.added:
+        text = "; ".join(_shown(origin.value).splitlines())
+        yield "added", f"{text}, {_place(origin)}"
+    for limit in explained.limits:
+        yield "limit", f"{limit.name} {_shown(limit.value)}: {limit.position}"
+    if explained.origins.description:
+        yield "meaning", explained.origins.description
+
+
+def _place(origin: Origin) -> str:
+    if origin.kind == BUILT_IN:
+        return "the built-in default"
+    if origin.site_key:
+        return f"{origin.site_key} of the site: {origin.position}"
+    return f"{origin.kind}: {origin.position}"
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) or "none"
+    return str(value)
+
+
+def _origin_json(origin: Origin) -> dict[str, object]:
+    place = _place_json(origin.position)
+    site_key = origin.site_key or None
+    return {"value": origin.value, "kind": origin.kind, **place, "site_key": site_key}
+
+
+def _place_json(position: Position) -> dict[str, object]:
+    return {"source": position.source, "line": position.line or None}
+
+
+# -- a plan as human-readable text and as JSON -----------------------------------------------------
+
 
 SHOWN_NAMES = 8
 """Names of workers that are printed; of more, the first four and the last."""
@@ -205,7 +371,7 @@ def _group_rows(plan: Plan, group: JobGroup, cluster_id: str) -> Iterator[tuple[
     label, names = _label(group), plan.worker_names(cluster_id, group)
     yield f"{label}workers", f"{group.n_workers}: {_names_text(names)}"
     yield f"{label}each worker", _worker_text(group)
-    yield f"{label}memory plan", memory_text.memory_text(plan, group)
+    yield f"{label}memory plan", memory_text(plan, group)
 
 
 def _head_text(plan: Plan) -> str:

@@ -12,7 +12,8 @@ import click
 from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..schedulers import JobId
 from ..text import plural
-from . import messages, options
+from . import live, options
+from .live import echo, progress
 
 if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord
@@ -41,19 +42,19 @@ def submit(
     if dry_run:
         _print_scripts(spec, None)
         return
-    from ..clusters import handle, prepare
+    from ..clusters import handle, submit
 
-    plan = prepare.make_cluster_plan(spec)
+    plan = submit.make_cluster_plan(spec)
     _write_notes(plan)
     cluster = handle.submit_planned(spec, plan)
     problem = _print_submitted(plan, cluster.record, as_json)
     if wait_for_end:
-        from . import wait
+        from . import status
 
-        wait.wait_for_cluster(cluster)
+        status.wait_for_cluster(cluster)
     else:
         for command in ("status", "logs -f", "cancel"):
-            messages.progress.write(f"  gpujobs {command} {cluster.id}")
+            progress.write(f"  gpujobs {command} {cluster.id}")
     if problem:
         raise GpujobsError(problem)
 
@@ -80,10 +81,10 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
 
     Submits nothing. An error names the line of the profile and the limit of the site.
     """
-    from ..clusters import prepare
+    from ..clusters import submit
     from . import plan_text
 
-    plan = prepare.make_cluster_plan(spec)
+    plan = submit.make_cluster_plan(spec)
     cluster_id = _example_id(plan)
     start: str | None = None
     failure: GpujobsError | None = None
@@ -93,13 +94,13 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
         failure = error  # the plan is printed first
     if as_json:
         document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
-        messages.echo(json.dumps(document, indent=1))
+        echo(json.dumps(document, indent=1))
     else:
-        messages.echo(plan_text.plan_text(plan, cluster_id))
+        echo(plan_text.plan_text(plan, cluster_id))
     if failure:
         raise failure
     if with_estimate and not as_json:
-        messages.echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
+        echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
 
 
 @click.command()
@@ -115,16 +116,16 @@ def explain(
 
     Prints the value, where it was set, the values that it overrides, and the limits of the site.
     """
-    from ..clusters import prepare
+    from ..clusters import submit
     from ..config import origins, spec
     from ..planning import explain
-    from . import explain_text
+    from . import plan_text
 
     document = spec.settings_document(settings)
     loaded = spec.load_spec(profile, site=site, settings=document)
     plan, queue_key, invalid = None, None, None
     try:
-        plan = prepare.make_cluster_plan(loaded)
+        plan = submit.make_cluster_plan(loaded)
         queue_key = explain.jobs_of(plan, key).queue_key
     except InputError as error:
         invalid = error  # the explanation is printed first
@@ -138,16 +139,16 @@ def explain(
         queue_key=queue_key,
         supplied=explain.supplied_by_site(loaded, plan, key),
     )
-    explained = explain_text.Explanation(
+    explained = plan_text.Explanation(
         found,
         used=explain.used_values(plan, key) if plan else {},
         limits=list(explain.limits_of(loaded, plan, key)),
         added=explain.added_by_site(loaded, plan, key),
     )
     if as_json:
-        messages.echo(json.dumps(explain_text.explanation_json(explained), indent=1))
+        echo(json.dumps(plan_text.explanation_json(explained), indent=1))
     else:
-        messages.echo(explain_text.explanation_text(explained))
+        echo(plan_text.explanation_text(explained))
     if invalid:
         raise invalid
 
@@ -165,14 +166,14 @@ def _estimate(spec: ClusterSpec, plan: Plan) -> str | None:
 
 def _print_scripts(spec: ClusterSpec, number: int | None) -> None:
     """Print all scripts, or only the one with ``number``."""
-    from ..clusters import prepare
+    from ..clusters import submit
 
-    plan = prepare.make_cluster_plan(spec)
-    scripts = prepare.scripts_of(spec, plan, _example_id(plan))
+    plan = submit.make_cluster_plan(spec)
+    scripts = submit.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
         raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
     _write_notes(plan)
-    messages.progress.write(_submit_text(spec, plan))
+    progress.write(_submit_text(spec, plan))
     for script in scripts:
         if number is None or script is scripts[number]:
             click.echo(script.text, nl=False)
@@ -194,16 +195,14 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> str:
 
         text = json.dumps(plan_text.submitted_json(plan, record), indent=1)
     try:
-        messages.echo(text)  # flushed: a script that reads the id need not wait for `--wait`
+        echo(text)  # flushed: a script that reads the id need not wait for `--wait`
     except OSError as error:
-        messages.discard_output()
+        live.discard_output()
         problem = f"{record.id} is submitted, but its id could not be printed: {error.strerror}"
-        messages.progress.write(problem)
+        progress.write(problem)
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
     ids = ", ".join(_id_text(plan, submission) for submission in record.submissions)
-    messages.progress.write(
-        f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}"
-    )
+    progress.write(f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}")
     return problem
 
 
@@ -214,4 +213,4 @@ def _id_text(plan: Plan, submission: Submission) -> str:
 
 def _write_notes(plan: Plan) -> None:
     for note in plan.notes:
-        messages.progress.write(note)
+        progress.write(note)

@@ -3,14 +3,194 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InputError
+from ..errors import InputError, UnavailableError
 from ..text import table
-from . import check_commands, init_command, messages, options
+from . import options
+from .live import echo, progress
+
+if TYPE_CHECKING:
+    from ..doctor.checks import Check
+    from ..doctor.sitereport import SiteReport
+
+
+# -- the command `sites init`: a draft of a site file from the batch scheduler of this host --------
+
+
+@click.command("init")
+@click.option(
+    "--scheduler", "name", metavar="NAME", help="The batch scheduler; default: the one found here."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="A new file; default: standard output."
+)
+def init_site(name: str | None, output: Path | None) -> None:
+    """Draft a site file from what the batch scheduler reports.
+
+    Values that it does not report are marked "to be filled in".
+    """
+    from ..doctor import jobcheck, live, sitedraft, sitereport
+
+    if output and output.exists():
+        raise InputError(f"{output} exists; it is not overwritten")
+    if output and not output.parent.is_dir():
+        raise InputError(f"there is no folder {output.parent} for {output.name}")
+    client, survey = live.find_survey(name)
+    host = sitedraft.Host(socket.gethostname(), jobcheck.interfaces())
+    text = sitedraft.draft(type(client.scheduler), survey, host)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    # A file that a group may write would be refused: see "Search path" in docs/sites.md.
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    report = sitereport.check_offline(str(output.absolute()))
+    echo(sitereport.report_text(report))
+    progress.write(sitereport.summary(report))
+    open_questions = text.count(sitedraft.TO_BE_FILLED_IN)
+    progress.write(f"{output}: {open_questions} comments are to be filled in")
+
+
+# -- commands that check site files: sites check, sites show ---------------------------------------
+
+
+EXIT_FINDINGS = 1
+
+
+@click.command("check")
+@click.argument("site", shell_complete=options.complete_sites)
+@click.option(
+    "--live", "with_live", is_flag=True, help="Also compare with the batch scheduler of this host."
+)
+@click.option("--run", "with_job", is_flag=True, help="Also submit a small job, as `doctor` does.")
+@options.settings_option
+@options.json_option
+def check_site(
+    site: str, with_live: bool, with_job: bool, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Check a site file: the jobs of all queues, and bash text.
+
+    Exits with 0 if it is correct, and with 1 if there are findings; all of them are printed. --set
+    changes the profiles that are tried and the job of --run, for example account=p1.
+    """
+    from ..config import spec
+    from ..doctor import sitereport
+
+    report = sitereport.check_offline(site, spec.settings_document(settings))
+    no_answer: UnavailableError | None = None
+    try:
+        report = _more_checks(report, site, settings, with_live=with_live, with_job=with_job)
+    except UnavailableError as error:
+        no_answer = error  # the findings so far are printed first
+    if as_json:
+        echo(json.dumps(sitereport.report_json(report), indent=1))
+    else:
+        echo(sitereport.report_text(report))
+        progress.write(sitereport.summary(report))
+    if no_answer:
+        raise no_answer
+    if not report.correct:
+        sys.exit(EXIT_FINDINGS)
+
+
+def _more_checks(
+    report: SiteReport, site: str, settings: tuple[str, ...], *, with_live: bool, with_job: bool
+) -> SiteReport:
+    """Return the report with the checks that need the batch scheduler."""
+    if with_live and report.site_file:
+        from ..config import spec
+        from ..doctor import live
+
+        found, checks = live.live_findings(report.site_file, spec.settings_document(settings))
+        report = replace(
+            report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
+        )
+    if with_job:
+        jobs = _job_checks(report, site, settings)
+        report = replace(report, checks=[*report.checks, *jobs])
+    return report
+
+
+def _job_checks(report: SiteReport, site: str, settings: tuple[str, ...]) -> list[Check]:
+    if not report.correct:
+        from ..doctor.checks import warning
+
+        return [warning("job", "not run, because there are findings")]
+    from ..doctor import job
+
+    return job.check_job(site, settings, options.open_ledger())
+
+
+@click.command("show")
+@click.argument("site", shell_complete=options.complete_sites)
+@click.option(
+    "--effective",
+    "with_origins",
+    is_flag=True,
+    help="Print it after `extends`, with the origin of each value.",
+)
+def show_site(site: str, with_origins: bool) -> None:
+    """Print a site file and validate it.
+
+    Validates it as `sites check` does.
+    """
+    from ..config import sitefiles, yamlfile
+    from ..doctor import sitereport
+
+    loaded = sitefiles.load_site(site)
+    if with_origins:
+        click.echo(yamlfile.effective_text(loaded.document), nl=False)
+    else:
+        click.echo(loaded.path.read_text(encoding="utf-8"), nl=False)
+    if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):
+        raise InputError(problems)
+    progress.write(f"{loaded.path}: site {loaded.name} is valid")
+    for name, text in (("source", loaded.site.source), ("contact", loaded.site.contact)):
+        if text:
+            progress.write(f"{name}: {text}")
+
+
+# -- the command about queues: queues --------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "--site",
+    metavar="SITE",
+    shell_complete=options.complete_sites,
+    help="Name of a site, or path of a site file.",
+)
+@click.option(
+    "--estimate",
+    "with_estimate",
+    is_flag=True,
+    help="Query the start of the smallest job in each queue.",
+)
+@options.json_option
+def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
+    """Show the free GPUs and CPUs of each queue now."""
+    from ..clusters import freequeues
+    from ..config import document, spec
+
+    site_file = spec.make_spec(document.Document({}), site=site).site
+    found = freequeues.free_queues(site_file, estimate=with_estimate)
+    if as_json:
+        echo(json.dumps(freequeues.queues_json(site_file, found), indent=1))
+    else:
+        echo(freequeues.queues_text(found))
+
+
+# -- commands about sites: doctor, sites, schema. `check_commands` has those that check a file -----
+
 
 NOT_VERIFIED = "# not verified"
 """A comment in a site file: the source does not give the values of this line."""
@@ -35,16 +215,16 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
     --set changes the profile of the job of --run, for example account=p1.
     """
     from ..config import spec
-    from ..doctor import checks, host, job
+    from ..doctor import checks, job
 
     document = spec.settings_document(settings)
-    found = list(host.check_host(spec.make_spec(document, site=site).site))
+    found = list(job.check_host(spec.make_spec(document, site=site).site))
     if with_job and not checks.any_failed(found):
         found += job.check_job(site, settings, options.open_ledger())
     if as_json:
-        messages.echo(json.dumps(checks.checks_json(found), indent=1))
+        echo(json.dumps(checks.checks_json(found), indent=1))
     else:
-        messages.echo(checks.checks_text(found))
+        echo(checks.checks_text(found))
     if checks.any_failed(found):
         sys.exit(1)
 
@@ -65,18 +245,18 @@ def list_sites(as_json: bool) -> None:
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
     if as_json:
-        messages.echo(json.dumps({"version": 1, "sites": listed}, indent=1))
+        echo(json.dumps({"version": 1, "sites": listed}, indent=1))
     else:
         keys = ("name", "scheduler", "not_verified", "path", "description")
         rows = [[str(site[key] or "") for key in keys] for site in listed]
-        messages.echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
+        echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
     for path in sitefiles.ignored_files():
-        messages.progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
+        progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
 
-sites.add_command(check_commands.check_site)
-sites.add_command(check_commands.show_site)
-sites.add_command(init_command.init_site)
+sites.add_command(check_site)
+sites.add_command(show_site)
+sites.add_command(init_site)
 
 
 @click.command()
@@ -89,7 +269,7 @@ def schema(kind: str) -> None:
     from ..config import model, profile, site
 
     described = profile.Profile if kind == "profile" else site.Site
-    messages.echo(json.dumps(model.json_schema(described), indent=1))
+    echo(json.dumps(model.json_schema(described), indent=1))
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:

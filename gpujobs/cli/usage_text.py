@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from ..clusters.timeline import Phase, PhaseKind, timeline, total
-from ..clusters.usage import GpuHours, JobUsage, UsageReport
-from ..text import clock_text, plural, short_size_text, table
+from ..clusters.history import GpuSamples, Received, Sample
+from ..clusters.notebook import html_template
+from ..clusters.usage import (
+    GpuHours,
+    JobUsage,
+    Phase,
+    PhaseKind,
+    Steps,
+    UsageReport,
+    WorkerTransfers,
+    busy_fraction,
+    shorter_samples,
+    shorter_transfers,
+    timeline,
+    total,
+)
+from ..text import clock_text, measured_size_text, plural, short_size_text, table
 
 T = TypeVar("T")
 
@@ -129,3 +145,220 @@ def _remark(job: JobUsage) -> str:
     if job.replaced_by is not None:
         parts.append(f"replaced by job {job.replaced_by}")
     return ", ".join(parts)
+
+
+# -- the HTML page of `gpujobs report`: one file, without a script and without a network request----
+
+
+TEMPLATE = "report.html.j2"
+WIDTH, HEIGHT = 1000, 100
+"""Size of the coordinates of a chart; a browser stretches it."""
+TICKS = 4
+_GAP = 1.0
+"""Seconds between two samples of transfers that follow each other: their times are rounded."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of a job, from ``left`` to ``left + width`` in percent of the time axis."""
+
+    kind: str
+    left: float
+    width: float
+    title: str
+    link: int | None = None
+    """Number of another job."""
+
+
+@dataclass(frozen=True)
+class TransferChart:
+    """A worker: points of an SVG line, and the figures next to it."""
+
+    name: str
+    rate: str
+    received: str
+    most: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A GPU: points of two SVG lines, and the figures next to them."""
+
+    name: str
+    busy: str
+    memory: str
+    mean: str
+    most: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The time axis from ``start`` to ``end``, seconds since the epoch."""
+
+    start: float
+    end: float
+
+    def percent(self, moment: float) -> float:
+        """Return a position between 0 and 100."""
+        return round(min(100.0, max(0.0, 100 * (moment - self.start) / self._length)), 3)
+
+    def x(self, moment: float) -> float:
+        """Return a coordinate of a chart."""
+        return self.percent(moment) * WIDTH / 100
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Positions in percent, and times since the start."""
+        shares = [number / TICKS for number in range(TICKS + 1)]
+        return [(100 * share, clock_text(self._length * share)) for share in shares]
+
+    @property
+    def _length(self) -> float:
+        return max(1.0, self.end - self.start)
+
+
+def page(usage: UsageReport) -> str:
+    """Return the page. All texts are escaped: names and reasons are data."""
+    axis = Axis(usage.start, usage.end)
+    most = max([1, *(number for _, number in (*usage.workers, *usage.targets))])
+    return html_template(TEMPLATE).render(
+        usage=usage,
+        cluster=usage.cluster,
+        facts=_page_facts(usage),
+        plural=plural,
+        axis=axis,
+        groups=group_rows(usage),
+        has_gpus=usage.has_gpus,
+        kinds=list(PhaseKind),
+        jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
+        replaces={job.replaced_by: job.report.number for job in usage.failures},
+        most_workers=most,
+        connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
+        target=_step_line(usage.targets, axis, most),
+        charts=[_chart(job, gpu, axis) for job in usage.jobs for gpu in job.gpu_samples],
+        transfers=_transfer_charts(usage, axis),
+        created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(usage.start)),
+        failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
+    )
+
+
+def _page_facts(usage: UsageReport) -> list[tuple[str, str, str]]:
+    """Return name, value and explanation of the GPU hours; without GPUs, of the worker hours."""
+    hours = usage.hours
+    connected = hours_text(usage.worker_hours, "worker")
+    facts = [
+        ("asked", hours_text(hours.asked), "GPUs and walltime of the jobs that started"),
+        ("granted", hours_text(hours.granted), "from the start to the end of the jobs"),
+        ("connected", hours_text(hours.connected), "with a connected worker"),
+        ("busy", hours_text(hours.busy), f"{percent_text(hours.busy_fraction)} of the samples"),
+        ("idle", hours_text(hours.idle), "sampled, and not busy"),
+    ]
+    if not usage.has_gpus:
+        facts = [("connected", connected, "CPU workers")]
+    if usage.received is not None:
+        received = short_size_text(usage.received)
+        facts.append(("transfers", received, "received by workers from workers"))
+    return facts
+
+
+def _bars(usage: UsageReport, job: JobUsage, axis: Axis) -> list[Bar]:
+    """Return the time line of a job."""
+    return [_bar(job, phase, axis) for phase in timeline(usage, job)]
+
+
+def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
+    left = axis.percent(phase.since)
+    width = round(axis.percent(phase.until) - left, 3)
+    title, link = f"{phase.kind} for {clock_text(phase.seconds)}", None
+    if phase.kind is PhaseKind.FAILED:
+        title = f"{job.report.state.value}: {job.report.reason or 'unknown reason'}"
+    elif phase.kind is PhaseKind.REPLACED:
+        link = job.replaced_by
+        title = f"replaced by job {link}, which was ready after {clock_text(phase.seconds)}"
+    return Bar(phase.kind.value, left, width, title, link)
+
+
+def _bar_length(start: float, end: float | None) -> str:
+    return "" if end is None else clock_text(max(0.0, end - start))
+
+
+def _step_line(steps: Steps, axis: Axis, most: int) -> str:
+    """Return the points of a line that keeps each number until the next one."""
+    points: list[str] = []
+    previous: float | None = None
+    for moment, number in [*steps, (axis.end, steps[-1][1])] if steps else []:
+        x, y = axis.x(moment), round(HEIGHT * (1 - number / most), 2)
+        points += [f"{x:g},{previous:g}"] if previous is not None else []
+        points.append(f"{x:g},{y:g}")
+        previous = y
+    return " ".join(points)
+
+
+def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
+    used = [sample.used for sample in gpu.samples if sample.used is not None]
+    samples = shorter_samples(gpu.samples)
+    owner = ", ".join(job.workers_of(gpu.uuid)) or f"job {job.report.number}"
+    return Chart(
+        name=f"{owner}, {gpu.node}, {gpu.uuid}",
+        busy=_line(samples, axis, lambda sample: sample.busy, 100),
+        memory=_line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
+        mean=percent_text(busy_fraction(gpu.samples)),
+        most=_most_memory(used, gpu.memory),
+    )
+
+
+def _most_memory(used: Sequence[int], memory: int) -> str:
+    if not used:
+        return "unknown"
+    return f"{measured_size_text(max(used))} of {measured_size_text(memory)}"
+
+
+def _line(
+    samples: Sequence[Sample],
+    axis: Axis,
+    value: Callable[[Sample], float | None],
+    most: float,
+) -> str:
+    """Return the points of a line."""
+    points = []
+    for sample in samples:
+        found = value(sample)
+        if found is not None:
+            y = HEIGHT * (1 - min(1.0, found / most))
+            points.append(f"{axis.x(sample.time):.1f},{y:.1f}")
+    return " ".join(points)
+
+
+# -- transfers -------------------------------------------------------------------------------------
+def _transfer_charts(usage: UsageReport, axis: Axis) -> list[TransferChart]:
+    """Return a chart for each worker that received data; all have the same scale."""
+    found = [(one, shorter_transfers(one.samples)) for one in usage.transfers if one.received]
+    most = max((_rate(sample) for _, samples in found for sample in samples), default=1)
+    return [_transfer_chart(one, samples, axis, max(1, most)) for one, samples in found]
+
+
+def _transfer_chart(
+    worker: WorkerTransfers, samples: Sequence[Received], axis: Axis, most: int
+) -> TransferChart:
+    return TransferChart(
+        name=worker.worker,
+        rate=_step_line([(axis.start, 0), *_rate_steps(samples)], axis, most),
+        received=short_size_text(worker.received),
+        most=f"{short_size_text(max(map(_rate, samples)))}/s",
+    )
+
+
+def _rate(sample: Received) -> int:
+    """Return bytes per second; a sample of less than a second stands for one."""
+    return round(sample.size / max(1.0, sample.seconds))
+
+
+def _rate_steps(samples: Sequence[Received]) -> Steps:
+    """Return the rate over time; it is 0 where no sample is."""
+    found: Steps = []
+    for sample in samples:
+        start = sample.time - sample.seconds
+        if found and start - found[-1][0] < _GAP:
+            found.pop()
+        found += [(start, _rate(sample)), (sample.time, 0)]
+    return found

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..errors import GpujobsError, InputError
@@ -25,11 +26,67 @@ from ..injob.folder import (
     modified_at,
     open_file,
 )
-from ..injob.names import ARCHIVE
+from ..injob.names import ARCHIVE, CERTIFICATE, KEY
 from ..injob.transport import FILE, Choice
 from ..text import clean
-from . import tls
 from .files import folder_problem, logger, private_folder, write_atomically, write_new, write_once
+
+# -- one key and one self-signed certificate per cluster -------------------------------------------
+# distributed verifies the chain and not the host name, so the same pair serves the dask
+# scheduler, all workers and all clients.
+
+
+VALIDITY = timedelta(days=366)
+"""Longer than the longest wait in a queue and walltime together."""
+
+
+_UNUSED = (
+    "crl_sign",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+def make_certificate(folder: Path) -> None:
+    """Write a new key and its certificate into ``folder``, both with mode 0600. Takes 10 ms."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpujobs")])
+    now = datetime.now(UTC)
+    subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    authority_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject_key)
+    unused = dict.fromkeys(_UNUSED, False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, **unused)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # clocks of nodes differ
+        .not_valid_after(now + VALIDITY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("gpujobs")]), critical=False)
+        .add_extension(subject_key, critical=False)
+        .add_extension(authority_key, critical=False)  # required by the checks of Python 3.13
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    write_new(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    write_new(folder / CERTIFICATE, builder.sign(key, hashes.SHA256()).public_bytes(pem))
+
+
+# -- make a cluster's folder and write its files from this side of the batch scheduler -------------
+
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
@@ -52,7 +109,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
         write_new(folder / ARCHIVE, archive.build())
         write_new(folder / RESERVE, os.urandom(RESERVE_BYTES))  # no file system compresses it away
         if encrypted:
-            tls.make(folder)
+            make_certificate(folder)
     except FileExistsError:
         raise InputError(f"{folder} exists already") from None
     except OSError as error:

@@ -9,19 +9,54 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
-from ..config.groups import group_specs
-from ..config.queue import Queue
-from ..config.site import Site
+from ..config.site import Queue, Site
 from ..config.sitefiles import SiteFile
-from ..config.spec import ClusterSpec
-from ..errors import InputError, RefusedError
-from ..planning.sitecheck import NO_SETTINGS, try_site
-from ..planning.trials import SMALLEST
+from ..config.spec import ClusterSpec, group_specs
+from ..errors import InputError, RefusedError, UnavailableError
+from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
-from ..schedulers.inventory import LiveNode
+from ..schedulers.inventory import Ask, Inventory, LiveNode
 from ..text import table, walltime_text
 from .machine import this_machine
-from .siteclient import ask_with, site_client
+
+# -- the client of a site's batch scheduler, for questions that a user waits for -------------------
+
+
+TIMEOUT = 10.0
+"""Seconds for which the batch scheduler may fail to answer."""
+
+
+def site_client(site_file: SiteFile) -> SchedulerClient:
+    """Return a client of the batch scheduler of a site."""
+    site = site_file.site
+    scheduler = get_scheduler(site.scheduler)(site.cluster)
+    return SchedulerClient(scheduler, site.commands, timeout=TIMEOUT)
+
+
+def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
+    """Return the function with which an inventory runs commands.
+
+    It raises UnavailableError if the command that reports the nodes fails; the output of others is
+    "" then.
+    """
+    needed = inventory.nodes_command()
+
+    def ask(argv: Sequence[str]) -> str:
+        try:
+            result = client.query(argv)
+        except UnavailableError:
+            if list(argv) == needed:
+                raise
+            return ""
+        if result.exit_code != 0 and list(argv) == needed:
+            raise UnavailableError(f"{argv[0]} failed: {result.message}")
+        return result.stdout if result.exit_code == 0 else ""
+
+    return ask
+
+
+# -- the free nodes, GPUs and CPUs of each queue and GPU type of a site, for `gpujobs queues` ------
+
 
 logger = logging.getLogger("gpujobs")
 

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 from ..config.document import Document
 from ..config.spec import ClusterSpec, load_spec, make_spec
 from ..errors import GpujobsError, JobFailedError
-from . import cancel, connect, logs, prepare, scale
+from . import connect, logs, scale
 from . import submit as submission
 from .freequeues import with_preference
-from .gpuhours import make_usage
 from .history import read_history
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor
 from .notebook import Card, card_html
 from .report import ClusterReport, ClusterState
-from .usage import UsageReport
+from .usage import UsageReport, make_usage
 from .verdict import tell_head
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def plan(
     batch scheduler is queried. Nothing is submitted. Raises InputError with the place of each
     problem.
     """
-    return prepare.make_cluster_plan(_spec(profile, site, settings, prefer))
+    return submission.make_cluster_plan(_spec(profile, site, settings, prefer))
 
 
 def submit(
@@ -72,7 +71,7 @@ def submit(
     words, or UnavailableError; no job is left then.
     """
     spec = _spec(profile, site, settings, prefer)
-    return submit_planned(spec, prepare.make_cluster_plan(spec))
+    return submit_planned(spec, submission.make_cluster_plan(spec))
 
 
 def submit_planned(spec: ClusterSpec, planned: Plan, ledger: Ledger | None = None) -> ClusterHandle:
@@ -157,7 +156,7 @@ class ClusterHandle:
 
     def _cancel_held(self, report: ClusterReport) -> None:
         try:
-            cancel.cancel_held(report)
+            scale.cancel_held(report)
         except GpujobsError as error:
             logger.warning("%s: %s", self.id, error)
 
@@ -185,7 +184,7 @@ class ClusterHandle:
 
     def cancel(self) -> None:
         """End the cluster and cancel its jobs. Raises UnavailableError or RefusedError."""
-        cancel.cancel(self.record, self._ledger)
+        scale.cancel(self.record, self._ledger)
 
     def client(self, **options: object) -> Client:
         """Return a dask Client of the cluster; ``options`` go to it. See `connect`."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from ..batch.client import SchedulerClient
-from ..batch.system import HOST, System
+from ..batch.process import HOST, System
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
 from ..injob.log import error_in

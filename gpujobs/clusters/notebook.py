@@ -5,12 +5,48 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ..config.sitefiles import data_folder
+from ..text import printable
 from .connect import dashboard_node
-from .html import html_template
 from .report import ClusterReport, ClusterState, JobReport
 from .rows import JOB_HEADER, ONLY_GROUP, group_rows, job_cells
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+
+# -- the templates of HTML pages. They escape all values: names and reasons are data ---------------
+
+
+def html_template(name: str) -> Template:
+    """Return a template of the package."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(data_folder("templates")),
+        autoescape=True,
+        finalize=_without_control_characters,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _without_control_characters(value: object) -> object:
+    return printable(value) if type(value) is str else value  # not Markup, of a template
+
+
+# -- a cluster in a notebook: HTML from its report. It contains no script, and escapes all value----
+
 
 TEMPLATE = "cluster.html.j2"
 SHOWN_JOBS = 50

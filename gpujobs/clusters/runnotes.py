@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..config.clustername import cluster_name
 from ..config.site import Site
+from ..config.sitefiles import cluster_name
 from ..planning.plan import Plan
 from ..text import matches
 

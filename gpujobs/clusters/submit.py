@@ -3,33 +3,230 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import sys
+import sysconfig
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..batch import process
 from ..batch.client import SchedulerClient
+from ..config.document import Document, Loc
 from ..config.spec import ClusterSpec, write_spec
-from ..errors import GpujobsError, RefusedError, UnavailableError, UnusableError
+from ..config.trust import check_modules
+from ..errors import (
+    GpujobsError,
+    InputError,
+    Position,
+    Problem,
+    RefusedError,
+    UnavailableError,
+    UnusableError,
+)
 from ..injob.folder import EndKind
 from ..injob.names import HEAD
-from ..planning.plan import JobGroup, Plan
-from ..planning.render import Script, cluster_folder
-from ..schedulers import JobId
+from ..planning.plan import JobGroup, Machine, Plan, make_plan
+from ..planning.render import Script, cluster_folder, render
+from ..schedulers import JobId, get_scheduler
 from . import folder as folders
-from .dependency import find_predecessor
 from .files import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Intent, Ledger
-from .monitor import client_of, record_submission
-from .prepare import scripts_of
+from .monitor import client_of, record_submission, report_on
+from .report import ClusterState
+from .runnotes import image_notes, run_notes, script_of, site_notes
 from .verdict import write_judge
+
+# -- `after` of a profile: another cluster that must have ended before -----------------------------
+
+
+logger = logging.getLogger("gpujobs")
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """A cluster that has not ended yet."""
+
+    record: ClusterRecord
+    any_end: bool
+    """Whether it may fail."""
+
+    @property
+    def submissions(self) -> list[str]:
+        """The ids of its submissions, those of its last attempt."""
+        sent = self.record.submissions
+        last = max(submission.attempt for submission in sent)
+        return [submission.id for submission in sent if submission.attempt == last]
+
+    def note(self, record: ClusterRecord) -> ClusterRecord:
+        """Write into the folder of ``record`` that it waits for this cluster."""
+        other = self.record
+        folders.write_after(record.path, other.id, other.path, any_end=self.any_end)
+        return replace(record, after=other.id)
+
+
+def find_predecessor(
+    spec: ClusterSpec, record: ClusterRecord, ledger: Ledger
+) -> Predecessor | None:
+    """Return the cluster for which the new cluster ``record`` waits; None if it has ended.
+
+    Raises NoSuchClusterError, or InputError if it has failed or cannot be waited for.
+    """
+    after = spec.profile.after
+    if after is None:
+        return None
+    other = ledger.get(after.cluster)
+    report = report_on(other, ledger)
+    if report.finished and (after.any_end or report.state is ClusterState.DONE):
+        logger.info("%s has ended already", other.id)
+        return None
+    if report.finished:
+        message = f"`after`: {other.id} is {report.state}: {report.reason}"
+        raise _error(spec, message, hint=f"after: {other.id}:any starts all the same")
+    if problem := _problem(record, other):
+        raise _error(spec, f"`after`: {other.id} {problem}")
+    return Predecessor(report.record, after.any_end)
+
+
+def _problem(record: ClusterRecord, other: ClusterRecord) -> str:
+    """Return why the jobs of ``record`` cannot wait for those of ``other``, or ""."""
+    if other.owner != "cluster":
+        return "is owned by a Python process, whose jobs change"
+    if (other.scheduler, other.multi_cluster) != (record.scheduler, record.multi_cluster):
+        return f"is on site {other.site}, which has another batch scheduler"
+    if not other.submissions:
+        return "is being submitted; try again"
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+    if not scheduler.after_options(["1"]):
+        return f"has not ended, and {scheduler.name} has no dependencies of jobs"
+    return ""
+
+
+def _error(spec: ClusterSpec, message: str, hint: str = "") -> InputError:
+    return InputError(Problem(message, spec.position("after"), hint=hint))
+
+
+# -- from a specification to a plan and its scripts: everything before a submission ----------------
+
+
+BASH = "/bin/bash"
+
+
+def make_cluster_plan(
+    spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
+) -> Plan:
+    """Return the plan of ``spec`` (see `make_plan`); the local site inspects this machine.
+
+    ``devices``: GPUs of this machine to use; None: those that are free.
+    """
+    texts: list[Loc] = [("environment", "setup")]
+    texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
+    if problems := list(bash_problems(spec.document, texts)):
+        raise InputError(problems)
+    machine = machine_of(spec, devices)
+    folder = Path(spec.document.position(("run",)).source).parent
+    spec, own_modules = with_modules(spec, owned=elastic)
+    plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
+    own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan), own_modules)
+    return replace(plan, notes=(*plan.notes, *filter(None, own)))
+
+
+def machine_of(
+    spec: ClusterSpec, devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()
+) -> Machine | None:
+    """Return this machine if the site is local (see `this_machine`), else None."""
+    if not get_scheduler(spec.site.site.scheduler).on_this_machine:
+        return None
+    from .machine import this_machine
+
+    return this_machine(devices, used)
+
+
+def scripts_of(
+    spec: ClusterSpec, plan: Plan, cluster_id: str, limit: int | None = None
+) -> list[Script]:
+    """Return the scripts of a cluster; ``limit`` is the largest size of an array."""
+    return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
+
+
+def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec, str]:
+    """Return ``spec`` with the folder from which workers import, too, and a note about it.
+
+    That is the first place in which Python looks for the modules of a program: the folder of the
+    script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
+    import from `workdir` in any case. A folder that other users can write is not used.
+    """
+    script = _main_script() if owned else script_of(spec.profile.run)
+    folder = _folder_of(spec.workdir / script) if script else None
+    if folder is None or not folder.is_dir() or _is_same(folder, spec.workdir):
+        return replace(spec, modules=""), ""
+    try:
+        check_modules(folder)
+    except InputError as error:
+        why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
+        return replace(spec, modules=""), f"own modules of {script}: {why}"
+    note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
+    return replace(spec, modules=str(folder)), note
+
+
+def _is_same(folder: Path, workdir: Path) -> bool:
+    return workdir.is_dir() and folder.samefile(workdir)
+
+
+def _main_script() -> str:
+    """Return the script that this process runs; "" in a notebook and with `python -m`."""
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if not script or main.__spec__ is not None:
+        return ""
+    installed = Path(script).parent == Path(sysconfig.get_path("scripts"))
+    return "" if installed else str(script)
+
+
+def _folder_of(script: Path) -> Path:
+    """Return the folder from which Python imports: that of the target, if it is a link."""
+    target = Path(os.path.realpath(script)) if script.is_symlink() else script
+    return Path(os.path.abspath(target)).parent  # noqa: PTH100 - links to folders stay
+
+
+def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[Problem]:
+    """Yield the syntax errors of the bash texts at ``places`` of a document."""
+    for loc in places:
+        text = document.value_at(loc)
+        if isinstance(text, str) and (message := bash_error(text)):
+            position = _line_inside(document.position(loc), message)
+            name = ".".join(map(str, loc))
+            yield Problem(f"`{name}`: bash -n refuses it: {message}", position)
+
+
+def bash_error(text: str) -> str:
+    """Return the first message of ``bash -n`` for ``text``; "" if it is correct, or without bash.
+
+    ``bash -n`` does not execute ``shopt -s extglob``, so it has the option from the beginning.
+    """
+    result = process.run([BASH, "-O", "extglob", "-n"], stdin=text)
+    if not result.started or (result.exit_code == 0 and not result.stderr):
+        return ""
+    return result.first_line.removeprefix(f"{BASH}: ")
+
+
+def _line_inside(position: Position, message: str) -> Position:
+    """Return the line of the file that bash means, if the text is a block of lines."""
+    found = re.match(r"line (\d+):", message)
+    if not found or not position.text.split("#")[0].rstrip().endswith("|"):
+        return position
+    return replace(position, line=position.line + int(found[1]), column=1, text="")
+
+
+# -- submit a planned cluster: make the folder, write the intent, submit, and undo all on failur----
+
 
 FAILED = 70
 """EX_SOFTWARE: the cluster ended without running the user's command to its end."""
 UNDO_TIMEOUT = 10.0
 """Seconds for which undoing a failed submission waits for the batch scheduler."""
-
-logger = logging.getLogger("gpujobs")
 
 
 def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:

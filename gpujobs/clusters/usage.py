@@ -6,13 +6,15 @@ Times are in seconds since the epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
+from typing import TypeVar
 
-from .history import Connection, GpuSamples, Received, Sample
+from .history import Connection, GpuSamples, History, Received, Sample
 from .records import ClusterRecord
-from .report import ClusterReport, JobReport
+from .report import ClusterReport, JobPhase, JobReport
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
@@ -236,3 +238,293 @@ def targets_of(record: ClusterRecord) -> Steps:
         current[target.group] = target.workers
         found[target.time] = sum(current.values())
     return list(found.items())
+
+
+# -- shorter time series: charts and JSON need few points of samples of days -----------------------
+
+
+MOST_POINTS = 250
+"""Points of a line: more are not visible, and a job of days has thousands of samples."""
+
+T = TypeVar("T")
+
+
+def shorter_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """Return at most `MOST_POINTS` means of successive samples of a GPU."""
+    return [
+        Sample(
+            time=some[-1].time,
+            seconds=sum(one.seconds for one in some),
+            busy=_mean(some, lambda sample: sample.busy),
+            used=_rounded(_mean(some, lambda sample: sample.used)),
+        )
+        for some in _parts(samples)
+    ]
+
+
+def shorter_transfers(samples: Sequence[Received]) -> list[Received]:
+    """Return at most `MOST_POINTS` sums of successive transfers, with the times between them."""
+    return [
+        Received(
+            time=some[-1].time,
+            seconds=some[-1].time - some[0].time + some[0].seconds,
+            size=sum(one.size for one in some),
+        )
+        for some in _parts(samples)
+    ]
+
+
+def busy_fraction(samples: Sequence[Sample]) -> float | None:
+    """Return which part of the time a GPU was busy; None if that is not known."""
+    percent = _mean(samples, lambda sample: sample.busy)
+    return None if percent is None else percent / 100
+
+
+def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
+    """Return the mean, weighted by the times for which the samples stand; None without values."""
+    pairs = [(one.seconds, found) for one in samples if (found := value(one)) is not None]
+    total = sum(seconds for seconds, _ in pairs)
+    if not total:
+        return None
+    return sum(seconds * found for seconds, found in pairs) / total
+
+
+def _rounded(number: float | None) -> int | None:
+    return None if number is None else round(number)
+
+
+def _parts(samples: Sequence[T]) -> Iterator[Sequence[T]]:
+    size = max(1, -(-len(samples) // MOST_POINTS))
+    for first in range(0, len(samples), size):
+        yield samples[first : first + size]
+
+
+# -- where the GPU hours of a cluster went: pure functions of its report and its history -----------
+# Times are in seconds since the epoch.
+
+
+ROUNDING = 1.0
+"""Seconds by which the recorded end of a job may be late."""
+
+
+def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageReport:
+    """Return where the time of a cluster and its GPUs went."""
+    jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
+    problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
+    problems += cluster.folder.damaged
+    return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
+
+
+def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:
+    record, number = cluster.record, job.number
+    started, ended = history.started.get(number), history.ended.get(number)
+    submission = next(one for one in record.submissions if number in one.jobs)
+    group = next((one for one in record.groups if job.workers and one.name == job.group), None)
+    names = set(job.workers)
+    own = [one for one in history.connections if one.worker in names]
+    gpus = [one for one in history.gpus if one.job == number]
+    if ended is None and not job.active and started is not None:
+        ended = _last_sign(started, own, gpus)
+    until = ended or now
+    if started is None and not job.active and cluster.folder.ended is not None:
+        until = min(now, cluster.folder.ended.time)
+    start = started or until
+    within = tuple(_within(own, start, ended, now))
+    return JobUsage(
+        report=_excused(cluster, job),
+        gpus=group.gpus_per_job if group else 0,
+        walltime=group.walltime if group else 0,
+        submitted=submission.time or None,
+        started=started,
+        served=_served(within, names),
+        ended=ended,
+        until=until,
+        connections=within,
+        gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
+        transfers=_transfers_within(history.transfers, within),
+    )
+
+
+def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
+    """Return the report of a job; an ended cluster loses its workers before their jobs exit."""
+    if cluster.folder.ended is not None and job.active and job.phase is JobPhase.LOST:
+        return replace(job, phase=JobPhase.LEAVING)
+    return job
+
+
+def _last_sign(
+    started: float, connections: Iterable[Connection], gpus: Iterable[GpuSamples]
+) -> float:
+    """Return the last time at which a job without an exit record is known to have run."""
+    times = [started, *(one.until or one.since for one in connections)]
+    times += [sample.time for gpu in gpus for sample in gpu.samples[-1:]]
+    return max(times)
+
+
+def _within(
+    connections: Iterable[Connection], start: float, ended: float | None, now: float
+) -> Iterable[Connection]:
+    """Yield the connections, cut at the start and the end of their job."""
+    for one in connections:
+        since, ends = max(one.since, start), (one.until, ended)
+        until = min((end for end in ends if end is not None), default=None)
+        if since < (until or now):
+            yield replace(one, since=since, until=until)
+
+
+def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
+    first: dict[str, float] = {}
+    for one in connections:
+        first[one.worker] = min(one.since, first.get(one.worker, one.since))
+    return max(first.values()) if names and names == first.keys() else None
+
+
+def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
+    samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
+    return GpuSamples(gpu.job, gpu.node, gpu.uuid, gpu.memory, samples)
+
+
+def _transfers_within(
+    transfers: Mapping[str, Sequence[Received]] | None, connections: Sequence[Connection]
+) -> tuple[WorkerTransfers, ...] | None:
+    """Return the transfers of the connected workers, during their connections."""
+    if transfers is None:
+        return None
+    return tuple(
+        _of_worker(worker, transfers.get(worker, ()), connections)
+        for worker in sorted({one.worker for one in connections})
+    )
+
+
+def _of_worker(
+    worker: str, samples: Sequence[Received], connections: Iterable[Connection]
+) -> WorkerTransfers:
+    own = [one for one in connections if one.worker == worker]
+    within = [sample for sample in samples if any(_overlap(sample, one) for one in own)]
+    return WorkerTransfers(worker, tuple(within))
+
+
+def _overlap(sample: Received, connection: Connection) -> bool:
+    """Return whether a sample, which is rounded, contains a part of a connection."""
+    begins_before_end = sample.time - sample.seconds <= (connection.until or math.inf) + ROUNDING
+    return begins_before_end and sample.time + ROUNDING >= connection.since
+
+
+def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list[JobUsage]:
+    """Return the jobs, each lost one with the job that was submitted in its place.
+
+    A job replaces the first one of its group that ended by itself, and has no replacement yet,
+    before it was submitted. Jobs of one submission replace no job of it: the recorded end of a job
+    that fails at once may be before it.
+    """
+    lost = sorted(_lost(cluster, jobs), key=lambda job: job.until)
+    replaced: dict[int, int] = {}
+    for new in sorted(jobs, key=lambda job: job.submitted or 0.0):
+        latest = (new.submitted or 0.0) + ROUNDING
+        for job in lost:
+            same_group = job.report.group == new.report.group
+            later = (job.submitted or 0.0) < (new.submitted or 0.0)
+            if same_group and later and job.until < latest:
+                replaced[job.report.number] = new.report.number
+                lost.remove(job)
+                break
+    return [replace(job, replaced_by=replaced.get(job.report.number)) for job in jobs]
+
+
+def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage]:
+    """Yield the jobs that ended by themselves, before the cluster did."""
+    end = cluster.folder.ended.time if cluster.folder.ended else math.inf
+    for job in jobs:
+        by_itself = job.ended is not None and job.report.number not in cluster.record.removed
+        if by_itself and job.until < end:
+            yield job
+
+
+# -- the time line of a job: pending, starting, running, and what it lost --------------------------
+# Times are in seconds since the epoch.
+
+
+class PhaseKind(StrEnum):
+    """The state of a job for some time."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    """It runs, and some of its workers have not connected yet."""
+    RUNNING = "running"
+    """With all its workers."""
+    LOST = "lost"
+    """It runs, and workers that were connected are not any more."""
+    FAILED = "failed"
+    """The moment of its end, if it failed or was replaced."""
+    REPLACED = "replaced"
+    """From its end until the workers of the job in its place are connected."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the time line of a job."""
+
+    kind: PhaseKind
+    since: float
+    until: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.until - self.since
+
+
+def timeline(usage: UsageReport, job: JobUsage) -> list[Phase]:
+    """Return the time line of a job, without parts of no length except `PhaseKind.FAILED`."""
+    phases = [*_before_running(job), *_with_workers(job), *_after(usage, job)]
+    return [one for one in phases if one.seconds > 0 or one.kind is PhaseKind.FAILED]
+
+
+def total(phases: list[Phase], kind: PhaseKind) -> float:
+    """Return the seconds of all phases of a kind."""
+    return sum(phase.seconds for phase in phases if phase.kind is kind)
+
+
+def _before_running(job: JobUsage) -> Iterator[Phase]:
+    started = job.started
+    never_ran = started is None and job.report.phase is JobPhase.FAILED
+    if job.submitted is not None and not never_ran:  # when it left the queue is not known
+        yield Phase(PhaseKind.PENDING, job.submitted, started or job.until)
+    if started is not None:
+        yield Phase(PhaseKind.STARTING, started, job.served or job.until)
+
+
+def _with_workers(job: JobUsage) -> Iterator[Phase]:
+    """Yield when all workers were connected, and when not any more, alternately."""
+    if job.served is None:
+        return
+    changes = [(job.served, PhaseKind.RUNNING), *_changes(job, job.served)]
+    if changes[-1][1] is PhaseKind.LOST and not job.failed:
+        changes.pop()  # these workers are not lost: they exit before their job
+    ends = [*(time for time, _ in changes[1:]), job.until]
+    for (since, kind), until in zip(changes, ends, strict=True):
+        yield Phase(kind, since, until)
+
+
+def _changes(job: JobUsage, served: float) -> Iterator[tuple[float, PhaseKind]]:
+    """Yield when workers were lost, and when all were connected again, until the job's end."""
+    before = PhaseKind.RUNNING
+    for time, workers in _connected(job):
+        kind = PhaseKind.LOST
+        if workers == len(job.report.workers):
+            kind = PhaseKind.RUNNING
+        if served < time < job.until and kind is not before:
+            yield time, kind
+            before = kind
+
+
+def _connected(job: JobUsage) -> Steps:
+    return steps((one.since, one.until or job.until, 1) for one in job.connections)
+
+
+def _after(usage: UsageReport, job: JobUsage) -> Iterator[Phase]:
+    if job.failed and job.ended is not None:
+        yield Phase(PhaseKind.FAILED, job.ended, job.ended)
+    for new in usage.jobs:
+        if new.report.number == job.replaced_by:
+            yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)

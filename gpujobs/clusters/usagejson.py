@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from .history import GpuSamples
 from .report import Json
-from .series import busy_fraction, shorter_samples, shorter_transfers
-from .timeline import timeline
-from .usage import GpuHours, JobUsage, UsageReport, WorkerTransfers
+from .usage import (
+    GpuHours,
+    JobUsage,
+    UsageReport,
+    WorkerTransfers,
+    busy_fraction,
+    shorter_samples,
+    shorter_transfers,
+    timeline,
+)
 
 
 def usage_json(usage: UsageReport) -> dict[str, Json]:

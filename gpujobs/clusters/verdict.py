@@ -17,13 +17,13 @@ from pathlib import Path
 from shutil import which
 
 from ..batch.client import SchedulerClient
-from ..batch.system import HOST, System
+from ..batch.process import HOST, System
 from ..errors import GpujobsError, UnusableError
 from ..injob.archive import pack
 from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
-from ..schedulers.commandnames import all_commands
+from ..schedulers.registry import all_commands
 from .files import write_atomically
 from .folderstate import FolderState, read_state
 from .judge import judge, unlisted_since
@@ -32,9 +32,8 @@ from .report import ClusterReport
 
 _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
-    "batch/client.py", "batch/command.py", "batch/process.py", "batch/system.py", "batch/users.py",
-    "clusters/__init__.py", "clusters/clusterstate.py", "clusters/files.py",
-    "clusters/folderstate.py", "clusters/judge.py", "clusters/records.py", "clusters/report.py",
+    "batch/client.py", "batch/process.py", "clusters/__init__.py", "clusters/judge.py",
+    "clusters/files.py", "clusters/folderstate.py", "clusters/records.py", "clusters/report.py",
     "clusters/verdict.py", "injob/__init__.py", "injob/archive.py", "injob/folder.py",
     "injob/log.py", "injob/names.py", "injob/transport.py", "version.py",
 )  # fmt: skip

@@ -14,17 +14,300 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar, cast, overload
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from ..errors import InputError, Position, Problem
-from ..text import walltime_text
-from . import hints
-from .document import PYTHON, Document
-from .kinds import DURATION, Errors, Kind, Place, Schema
+from ..text import alternatives, walltime_text
+from . import fields, hints
+from .document import PYTHON, Document, Loc
+
+# -- kinds of values: how the value of a key is read, and how JSON Schema describes it -------------
+# A kind reads a value and everything inside it. If parts are invalid it raises one InputError
+# with the problems of all of them, each at its position.
+
 
 T = TypeVar("T")
+L = TypeVar("L", bound=str)
+Schema: TypeAlias = Mapping[str, object]
+"""JSON Schema."""
+
+_STARTS_AS_VERB = ("must", "has ", "needs", "cannot")
+
+
+class ValueErrorInside(ValueError):
+    """An invalid value at the place ``loc`` inside the one that is checked."""
+
+    def __init__(self, message: str, *loc: str | int) -> None:
+        super().__init__(message)
+        self.loc = loc
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a document that is being read."""
+
+    document: Document
+    key_names: Callable[[], Sequence[str]]
+    """Dotted names of all keys that the file may have, for suggestions."""
+    loc: Loc = ()
+
+    def __str__(self) -> str:
+        """Return the place as text: ``queues.gpu.request[0]``."""
+        text = ""
+        for step in self.loc:
+            text += f"[{step}]" if isinstance(step, int) else f".{step}"
+        return text.removeprefix(".")
+
+    def inside(self, step: str | int) -> Place:
+        """Return the place of the key or the list index ``step``."""
+        return replace(self, loc=(*self.loc, step))
+
+    def error(self, cause: ValueError, hint: str = "") -> InputError:
+        """Return ``cause`` as an error at this place."""
+        if isinstance(cause, ValueErrorInside) and cause.loc:
+            place = replace(self, loc=(*self.loc, *cause.loc))
+            return place.error(ValueError(str(cause)))
+        message = str(cause)
+        separator = " " if message.startswith(_STARTS_AS_VERB) else ": "
+        position = self.document.position(self.loc)
+        offset = getattr(cause, "offset", 0)
+        if offset and self.loc in self.document.positions:
+            position = _inside_text(position, offset)
+        return InputError(Problem(f"`{self}`{separator}{message}", position, hint=hint))
+
+    def key_error(self, message: str, hint: str = "") -> InputError:
+        """Return an error at the key of this place."""
+        return InputError(Problem(message, self.document.key_position(self.loc), hint=hint))
+
+    def missing_error(self) -> InputError:
+        """Return an error for a key that is required here and is not written."""
+        position = self.document.position(self.loc[:-1])
+        if not position.line:
+            position = Position(self.document.source)
+        return InputError(Problem(f"`{self}` is required", position))
+
+
+def _inside_text(position: Position, offset: int) -> Position:
+    quotes = int(position.text[position.column - 1 : position.column] in ("'", '"'))
+    return replace(position, column=position.column + offset + quotes, width=1)
+
+
+class Errors:
+    """Collects the problems of several parts, so that all of them are reported at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the problems of the InputError of one part, and go on."""
+        try:
+            yield
+        except InputError as error:
+            self.problems += error.problems
+
+    def check(self) -> None:
+        """Raise InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)
+
+
+class Kind(ABC, Generic[T]):
+    """How the value of a key is read."""
+
+    @abstractmethod
+    def read(self, value: object, place: Place) -> T:
+        """Return the typed value; InputError with the problems of all its parts."""
+
+    @abstractmethod
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema of a value; named parts of it are added to ``definitions``."""
+
+    def key_names(self) -> Iterator[str]:
+        """Yield the dotted names of the keys that may stand inside a value."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Scalar(Kind[T]):
+    """A value that one function reads; the function raises ValueError."""
+
+    parse: Callable[[object], T]
+    json_schema: Schema
+
+    def read(self, value: object, place: Place) -> T:
+        """Return the typed value."""
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise place.error(error) from None
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema."""
+        return self.json_schema
+
+
+@dataclass(frozen=True)
+class Items(Kind[tuple[T, ...]]):
+    """A list of items of one kind. ``split`` makes the list, for example from a string."""
+
+    item: Kind[T]
+    split: Callable[[object], Sequence[object]] = fields.sequence
+    text_too: bool = False
+    """One string is allowed, too."""
+    extendable: bool = False
+    """``{append: [...]}`` is allowed, too; `layers` replaces it by a list."""
+
+    def read(self, value: object, place: Place) -> tuple[T, ...]:
+        """Return the items."""
+        try:
+            parts = self.split(value)
+        except ValueError as error:
+            raise place.error(error) from None
+        errors = Errors()
+        items = []
+        for index, part in enumerate(parts):
+            with errors.collect():
+                items.append(self.item.read(part, place.inside(index)))
+        errors.check()
+        return tuple(items)
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema."""
+        array: Schema = {"type": "array", "items": self.item.schema(definitions)}
+        forms: list[Schema] = [{"type": "string"}] if self.text_too else []
+        forms.append(array)
+        if self.extendable:
+            append: Schema = {"properties": {"append": array}, "required": ["append"]}
+            forms.append({"type": "object", **append, "additionalProperties": False})
+        return {"anyOf": forms} if len(forms) > 1 else array
+
+    def key_names(self) -> Iterator[str]:
+        """Yield the names of the keys of an item."""
+        return self.item.key_names()
+
+
+@dataclass(frozen=True)
+class Table(Kind[dict[str, T]]):
+    """A mapping with names of the user's choice."""
+
+    name: Kind[str]
+    value: Kind[T]
+    empty: str = ""
+    """Error message for an empty table, if it must not be empty."""
+    from_text: Callable[[str], Mapping[str, object]] | None = None
+    """Makes a mapping of a string, if one is allowed, too; raises ValueError."""
+    removable: bool = False
+    """null is allowed as a value; it is removed before the table is read (see `layers`)."""
+
+    def read(self, value: object, place: Place) -> dict[str, T]:
+        """Return the values by name."""
+        if self.from_text and isinstance(value, str):
+            try:
+                value = self.from_text(value)
+            except ValueError as error:
+                raise place.error(error) from None
+        if not isinstance(value, Mapping):
+            raise place.error(ValueError("must be a mapping of keys"))
+        if self.empty and not value:
+            raise place.error(ValueError(self.empty))
+        errors = Errors()
+        names: list[str] = []
+        values: list[T] = []
+        for name, item in value.items():
+            inside = place.inside(name)
+            with errors.collect():
+                names.append(self.name.read(name, inside))
+            with errors.collect():
+                values.append(self.value.read(item, inside))
+        errors.check()
+        return dict(zip(names, values, strict=True))
+
+    def schema(self, definitions: dict[str, Schema]) -> Schema:
+        """Return the JSON Schema."""
+        value = self.value.schema(definitions)
+        if self.removable:
+            value = {"anyOf": [value, {"type": "null"}]}
+        schema = {
+            "type": "object",
+            "propertyNames": self.name.schema(definitions),
+            "additionalProperties": value,
+        }
+        if self.from_text:
+            return {"anyOf": [{"type": "string"}, schema]}
+        return {**schema, "minProperties": 1} if self.empty else schema
+
+    def key_names(self) -> Iterator[str]:
+        """Yield the names of the keys of a value."""
+        return self.value.key_names()
+
+
+def _unchanged(value: object) -> object:
+    return value
+
+
+ANYTHING = Scalar(_unchanged, {})
+TEXT = Scalar(fields.printable, {"type": ["string", "number", "boolean"]})
+"""Every plain scalar of a YAML file is text."""
+WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.WORD.pattern}$"})
+VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"})
+COUNT = Scalar(fields.count, {"type": "integer", "minimum": 0})
+POSITIVE = Scalar(fields.positive, {"type": "integer", "minimum": 1})
+
+
+def at_most(most: int, least: Literal[0, 1] = 1) -> Scalar[int]:
+    """Return the kind of whole numbers from ``least`` to ``most``."""
+    read = fields.positive if least else fields.count
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Scalar(lambda value: read(value, most), schema)
+
+
+MOST = 100_000
+"""GPUs, CPUs or workers of one cluster."""
+AMOUNT = at_most(MOST)
+EXIT_CODE = Scalar(fields.exit_code, {"type": "integer", "minimum": 1, "maximum": 255})
+NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0})
+FLAG = Scalar(fields.flag, {"type": "boolean"})
+SIZE = Scalar(fields.size, {"type": "string", "examples": ["60GiB"]})
+DURATION = Scalar(fields.duration, {"type": "string", "examples": ["2h", "02:00:00"]})
+TIMEOUT = Scalar(fields.timeout, {"type": ["string", "integer"], "examples": ["30m", 0]})
+"""A duration; 0 turns the timeout off."""
+SIZE_OR_FRACTION = Scalar(
+    fields.size_or_fraction, {"type": ["string", "number"], "examples": ["12GiB", 0.8]}
+)
+PATTERN = Scalar(fields.regular_expression, {"type": "string", "format": "regex"})
+SCRIPT = Scalar(fields.script, {"type": "string"})
+DIRECTIVES = Items(Scalar(fields.directive, {"type": "string", "pattern": "^-"}))
+"""Lines for the batch scheduler, without their prefix."""
+ARGV = Items(TEXT, split=fields.argv, text_too=True)
+"""The words of a command."""
+
+
+def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
+    """Return the kind of a value that is one of ``words``, or a synonym of one."""
+    others = synonyms or {}
+    listed = alternatives(words)
+
+    def parse(value: object) -> L:
+        for word in words:
+            if value == word:
+                return word
+        if not isinstance(value, str):
+            raise ValueError(f"must be {listed}, not {fields.shown(value)}")
+        if value in others:
+            return others[value]
+        raise ValueError(f"{value!r} is not one of {listed}")
+
+    return Scalar(parse, {"type": "string", "enum": [*words, *others]})
+
+
+# -- models: the keys that a file may have, declared once for reading and for the JSON Schema ------
+
+
 M = TypeVar("M", bound="Model")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from ..errors import InputError, Position
 from .document import Document, Loc
-from .groups import OF_THE_CLUSTER
 from .hints import misspelled
-from .kinds import Table
-from .model import Key, key_names, keys_of
+from .model import Key, Table, key_names, keys_of
 from .profile import Group, Profile
 from .site import Site
 from .sitefiles import SiteFile, site_layers
-from .spec import settings_document
+from .spec import OF_THE_CLUSTER, settings_document
 from .yamlfile import read
 
 COMMAND_LINE, PROFILE, QUEUE = "command line", "profile", "queue of the site"

@@ -10,16 +10,198 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from ..errors import InputError, Position, Problem
-from . import layers
-from .document import Document
+from ..schedulers import get_scheduler
+from ..text import matches
+from .document import Document, Loc
 from .model import build
 from .site import Site
 from .trust import check_writers
 from .yamlfile import read
+
+# -- inheritance in site files: a file extends another one, a queue is like another one ------------
+# Mappings are merged key by key, lists and scalars are replaced. ``{append: [...]}`` in the place
+# of a list extends the list that would be replaced, and null in the place of a queue removes it.
+
+
+_BUILT_IN = ("request", "cpu_request")
+"""Lists of the batch scheduler if the site has none, so that nothing can be appended to them."""
+
+
+def over(upper: Document, lower: Document) -> Document:
+    """Return the site file ``upper`` laid over ``lower``, which it extends.
+
+    InputError if it removes a queue that is not there.
+    """
+    merged = _extended(upper, lower).over(lower)
+    queues = dict(_mapping(merged.value.get("queues")))
+    for name, queue in _mapping(upper.value.get("queues")).items():
+        if queue is not None:
+            continue
+        if name not in _mapping(lower.value.get("queues")):
+            position = upper.key_position(("queues", name))
+            raise InputError(Problem(f"there is no queue `{name}` that can be removed", position))
+        del queues[name]
+    if len(queues) < len(_mapping(merged.value.get("queues"))):
+        return replace(merged, value={**merged.value, "queues": queues})
+    return merged
+
+
+def resolved(site: Document) -> Document:
+    """Return the document of a site with all keys in each queue that it inherits.
+
+    InputError if a queue is like one that does not exist, or like itself.
+    """
+    if "like" in _mapping(site.value.get("queue_defaults")):
+        position = site.key_position(("queue_defaults", "like"))
+        raise InputError(Problem("`like` is a key of a queue, not of `queue_defaults`", position))
+    queues = {
+        name: _queue(site, name, ())
+        for name, queue in _mapping(site.value.get("queues")).items()
+        if isinstance(queue, Mapping)
+    }
+    site = _complete(site)
+    for name, queue in queues.items():
+        site = _with_part(site, ("queues", name), _complete(_extended(queue, site)))
+    return site
+
+
+def _queue(site: Document, name: str, upper: tuple[str, ...]) -> Document:
+    """Return the queue ``name`` with the keys that it inherits; ``upper`` are like it."""
+    own = site.section("queues").section(name)
+    like = own.value.get("like")
+    if not isinstance(like, str):
+        defaults = site.section("queue_defaults")
+        return _extended(own, defaults).over(defaults)
+    position, names = own.position(("like",)), (*upper, name)
+    if like in names:
+        message = f"`like` forms a cycle: {' → '.join((*names, like))}"
+        raise InputError(Problem(message, position))
+    if not isinstance(_mapping(site.value.get("queues")).get(like), Mapping):
+        known = ", ".join(_mapping(site.value.get("queues")))
+        message = f"there is no queue `{like}` in this site; it has {known}"
+        raise InputError(Problem(message, position))
+    lower = _queue(site, like, names)
+    return _extended(own, lower).over(lower)
+
+
+def _extended(upper: Document, lower: Document) -> Document:
+    """Return ``upper`` with whole lists in the place of those that extend lists of ``lower``."""
+    for loc in list(_appended(upper.value)):
+        below = lower.value_at(loc)
+        if _is_append(below):
+            upper = _joined(upper, loc, lower, (*loc, "append"), inside=("append",))
+        elif isinstance(below, list):
+            upper = _joined(upper, loc, lower, loc)
+    return upper
+
+
+def _complete(document: Document) -> Document:
+    """Return ``document`` with whole lists in the place of those that extend nothing."""
+    for loc in list(_appended(document.value)):
+        if loc[0] == "queues":
+            continue  # each queue is completed by itself
+        if loc[-1] in _BUILT_IN:
+            position = document.position(loc)
+            message = f"`{loc[-1]}` has nothing to extend: the site has no `{loc[-1]}`"
+            raise InputError(Problem(message, position, hint="write the whole list"))
+        document = _joined(document, loc, Document({}), ())
+    return document
+
+
+def _joined(upper: Document, loc: Loc, lower: Document, at: Loc, inside: Loc = ()) -> Document:
+    """Return ``upper`` with the items of ``lower`` at ``at`` before those it appends at ``loc``.
+
+    ``inside``: steps from ``loc`` to the new list.
+    """
+    first = _items(lower, at) if at else []
+    own = _items(upper, (*loc, "append"))
+    positions: dict[Loc, Position] = {(): upper.position(loc)}
+    for n in range(len(first)):
+        positions[(*inside, n)] = lower.position((*at, n))
+    for n in range(len(own)):
+        positions[(*inside, len(first) + n)] = upper.position((*loc, "append", n))
+    value: object = [*first, *own]
+    for step in reversed(inside):
+        value = {step: value}
+    return _with_value(upper, loc, value, positions)
+
+
+def _with_part(whole: Document, loc: Loc, part: Document) -> Document:
+    """Return ``whole`` with the document ``part`` in the place ``loc``."""
+    positions = {(): whole.position(loc), **part.positions}
+    keys = {(*loc, *inside): place for inside, place in part.keys.items()}
+    whole = _with_value(whole, loc, part.value, positions)
+    return replace(whole, keys={**whole.keys, **keys})
+
+
+def _with_value(
+    whole: Document, loc: Loc, value: object, positions: Mapping[Loc, Position]
+) -> Document:
+    kept = {at: place for at, place in whole.positions.items() if at[: len(loc)] != loc}
+    placed = {(*loc, *inside): place for inside, place in positions.items()}
+    return replace(whole, value=_set(whole.value, loc, value), positions={**kept, **placed})
+
+
+def _set(mapping: Mapping[str, object], loc: Loc, value: object) -> dict[str, object]:
+    first, *rest = loc
+    inner = _set(_mapping(mapping.get(str(first))), tuple(rest), value) if rest else value
+    return {**mapping, str(first): inner}
+
+
+def _appended(mapping: Mapping[str, object], loc: Loc = ()) -> Iterator[Loc]:
+    """Yield the places of the lists that extend others."""
+    for key, value in mapping.items():
+        if _is_append(value):
+            yield (*loc, key)
+        elif isinstance(value, Mapping):
+            yield from _appended(value, (*loc, key))
+
+
+def _is_append(value: object) -> TypeGuard[Mapping[str, list[object]]]:
+    if not isinstance(value, Mapping) or list(value) != ["append"]:
+        return False
+    return isinstance(value["append"], list)
+
+
+def _items(document: Document, loc: Loc) -> list[object]:
+    items = document.value_at(loc)
+    return items if isinstance(items, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+# -- the name of the batch scheduler's cluster on this host, which may select a site ---------------
+# It is read from a configuration file. A command of the batch scheduler could delay each start of
+# gpujobs, until a time-out where its server does not answer.
+
+
+def cluster_name(scheduler: str) -> str:
+    """Return the name of the cluster of a batch scheduler; "" if it is not known."""
+    inventory = get_scheduler(scheduler).inventory
+    if inventory is None:
+        return ""
+    for path in inventory.configuration_files(os.environ):
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if name := inventory.cluster_name(text):
+            return name
+    return ""
+
+
+# -- find and load site files ----------------------------------------------------------------------
+
 
 logger = logging.getLogger("gpujobs")
 
@@ -90,7 +272,7 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
     path = _site_path(name, base)
-    document = layers.resolved(layered(path, _searched(name, path)))
+    document = resolved(layered(path, _searched(name, path)))
     return SiteFile(path.stem, path, build(Site, document), document)
 
 
@@ -159,7 +341,7 @@ def layered(path: Path, folder: Path | None) -> Document:
     """
     *others, document = _layers(path, (), folder)
     for other in reversed(others):
-        document = layers.over(other, document)
+        document = over(other, document)
     return document
 
 
@@ -192,3 +374,105 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
         return _site_path(name, path.parent)
     except NoSuchSiteError as error:
         raise InputError(replace(error.problems[0], position=position)) from None
+
+
+# -- the site of this host: the one whose variables, host or cluster names match here --------------
+
+
+_SELECTS = re.compile("^(hostnames|environment_variables|cluster_names):", re.M)
+
+
+class NoSiteHereError(InputError):
+    """No site was given, and no site file matches this host."""
+
+
+def site_of_this_host() -> str:
+    """Return the name of the one site whose variables, host or cluster names match here.
+
+    They are tried in this order. NoSiteHereError if there is none, InputError if there are several.
+    """
+    selections = list(_selections())
+    variables = (one.name for one in selections if one.matches_variables())
+    if found := _only(variables, "several sites match the environment variables here"):
+        return found
+    patterns = [(pattern, one.name) for one in selections for pattern in one.hostnames]
+    host = ""
+    # The fully qualified name may need a slow query of the network, so the short name comes first.
+    for get_name in (socket.gethostname, socket.getfqdn):
+        host = get_name()
+        names = (name for pattern, name in patterns if matches(pattern, host))
+        if found := _only(names, f"several sites match this host ({host})"):
+            return found
+    clusters = (one.name for one in selections if one.matches_cluster())
+    if found := _only(clusters, "several sites match the name of the cluster here"):
+        return found
+    raise NoSiteHereError(
+        f"no site given, and no site file matches this host ({host})",
+        hint="use --site NAME (`gpujobs sites list`), or --site local to run on this machine; "
+        "`gpujobs sites init` writes a site file for the batch scheduler of this host",
+    )
+
+
+def _only(names: Iterable[str], message: str) -> str:
+    """Return the one name, "" if there is none. InputError with ``message`` for several."""
+    found = sorted(set(names))
+    if len(found) > 1:
+        raise InputError(f"{message}: {', '.join(found)}", hint="use --site")
+    return "".join(found)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What selects the site ``name`` on a host."""
+
+    name: str
+    hostnames: tuple[str, ...]
+    variables: Mapping[str, str]
+    cluster_names: tuple[str, ...]
+    scheduler: str
+
+    def matches_variables(self) -> bool:
+        """Return whether the environment has all variables, each with a value that matches."""
+        environ = os.environ
+        found = (matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
+        return bool(self.variables) and all(found)
+
+    def matches_cluster(self) -> bool:
+        """Return whether the batch scheduler's cluster has one of the names."""
+        if not self.cluster_names:
+            return False
+        try:
+            name = cluster_name(self.scheduler)
+        except InputError:  # no such batch scheduler: `load_site` reports it
+            return False
+        return any(matches(pattern, name) for pattern in self.cluster_names)
+
+
+def _selections() -> Iterator[_Selection]:
+    """Yield what selects each site that names hosts or variables."""
+    included = data_folder("site_configs")
+    for name, path in site_paths().items():
+        # Most of the many included files name no host, and parsing all takes most of a second.
+        if path.parent == included and not _SELECTS.search(path.read_text(encoding="utf-8")):
+            continue
+        try:
+            value = layered(path, path.parent).value
+        except InputError as error:
+            logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
+            continue
+        variables = value.get("environment_variables")
+        yield _Selection(
+            name,
+            _texts(value.get("hostnames")),
+            variables if _is_texts(variables) else {},
+            _texts(value.get("cluster_names")),
+            str(value.get("scheduler")),
+        )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list) else ()
+
+
+def _is_texts(value: object) -> TypeGuard[Mapping[str, str]]:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values())

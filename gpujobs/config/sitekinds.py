@@ -10,8 +10,20 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..schedulers import get_scheduler, scheduler_names
 from . import fields, placeholders
-from .kinds import ANYTHING, SIZE, TEXT, WORD, Items, Kind, Place, Scalar, Schema, Table, choice
-from .model import Section
+from .model import (
+    ANYTHING,
+    SIZE,
+    TEXT,
+    WORD,
+    Items,
+    Kind,
+    Place,
+    Scalar,
+    Schema,
+    Section,
+    Table,
+    choice,
+)
 from .profile import Profile, option_value
 
 

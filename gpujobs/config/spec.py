@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,11 +15,9 @@ from ..errors import InputError, Position, Problem
 from ..injob.folder import parse_json, read_file
 from .document import Document, Loc
 from .model import build
-from .profile import Profile
+from .profile import Profile, Workers
 from .site import Site
-from .sitefiles import NoSuchSiteError, SiteFile, load_site, working_folder
-from .thishost import site_of_this_host
-from .workers import Workers
+from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host, working_folder
 from .yamlfile import parse_value, read
 
 PROGRAMS = (".py", ".sh", ".ipynb", ".sbatch", ".slurm", ".pbs", ".job", ".R", ".jl")
@@ -267,3 +266,38 @@ def _read_site(value: _SiteOfSpec, source: str) -> SiteFile:
         site=build(Site, document),
         document=document,
     )
+
+
+# -- groups of workers: each is specified by a profile of its own ----------------------------------
+# A profile without `groups` has one group, whose name is "".
+
+
+OF_THE_CLUSTER = ("gpus", "groups", "head", "start_workers")
+"""Keys of the top level that are no defaults of groups."""
+
+
+def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
+    """Return the specification of each group by name, in the order of the profile.
+
+    It has the keys of the group laid over those of the top level, with their positions.
+    """
+    if not spec.profile.groups:
+        return {"": spec}
+    return dict(_group_specs(spec))
+
+
+def _group_specs(spec: ClusterSpec) -> Iterator[tuple[str, ClusterSpec]]:
+    defaults = spec.document.without(*OF_THE_CLUSTER)
+    groups = spec.document.section("groups")
+    for name in spec.profile.groups:
+        document = groups.section(name).over(defaults)
+        own = given_names(groups.section(name))
+        yield (
+            name,
+            replace(
+                spec,
+                document=document,
+                profile=build(Profile, document),
+                from_site=spec.from_site - own,
+            ),
+        )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .cluster import GPUJobQueueCluster
-from .local import GPULocalCluster
+from .cluster import GPUJobQueueCluster, GPULocalCluster
 
 __all__ = [
     "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",

@@ -14,14 +14,13 @@ from distributed.deploy.cluster import Cluster
 from distributed.objects import SchedulerInfo
 from distributed.utils import format_dashboard_link
 
-from ..clusters.cancel import cancel
 from ..clusters.connect import address_of, security_of, silence_ucx
 from ..clusters.folderstate import read_state
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.notebook import Card
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names, scale
+from ..clusters.scale import cancel, check_group_names, scale
 from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState

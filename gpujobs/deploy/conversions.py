@@ -10,8 +10,8 @@ from ..config.document import Loc
 from ..config.fields import count, positive, sequence
 from ..config.fields import size as n_bytes
 from ..config.model import keys_of
-from ..config.workers import Workers
-from ..injob.size import WorkerSize
+from ..config.profile import Workers
+from ..injob.names import WorkerSize
 
 Setting = tuple[Loc, Any]
 """A key of the profile and its value."""

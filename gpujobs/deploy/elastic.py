@@ -19,14 +19,13 @@ from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names
 from ..injob.names import LOOPBACK, job_name
 from .adaptive import JobAdaptive, check_bounds
-from .amount import Amount
 from .control import END_TIMEOUT, Client, DaskControl
-from .display import JobsDisplay
+from .display import JobsDisplay, JobTable
 from .group import WorkerGroup
 from .job import PoolJob
+from .options import Amount
 from .pool import JobPool
 from .scaler import Scaler
-from .table import JobTable
 from .waiting import wait_for
 from .widget import Controls
 

@@ -4,19 +4,134 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..batch.system import HOST, System
+from ..batch.process import HOST, System
 from ..clusters.ledger import GroupRecord
 from ..clusters.report import JobPhase, JobReport
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
 from ..planning import workeroptions
-from ..planning.plan import JobGroup
-from .attempts import Attempts
-from .ceiling import Ceiling
+from ..planning.limits import JobLimit, exceeded, most_allowed
+from ..planning.plan import JobGroup, Plan
+from ..text import plural
 from .job import PoolJob
+
+# -- how many jobs adaptive scaling may request: by the site's limits, and by refusals -------------
+
+
+REFUSAL_TIME = 600.0
+"""Seconds after a refusal until more jobs are requested than were accepted."""
+
+
+class Ceiling:
+    """The most jobs of one group of workers that can be submitted."""
+
+    def __init__(self, system: System = HOST) -> None:
+        self._system = system
+        self._accepted = 0
+        self._refusal = ""
+        self._refused_until = 0.0
+
+    def clamp(
+        self, jobs: int, limits: Sequence[JobLimit], devices: tuple[int, str]
+    ) -> tuple[int, str]:
+        """Return how many of ``jobs`` jobs are possible, and why not all; "" if all are.
+
+        ``limits`` are those of the site, ``devices`` is from `by_devices`.
+        """
+        by_refusal = (self._accepted, self.refusal)
+        for most, reason in (_by_limits(limits, jobs), devices, by_refusal):
+            if reason and most < jobs:
+                return most, f"{plural(most, 'job')} of {jobs}: {reason}"
+        return jobs, ""
+
+    def refused(self, accepted: int, error: Exception) -> None:
+        """Note that the batch scheduler accepts no more than ``accepted`` jobs for now."""
+        self._accepted = accepted
+        self._refusal = " ".join(str(error).split())
+        self._refused_until = self._system.monotonic() + REFUSAL_TIME
+
+    def forget(self) -> None:
+        """Forget refusals."""
+        self._refused_until = 0.0
+
+    @property
+    def refusal(self) -> str:
+        """Why no more jobs are accepted for now; "" if that is not known to be so."""
+        return self._refusal if self._system.monotonic() < self._refused_until else ""
+
+
+def by_devices(plan: Plan, gpus: int, others: int) -> tuple[int, str]:
+    """Return how many jobs of ``gpus`` GPUs this machine allows, and why; "" if any number.
+
+    ``others``: GPUs that jobs of other groups use.
+    """
+    devices = len(plan.devices)
+    if not devices or not gpus:
+        return 0, ""
+    return (devices - others) // gpus, f"this machine has {plural(devices, 'free GPU')}"
+
+
+def _by_limits(limits: Sequence[JobLimit], jobs: int) -> tuple[int, str]:
+    limit = exceeded(limits, jobs)
+    return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")
+
+
+# -- bounds the submissions that replace jobs, so that no cause of failure submits without end -----
+
+
+MOST_ATTEMPTS = 3
+"""Jobs per missing job that may end without success, one after another."""
+PAUSES = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
+"""Seconds before the next replacement, after so many rounds of failures."""
+
+
+class Attempts:
+    """Counts the jobs in a row that brought no worker that stays, and what refuses them."""
+
+    def __init__(self, system: System = HOST) -> None:
+        self._system = system
+        self.failures = 0
+        """Jobs in a row that ended without success."""
+        self.error: Exception | None = None
+        """The last refusal, if that is why jobs are missing."""
+        self._rounds = 0
+        self._not_before = 0.0
+
+    def succeeded(self) -> None:
+        """Workers have connected and stay: start again."""
+        self.failures = self._rounds = 0
+        self.error = None
+        self._not_before = 0.0
+
+    def failed(self, jobs: int = 1, error: Exception | None = None) -> None:
+        """Note ``jobs`` jobs that failed at the same time; ``error``: a refusal instead of jobs."""
+        self.failures += jobs
+        self.error = error
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Pause before the next submission, each time for longer."""
+        pause = PAUSES[min(self._rounds, len(PAUSES) - 1)]
+        self._rounds += 1
+        self._not_before = self._system.monotonic() + pause
+
+    def exhausted(self, missing: int, alive: int) -> bool:
+        """Return whether to stop: ``missing`` jobs are to be replaced, ``alive`` ones remain."""
+        if not self.failures:
+            return False
+        # If nothing is left, the cause concerns all jobs: a broken setup need not be tried thrice.
+        limit = MOST_ATTEMPTS * max(1, missing if alive else 1)
+        return self.failures >= limit
+
+    def pausing(self) -> bool:
+        """Return whether the next submission must wait."""
+        return self._system.monotonic() < self._not_before
+
+
+# -- the workers of one kind in a cluster that this process owns: how many there should be ---------
 
 
 class WorkerGroup:

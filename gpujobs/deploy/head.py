@@ -3,27 +3,135 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
+from ..batch import process
 from ..clusters import folder as folders
 from ..clusters.folderstate import FolderState
-from ..errors import InputError, JobFailedError
-from ..injob.names import LOOPBACK
-from ..injob.ports import first_free, port_range
+from ..errors import InputError, JobFailedError, Position, Problem
+from ..injob.names import LOOPBACK, is_encrypted
+from ..injob.ports import confine, first_free, on_loopback, port_range
+from ..planning.plan import Plan
+from ..planning.transport import contact_text, encryption_rule
 from ..schedulers import JobState
-from .encryption import check_encryption
 from .job import PoolJob
 from .pool import JobPool
 
 if TYPE_CHECKING:
     from distributed.security import Security
+
+
+# -- options of a dask scheduler in this process, at a site that requires encryption ---------------
+
+
+def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None:
+    """Raise InputError if the site requires encryption, and ``options`` would open a listener
+    without it. ``place`` names the options in the message.
+    """
+    required = plan.transport.encryption_required
+    if required is None:
+        return
+    rule, contact = encryption_rule(plan.site_name), contact_text(plan.site)
+    problems = [
+        Problem(
+            f"{rejected.option}: {rejected.message}: {rule}",
+            Position(place),
+            hint="; ".join(filter(None, (rejected.hint, contact))),
+            related=required,
+        )
+        for rejected in _REJECTED
+        if rejected.option in options and rejected.found(options[rejected.option])
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+class _Rejected(NamedTuple):
+    option: str
+    message: str
+    hint: str
+    found: Callable[[Any], object]
+    """Whether a value of the option is rejected."""
+
+
+def _has_unencrypted(protocols: Any) -> bool:
+    """Return whether one of the protocols, a text or a list, is not encrypted. None: it is tls."""
+    listed = protocols if isinstance(protocols, list | tuple) else [protocols]
+    return any(name and not is_encrypted(str(name)) for name in listed)
+
+
+_REJECTED = (
+    _Rejected(
+        "protocol", "it is not encrypted", "leave it out: the protocol is tls", _has_unencrypted
+    ),
+    _Rejected(
+        "security",
+        "it would replace the certificate of the cluster",
+        "leave it out: each cluster makes its own certificate",
+        lambda security: True,
+    ),
+    _Rejected(
+        "dashboard_address",
+        "the dashboard is not encrypted",
+        "leave it out: the dashboard listens on the loopback interface, "
+        "and `gpujobs connect` prints the tunnel to it",
+        lambda address: not on_loopback(address),
+    ),
+    _Rejected(
+        "jupyter",
+        "Jupyter and a listener for it are not encrypted",
+        "leave it out, and start Jupyter on its own",
+        bool,
+    ),
+    _Rejected("services", "services of dask are not encrypted", "leave it out", bool),
+)
+"""Other options open no listener, or one that is encrypted."""
+
+
+# -- choose a protocol that both this process and the cluster can use ------------------------------
+
+
+def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
+    """Return ``plan`` with the protocols that work in this process, and why ucxx does not, or "".
+
+    ``only_one``: of the first protocol, since a dask scheduler in this process uses it. Raises
+    InputError if no protocol works.
+    """
+    transport = plan.transport
+    reason = _ucxx_problem(transport.interface) if "ucxx" in transport.protocols else ""
+    usable = tuple(name for name in transport.protocols if not (reason and name == "ucxx"))
+    if not usable:
+        raise InputError(reason, hint="network={'protocol': 'auto'}")
+    protocols = usable[:1] if only_one else usable
+    if len(protocols) == 1 and transport.loopback:
+        confine(protocols[0])
+    if protocols == ("ucxx",) and transport.loopback:
+        os.environ.setdefault("UCX_NET_DEVICES", transport.loopback)
+    return replace(plan, transport=replace(transport, protocols=protocols)), reason
+
+
+def _ucxx_problem(interface: str | None) -> str:
+    """Return why ucxx cannot be used in this process, or ""."""
+    options = ["--interface", interface] if interface else []
+    result = process.run([sys.executable, "-m", "gpujobs.injob", "try-ucxx", *options])
+    if result.exit_code == 0:
+        return ""
+    lines = [line.strip() for line in result.message.splitlines() if line.strip()]
+    return f"ucxx does not work on {socket.gethostname()}: {lines[-1][:300]}"
+
+
+# -- the dask scheduler of a cluster that this process owns: in this process, or in a job ----------
+
 
 ADDRESS_INTERVAL = 0.2
 

@@ -9,26 +9,152 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.document import PYTHON, Document, Loc
-from ..config.fields import positive
-from ..config.hints import in_python
-from ..config.model import build, key_names
+from ..config.fields import comma_list, count, positive
+from ..config.hints import in_python, unknown_keyword
+from ..config.model import build, key_names, keys_of
 from ..config.profile import Profile
 from ..config.site import Site
-from ..config.sitefiles import SiteFile
+from ..config.sitefiles import NoSiteHereError, SiteFile
 from ..config.spec import ClusterSpec, make_spec
-from ..config.thishost import NoSiteHereError
 from ..errors import InputError, Position, Problem
-from ..injob.size import WorkerSize
-from .conversions import Setting, job_settings
-from .jobqueue import Configuration
-from .options import CONFIGURABLE
-from .vocabulary import JOBQUEUE, PER_JOB, Vocabulary
+from ..injob.names import WorkerSize
+from ..planning.workeroptions import CUDA
+from .conversions import (
+    Setting,
+    directives,
+    extra_args_settings,
+    job_settings,
+    memory,
+    prologue,
+    protocol_settings,
+    seconds,
+    worker_settings,
+)
+from .options import CONFIGURABLE, Configuration, check_mapping
+
+# -- the keywords of the cluster classes: which keys of the profile each one sets ------------------
+
+
+PER_JOB = ("cores", "memory", "processes")
+"""dask-jobqueue's numbers of one job, which are converted together."""
+PARAMETERS = (
+    "site", "n_workers", "log_directory", "scheduler", "scheduler_options", "prefer",
+    "asynchronous", "loop", "silence_logs", "quiet",
+)  # fmt: skip
+"""Parameters of the classes that are not part of the profile."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The keywords of a class in addition to the keys of a profile."""
+
+    synonyms: Mapping[str, Loc]
+    """Other names of keys."""
+    converted: Mapping[str, tuple[Loc, Callable[[Any], Any]]]
+    """Other names of keys whose values are written differently."""
+    several: Mapping[str, Callable[[Any], Iterable[Setting]]]
+    """Keywords that set several keys."""
+    refused: Mapping[str, str]
+    """Keywords without a meaning here, and their replacements."""
+    per_job: tuple[str, ...] = PER_JOB
+
+    def known(self) -> list[str]:
+        """Return all keywords that are not refused."""
+        profile = (name for name in keys_of(Profile) if name not in self.refused)
+        return [*profile, *self.synonyms, *self.converted, *self.several, *self.per_job]
+
+    def suggestion(self, name: str) -> str:
+        """Return a hint for an unknown keyword."""
+        keys = [key for key in key_names(Profile) if key.partition(".")[0] not in self.refused]
+        keys = [key for key in keys if not key.startswith("groups.")]
+        return unknown_keyword(name, [*self.known(), *PARAMETERS], self.refused, keys)
+
+    def settings(self, name: str, value: Any) -> Iterable[Setting]:
+        """Return the settings of one keyword. Raises ValueError."""
+        if name == "gpus_per_job" and count(value) == 0:
+            return [(("gpus",), 0)]
+        if name in self.several:
+            return self.several[name](value)
+        if name in self.converted:
+            loc, convert = self.converted[name]
+            return [(loc, convert(value))]
+        if name in self.synonyms:
+            return [(self.synonyms[name], value)]
+        if isinstance(value, Mapping) and value:
+            return [((name, key), item) for key, item in value.items()]
+        return [((name,), value)]
+
+
+JOBQUEUE = Vocabulary(
+    synonyms={
+        "project": ("account",),
+        "job_name": ("name",),
+        "job_cpu": ("cpus_per_job",),
+        "ncpus": ("cpus_per_job",),
+        "local_directory": ("workers", "local_directory"),
+        "python": ("environment", "python"),
+        "container": ("environment", "container"),
+        "interface": ("network", "interface"),
+        "worker_memory": ("workers", "memory"),
+        "worker_threads": ("workers", "threads"),
+        "worker_class": ("workers", "worker_class"),
+    },
+    converted={
+        "job_extra_directives": (("directives",), directives),
+        "job_extra": (("directives",), directives),
+        "job_script_prologue": (("environment", "setup"), prologue),
+        "env_extra": (("environment", "setup"), prologue),
+        "death_timeout": (("workers", "death_timeout"), seconds),
+        "gpus_per_worker": (("workers", "gpus_per_worker"), positive),
+        "worker_gpu": (("workers", "gpus_per_worker"), positive),
+        "workers_per_gpu": (("workers", "workers_per_gpu"), positive),
+        "job_mem": (("memory_per_job",), memory),
+        "mem": (("memory_per_job",), memory),
+    },
+    several={
+        "protocol": lambda value: protocol_settings(str(value)),
+        "worker_options": lambda value: worker_settings(dict(value)),
+        "worker_extra_args": extra_args_settings,
+        "extra": extra_args_settings,
+    },
+    refused={
+        "resource_spec": (
+            "leave it out: cores and memory are requested, by `request` of the site file"
+        ),
+        "header_skip": "use `request` of the site file: a job has its lines and no others",
+        "job_directives_skip": "use `request` of the site file: a job has its lines and no others",
+        "shebang": "use `shell` of the site file",
+        "nanny": "use worker_class",
+        "worker_command": "use worker_class",
+        "shared_temp_directory": "use `directory` of the site file: it holds the certificates",
+        "security": "use network={'encryption': …}: each cluster makes its own certificate",
+        "host": "use scheduler_options={'host': …}",
+        "dashboard_address": "use scheduler_options={'dashboard_address': …}",
+        "scheduler_cls": "use scheduler_options",
+        "job_cls": "use site",
+        "lsf_units": "use `request` of the site file, which contains the unit",
+        "use_stdin": "leave it out: scripts are always passed on standard input",
+        "gpus": "use n_workers: each worker has one GPU; GPUs of one job: gpus_per_job",
+        "run": "use `gpujobs submit`, which runs a command in the cluster",
+        "idle_timeout": "use scheduler_options={'idle_timeout': …}",
+        "client_timeout": "leave it out: the cluster ends with the Python process that owns it",
+        "after": "use `gpujobs submit --after`",
+        "requeue": "leave it out: a job close to its walltime gets a successor",
+        "walltime_exit": "leave it out: it is for `run` of `gpujobs submit`",
+        "start_workers": "use wait_for_workers",
+    },
+)
+"""Of dask-jobqueue, with the same meaning here."""
+
+
+# -- keywords of the cluster classes, as the same document that a profile file gives ---------------
+
 
 _KEYS = tuple(key_names(Profile))
 DEFAULT_WALLTIME = "30m"
@@ -250,3 +376,118 @@ class _Converter:
                 self.problems.append(given.problem(message))
         mapping[loc[-1]] = value
         self.sources[loc] = given
+
+
+# -- the keywords of dask_cuda.LocalCUDACluster, for clusters on this machine ----------------------
+
+
+DEVICE_SIZES = (
+    "device_memory_limit",
+    "rmm_pool_size",
+    "rmm_maximum_pool_size",
+    "rmm_release_threshold",
+)
+"""Options of workers that dask-cuda also takes as a number of bytes."""
+UCX_TRANSPORTS = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
+"""Options of workers that need ucxx."""
+
+
+def device_list(value: object) -> tuple[str, ...] | None:
+    """Return the GPUs of the keyword CUDA_VISIBLE_DEVICES. Raises InputError."""
+    if value is None:
+        return None
+    items = comma_list(value) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not items:
+        message = f"CUDA_VISIBLE_DEVICES: {value!r} is not a list of GPUs"
+        raise InputError(message, hint="CUDA_VISIBLE_DEVICES='0,1' or [0, 1]")
+    devices = tuple(str(item).strip() for item in items)
+    if len(set(devices)) < len(devices):
+        raise InputError(f"CUDA_VISIBLE_DEVICES: {value!r} names a GPU twice")
+    return devices
+
+
+def options_of_scheduler(
+    options: Mapping[str, Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    **own: object,
+) -> dict[str, Any]:
+    """Return the options of the dask scheduler from keywords; ``own`` is by name, None: not given.
+
+    Raises InputError if two keywords set the same option, or one is not a mapping.
+    """
+    for place, value in (("scheduler_options", options), ("scheduler_kwargs", kwargs)):
+        check_mapping(place, {} if value is None else value)
+    found: dict[str, Any] = dict(options or {})
+    given = {name: value for name, value in own.items() if value is not None}
+    for name, value in [*(kwargs or {}).items(), *given.items()]:
+        if found.setdefault(name, value) != value:
+            raise InputError(f"keyword {name}: scheduler_options or scheduler_kwargs sets it, too")
+    return found
+
+
+def _device_size(value: Any) -> Any:
+    """Return a size of device memory: a whole number is in bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return f"{value}B"
+    return value
+
+
+def _memory_limit(value: Any) -> Iterator[Setting]:
+    """Yield the host memory of a worker: bytes, a fraction of this machine's, or a text."""
+    if value == "auto":
+        return
+    if isinstance(value, float) and value <= 1:
+        import psutil
+
+        value = int(value * psutil.virtual_memory().total)
+    if value == 0:
+        raise ValueError("0 is no limit, which is not possible here; leave it out")
+    yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)
+
+
+def _ucx_transport(name: str, value: Any) -> Iterator[Setting]:
+    yield ("workers", name), value
+    if value is True:
+        yield ("network", "protocol"), "ucxx"
+
+
+def _ucx_transports() -> dict[str, Any]:
+    return {name: lambda value, name=name: _ucx_transport(name, value) for name in UCX_TRANSPORTS}
+
+
+_OWN_PARAMETERS = ("host", "dashboard_address")
+"""Keywords of dask-jobqueue without a meaning that GPULocalCluster has."""
+
+LOCAL = Vocabulary(
+    synonyms={
+        **JOBQUEUE.synonyms,
+        **{name: ("workers", name) for name in CUDA},
+        "threads_per_worker": ("workers", "threads"),
+        "rmm_allocator_external_lib_list": ("workers", "set_rmm_allocator_for_libs"),
+    },
+    converted={
+        **JOBQUEUE.converted,
+        **{name: (("workers", name), _device_size) for name in DEVICE_SIZES},
+    },
+    several={
+        **JOBQUEUE.several,
+        **_ucx_transports(),
+        "memory_limit": _memory_limit,
+    },
+    refused={
+        **{name: hint for name, hint in JOBQUEUE.refused.items() if name not in _OWN_PARAMETERS},
+        "blocked_handlers": "use scheduler_kwargs={'blocked_handlers': …}",
+        "data": "use device_memory_limit and memory_limit: an object cannot be passed to a job",
+        "ip": "use host",
+        "jit_unspill": "use enable_cudf_spill: dask-cuda has no jit_unspill any more",
+        "log_spilling": "use cudf_spill_stats, with enable_cudf_spill",
+        "processes": "leave it out: every worker is a process",
+        "scheduler_sync_interval": "leave it out: the jobs are watched all the time",
+        "service_kwargs": "use scheduler_kwargs={'service_kwargs': …}",
+        "services": "leave it out: dask no longer uses it",
+        "start": "leave it out: dask no longer uses it",
+        "worker_dashboard_address": "leave it out: the workers have no dashboard",
+        "worker_services": "leave it out: dask no longer uses it",
+    },
+)
+"""Of LocalCUDACluster and dask-jobqueue."""

@@ -2,13 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from dask.utils import parse_bytes
 
 from ..errors import InputError
-from .jobqueue import Configuration
+from ..planning.plan import JobGroup, Plan
+from ..text import plural
+from .group import WorkerGroup
+
+# -- the one import of dask_jobqueue, and the user's dask configuration ----------------------------
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Ignore calls of signal.signal.
+
+    dask_jobqueue.runner sets a handler for SIGINT at import, which a library must not do and which
+    is an error in a thread.
+    """
+    original = signal.signal
+    signal.signal = lambda *arguments: None
+    try:
+        yield
+    finally:
+        signal.signal = original
+
+
+with _signal_handlers_kept():
+    import dask_jobqueue
+
+__all__ = ["Configuration", "JobQueueCluster", "configured"]
+
+
+class Refused:
+    """An attribute of dask-jobqueue's clusters that cannot exist here; ``hint`` is the cure."""
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        """Raise AttributeError."""
+        raise AttributeError(f"{self.name} has no meaning here; {self.hint}")
+
+
+class JobQueueCluster(dask_jobqueue.JobQueueCluster):  # type: ignore[misc]
+    """dask-jobqueue's class without the parts that describe its own jobs."""
+
+    job_cls = Refused("use job_script() for the script, `jobs` for the jobs")
+    _dummy_job = Refused("use job_script() for the script, `jobs` for the jobs")
+    new_worker_spec = Refused("use scale(), which submits whole jobs")
+    shared_temp_directory = Refused("use `folder`, which has the certificates")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The user's part of a section of dask's configuration; ``-`` in names is ``_`` here."""
+
+    section: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    unchanged: frozenset[str] = frozenset()
+    """Names whose value is dask-jobqueue's default, written by the user nevertheless."""
+
+    def place(self, name: str) -> str:
+        """Return the key of ``name`` for messages."""
+        return f"dask configuration jobqueue.{self.section}.{name.replace('_', '-')}"
+
+
+def configured(batch_scheduler: str, section: str | None = None) -> Configuration:
+    """Return the user's dask configuration under ``jobqueue.SECTION``.
+
+    The section is the one of ``batch_scheduler`` if none is named. dask-jobqueue fills it with
+    defaults of its own, such as a walltime of 30 minutes, which would hide the site's. A value that
+    equals such a default counts only if it is in a file or in an environment variable. Empty values
+    never count. Raises InputError if the named section does not exist.
+    """
+    import dask.config
+
+    name = section or batch_scheduler
+    if section and section not in (dask.config.get("jobqueue", None) or {}):
+        raise InputError(f"config_name: dask's configuration has no section jobqueue.{section}")
+    shipped = _section(_shipped_defaults(), batch_scheduler)
+    written = _section(dask.config.collect(env=_environment()), name)
+    values = {
+        key: value
+        for key, value in _section(dask.config.config, name).items()
+        if key in written or value != shipped.get(key)
+    }
+    unchanged = frozenset(key for key, value in values.items() if value == shipped.get(key))
+    return Configuration(name, values, unchanged)
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = (config.get("jobqueue") or {}).get(name) or {}
+    return {
+        key.replace("-", "_"): value
+        for key, value in section.items()
+        if value is not None and value not in ("", [], {})
+    }
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without the configuration that a parent process passes on.
+
+    That one contains dask-jobqueue's defaults.
+    """
+    return {
+        name: value for name, value in os.environ.items() if name != "DASK_INTERNAL_INHERIT_CONFIG"
+    }
+
+
+def _shipped_defaults() -> dict[str, Any]:
+    import yaml  # a dependency of dask
+
+    path = Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
+    defaults: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return defaults
+
+
+# -- how many jobs a cluster object starts with ----------------------------------------------------
+
+
+def first_jobs(plan: Plan, n_workers: int | None) -> dict[str, int]:
+    """Return the number of jobs of each group.
+
+    ``n_workers`` is that keyword; None: the plan is that of a profile file, with all its workers.
+    By keywords, a group starts with its `gpus` or `workers.count`, if it has one.
+    """
+    if n_workers is None:
+        return {group.group: group.shape.jobs for group in plan.groups}
+    return {group.group: _by_keywords(group, n_workers) for group in plan.groups}
+
+
+def _by_keywords(group: JobGroup, n_workers: int) -> int:
+    if not group.group:
+        return math.ceil(n_workers / group.shape.workers)
+    profile = group.profile
+    has_number = profile.workers.count or (profile.gpus and "gpus" in profile.given)
+    return group.shape.jobs if has_number else 0
+
+
+# -- the number of jobs that `scale` requests, from any way to say it ------------------------------
+
+
+@dataclass(frozen=True)
+class Amount:
+    """The arguments of `scale`, of which the largest counts; ``jobs`` only without ``n``."""
+
+    n: int | None = None
+    jobs: int | None = None
+    memory: str | int | None = None
+    cores: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any number."""
+        return self != Amount()
+
+    def in_jobs(self, group: WorkerGroup, log: Callable[[str], None]) -> int:
+        """Return the number of whole jobs of a group; ``log`` is called if that is more workers.
+
+        Raises InputError.
+        """
+        for name, value in (("n", self.n), ("jobs", self.jobs), ("cores", self.cores)):
+            if value is not None and not _is_number(value):
+                raise InputError(f"scale: {name}={value!r} is not a number of at least 0")
+        workers, size = self._workers(group), group.size
+        jobs = group.jobs_for(workers)
+        if jobs * size != workers:
+            log(f"{workers} workers are {plural(jobs, 'job')} of {size}: {jobs * size} workers")
+        if self.jobs is not None and self.n is None:
+            return max(jobs, math.ceil(self.jobs))
+        return jobs
+
+    def _workers(self, group: WorkerGroup) -> int:
+        workers, shape = [self.n or 0], group.jobs.shape
+        if self.memory is not None:
+            if not shape.worker_memory:
+                message = "scale: the memory of a worker is not known; give a number of workers"
+                raise InputError(message, hint="or set worker_memory=…")
+            workers.append(math.ceil(parse_bytes(self.memory) / shape.worker_memory))
+        if self.cores is not None:
+            workers.append(math.ceil(self.cores / shape.worker_threads))
+        return max(workers)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+# -- options of a cluster object that are not part of the profile ----------------------------------
+
 
 CONFIGURABLE = ("log_directory", "scheduler_options")
 """Options that the user's dask configuration may have."""

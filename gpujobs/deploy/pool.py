@@ -6,12 +6,15 @@ Knows nothing of dask's classes. `ClusterMonitor` judges the jobs; this module d
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..batch.system import HOST, System
+from ..batch.client import SchedulerClient
+from ..batch.process import HOST, System
 from ..clusters import folder as folders
+from ..clusters import scale as cancelling
 from ..clusters.folderstate import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
@@ -19,17 +22,187 @@ from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
 from ..clusters.submit import FAILED, array_limit, new_record, send
 from ..config.spec import ClusterSpec
-from ..errors import JobFailedError
+from ..errors import GpujobsError, JobFailedError, RefusedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
-from ..planning.plan import Plan
-from ..planning.render import Script
+from ..injob.names import HEAD
+from ..planning.plan import JobGroup, Plan
+from ..planning.render import JobRoles, Script, render_jobs
 from ..schedulers import JobState
-from .cancels import Canceller, cancel_cluster
 from .group import WorkerGroup, count_ends
-from .job import PoolJob
-from .jobs import PoolJobs
-from .submitter import Submitter
+from .job import PoolJob, PoolJobs
+
+# -- cancels jobs of a pool until the batch scheduler no longer has them ---------------------------
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
+"""Seconds after which a job that is still there is cancelled again: doubled each time."""
+CLOSE_TIMEOUT = 12.0
+"""Seconds for which closing waits for a batch scheduler that is away; the jobs then exit alone."""
+
+logger = logging.getLogger("gpujobs")
+
+
+class Canceller:
+    """Cancels jobs of the cluster ``name``. Those in `PoolJobs.released` are cancelled again."""
+
+    def __init__(self, client: SchedulerClient, name: str, jobs: PoolJobs) -> None:
+        self._client = client
+        self._name = name
+        self._jobs = jobs
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def cancel(self, jobs: Collection[PoolJob]) -> None:
+        """Cancel jobs. Raises RefusedError or UnavailableError."""
+        now = self._client.system.monotonic()
+        for job in jobs:
+            pause = FIRST_PAUSE * 2**job.cancels
+            job.cancel_again = now + min(LONGEST_PAUSE, pause)
+            job.cancels += 1
+        ids = [job.report.job for job in jobs]
+        others = [job for job in self._jobs.present_ids() if job not in ids]
+        await asyncio.to_thread(self._client.cancel, ids, [self._name], others)
+
+    def cancel_soon(self, jobs: Collection[PoolJob]) -> None:
+        """Do `cancel` in the background; an error is logged."""
+        if jobs:
+            self._in_background(self.cancel(jobs))
+
+    def repeat(self, now: float) -> None:
+        """Cancel again the released jobs that the batch scheduler still has."""
+        self.cancel_soon([job for job in self._jobs.released.values() if now >= job.cancel_again])
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except GpujobsError as error:
+                logger.warning("%s: %s", self._name, error)
+
+        task = asyncio.ensure_future(run())
+        self._background.add(task)  # a task without a reference may be collected
+        task.add_done_callback(self._background.discard)
+
+
+def cancel_cluster(record: ClusterRecord, ledger: Ledger, system: System) -> None:
+    """Cancel all jobs of a cluster that is closed; an error is logged."""
+    if not record.submissions:
+        ledger.update(record.id, finished=True)
+        return
+    try:
+        cancelling.cancel(record, ledger, timeout=CLOSE_TIMEOUT, system=system)
+    except GpujobsError as error:
+        logger.warning("%s was closed, but %s; its jobs exit by themselves", record.id, error)
+
+
+# -- renders the jobs of a pool: numbers, names of workers, GPUs of this machine -------------------
+
+
+WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
+
+
+class Submitter:
+    """Renders scripts of one cluster; every job gets the next number."""
+
+    def __init__(self, spec: ClusterSpec, plan: Plan, cluster_id: str) -> None:
+        self.spec = spec
+        self.plan = plan
+        self.cluster_id = cluster_id
+        self._next_number = 0
+
+    def worker_scripts(
+        self, group: JobGroup, count: int, used_devices: Collection[str], limit: int | None = None
+    ) -> list[Script]:
+        """Return the scripts of ``count`` jobs of a group, at most ``limit`` jobs each.
+
+        Raises RefusedError without free GPUs.
+        """
+        devices = self._free_devices(group, count, used_devices)
+        return self._render(group, WORKERS, count, devices, limit)
+
+    def head_scripts(self, used_devices: Collection[str]) -> list[Script]:
+        """Return the script of the dask scheduler's job."""
+        jobs = next(jobs for jobs in self.plan.all_jobs if self.plan.may_be_head(jobs))
+        workers = self.plan.head is None
+        roles = JobRoles(scheduler=True, workers=workers, run=False, client_owns=True)
+        devices = self._free_devices(jobs, 1, used_devices) if workers else ()
+        return self._render(jobs, roles, 1, devices)
+
+    def next_script(self, group: JobGroup) -> str:
+        """Return the script of the next job of a group, without using its number."""
+        number = self._next_number
+        try:
+            return self._render(group, WORKERS, 1)[0].text
+        finally:
+            self._next_number = number
+
+    def jobs_of(
+        self, submission: Submission, now: float, devices: tuple[str, ...] = ()
+    ) -> Iterator[PoolJob]:
+        """Yield the jobs of a submission that was accepted at ``now``, of the monotonic clock.
+
+        ``devices``: the GPUs of this machine that all of them use.
+        """
+        workers = submission.group != HEAD
+        jobs = next(jobs for jobs in self.plan.all_jobs if jobs.group == submission.group)
+        gpus = jobs.shape.gpus
+        for n, (number, job) in enumerate(submission.jobs.items()):
+            names = self.plan.job_worker_names(self.cluster_id, number, jobs) if workers else []
+            report = JobReport(
+                number=number,
+                job=job,
+                phase=JobPhase.SUBMITTED,
+                state=JobState.UNKNOWN,
+                group=jobs.group if workers else "",
+                workers=tuple(names),
+                id=self.plan.scheduler.show_id(job),
+            )
+            yield PoolJob(
+                report,
+                now,
+                devices=devices[n * gpus : (n + 1) * gpus],
+                start_timeout=self.plan.profile.start_timeout,
+            )
+
+    def _render(
+        self,
+        group: JobGroup,
+        roles: JobRoles,
+        count: int,
+        devices: tuple[str, ...] = (),
+        limit: int | None = None,
+    ) -> list[Script]:
+        first = self._next_number
+        self._next_number += count
+        folder = self.spec.site.path.parent
+        return render_jobs(
+            self.plan,
+            self.cluster_id,
+            group,
+            roles,
+            first,
+            count,
+            limit=limit,
+            site_folder=folder,
+            devices=devices,
+        )
+
+    def _free_devices(self, group: JobGroup, count: int, used: Collection[str]) -> tuple[str, ...]:
+        """Return GPUs of this machine for ``count`` jobs; none with a batch scheduler."""
+        if not self.plan.devices:
+            return ()
+        free = [device for device in self.plan.devices if device not in used]
+        wanted = count * group.shape.gpus
+        if len(free) < wanted:
+            total = len(self.plan.devices)
+            raise RefusedError(
+                f"{wanted} more GPUs wanted; {len(free)} of this machine's {total} are free"
+            )
+        return tuple(free[:wanted])
+
+
+# -- the jobs of a cluster that this process owns: submit, remove and replace them -----------------
+
 
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""

@@ -4,17 +4,194 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
 from ..clusters.report import JobPhase, ended_message
-from ..errors import GpujobsError, InputError, JobFailedError, UnavailableError
+from ..clusters.scale import limits_of
+from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
-from .daskside import DaskSide
-from .group import WorkerGroup
-from .groupscaler import GroupScaler
+from ..text import plural
+from .control import DaskSide
+from .group import WorkerGroup, by_devices
 from .job import PoolJob
 from .pool import JobPool
-from .retiring import Retirer
+
+# -- retires the workers of jobs that were released, also those that connect late ------------------
+
+
+class Retirer:
+    """Retires workers; those that are being retired are left alone."""
+
+    def __init__(self, dask: DaskSide) -> None:
+        self._dask = dask
+        self._names: set[str] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def retire(self, names: Iterable[str]) -> None:
+        """Let workers transfer their data and close them."""
+        new = [name for name in names if name not in self._names]
+        if not new:
+            return
+        self._names.update(new)
+        try:
+            await self._dask.retire(new)
+        finally:
+            self._names.difference_update(new)
+
+    def retire_late(self, released: Iterable[PoolJob]) -> None:
+        """Retire, in the background, connected workers of jobs that are to be cancelled.
+
+        They have connected after the release, and would get tasks until the cancel is confirmed.
+        """
+        connected = (self._dask.connected or frozenset()).difference(self._names)
+        late = [name for job in released for name in job.report.workers if name in connected]
+        if late:
+            task = asyncio.ensure_future(self.retire(late))
+            self._background.add(task)  # a task without a reference may be collected
+            task.add_done_callback(self._background.discard)
+
+
+# -- how many jobs of a group a pool may have: by the limits, refusals, and the maximum of `adap----
+
+
+def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
+    """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
+    most, why_not = _clamped(pool, group, jobs, pool.jobs.numbers())
+    return most, f"{group.label}{why_not}" if why_not and group.label not in why_not else why_not
+
+
+def room(pool: JobPool, group: WorkerGroup) -> int:
+    """Return how many more jobs of a group may be submitted now.
+
+    Jobs that leave count until they have ended.
+    """
+    occupied = pool.jobs.occupied()
+    most, _ = _clamped(pool, group, sys.maxsize, occupied)
+    if group.maximum is not None:
+        most = min(most, group.maximum)
+    return most - occupied[group.name]
+
+
+def _clamped(
+    pool: JobPool, group: WorkerGroup, jobs: int, numbers: Mapping[str, int]
+) -> tuple[int, str]:
+    limits = limits_of(pool.plan, pool.record, group.name, numbers)
+    others = len(pool.jobs.devices(but=group.name))
+    devices = by_devices(pool.plan, group.jobs.shape.gpus, others)
+    return group.ceiling.clamp(jobs, limits, devices)
+
+
+# -- brings one group of workers as close to its target as is possible -----------------------------
+
+
+logger = logging.getLogger("gpujobs")
+
+
+class GroupScaler:
+    """Submits the missing jobs of one group, as far as the batch scheduler accepts them.
+
+    ``lock``: held while the jobs of the pool change.
+    """
+
+    def __init__(
+        self, pool: JobPool, dask: DaskSide, group: WorkerGroup, lock: asyncio.Lock
+    ) -> None:
+        self.pool = pool
+        self.dask = dask
+        self.group = group
+        self._lock = lock
+        self._reported = ""
+
+    async def grow(self, workers: int) -> None:
+        """Raise the target to ``workers``, or to as many as are possible, for `adapt`.
+
+        Failures are not forgotten: adaptive scaling asks every second.
+        """
+        jobs, why_not = possible(self.pool, self.group, self.group.jobs_for(workers))
+        self._report(why_not)
+        if self.pool.error_of(self.group) is not None:
+            return
+        self.group.target = jobs
+        await self.replace()
+        self.pool.write_groups()
+
+    async def replace(self) -> None:
+        """Submit the jobs that are missing, as far as possible, unless too many have failed."""
+        pool, attempts = self.pool, self.group.attempts
+        async with self._lock:
+            if pool.error_of(self.group) is not None:
+                return
+            if self._missing() <= 0 or attempts.pausing():
+                return
+            if not await pool.recover():
+                attempts.postpone()
+            alive, missing = self._present(), self._missing()
+            if missing <= 0 or pool.unanswered:
+                return
+            if not attempts.exhausted(missing, alive):
+                await self._submit_possible(missing)
+            if attempts.exhausted(missing, alive):
+                self.group.stop_submitting(pool.jobs.past)
+                self.group.target = self._present()
+
+    def _missing(self) -> int:
+        return min(self.group.target - self._present(), room(self.pool, self.group))
+
+    def _present(self) -> int:
+        return len(self.pool.jobs.counting(self.group.name))
+
+    async def _submit_possible(self, count: int) -> None:
+        attempts, before = self.group.attempts, self._present()
+        try:
+            error = await self._submit_what_fits(count)
+        except UnavailableError as unavailable:
+            logger.warning("%s: %s", self.pool.id, unavailable)
+            attempts.postpone()
+            return
+        if error is None:
+            return
+        accepted = self._present()
+        occupied = self.pool.jobs.occupied()[self.group.name]
+        if occupied > accepted:  # there may be room when those that leave have left
+            self.group.ceiling.refused(occupied, error)
+        elif self.dask.adapts(self.group.name) and accepted:
+            self.group.ceiling.refused(accepted, error)
+            self.group.target = accepted
+        elif accepted == before:
+            attempts.failed(error=error)
+        self._report(f"{accepted - before} of {plural(count, 'job')} accepted: {error}")
+
+    async def _submit_what_fits(self, count: int) -> GpujobsError | None:
+        """Submit up to ``count`` jobs in few submissions; return why not all were accepted."""
+        error = await self._try(count)
+        if error is None or count == 1 or await self._try(1) is not None:
+            return error  # if one job is refused, so are all
+        left, size = count - 1, count // 2
+        while size:
+            if left >= size and await self._try(size) is None:
+                left -= size
+            else:
+                size //= 2
+        return error
+
+    async def _try(self, count: int) -> GpujobsError | None:
+        try:
+            await self.pool.submit(self.group, count)
+        except (RefusedError, InputError) as error:
+            return error
+        return None
+
+    def _report(self, why_not: str) -> None:
+        """Log why fewer jobs are submitted than wanted; the same reason only once."""
+        reason = why_not.removeprefix(self.group.label).partition(": ")[2]
+        if reason and reason != self._reported:
+            self.dask.log(f"{self.pool.id}: {why_not}")
+        self._reported = reason or self._reported
+
+
+# -- keeps the jobs of a pool at a target: submits, removes and replaces whole jobs ----------------
+
 
 REFRESH_INTERVAL = 1.0
 """Seconds between two looks at the cluster's folder."""
@@ -22,8 +199,6 @@ SUBMIT_TIMEOUT = 15.0
 """Seconds for which `scale` waits for a batch scheduler that is away."""
 UPDATE_TIMEOUT = 5.0
 """Seconds for which `Scaler.update` waits for a batch scheduler that is away."""
-
-logger = logging.getLogger("gpujobs")
 
 
 class Scaler:

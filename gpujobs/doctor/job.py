@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
@@ -11,25 +12,219 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-from ..clusters import cancel, submit
+from ..batch.client import SchedulerClient
+from ..batch.process import is_available
+from ..clusters import scale, submit
 from ..clusters.files import private_folder
+from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
-from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import ClusterReport
+from ..clusters.runnotes import site_notes
+from ..clusters.submit import make_cluster_plan
 from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
-from ..errors import InputError, Position, RefusedError
-from ..planning.directory import expand_directory
+from ..errors import GpujobsError, InputError, Position, RefusedError
+from ..planning.bash import expand_directory
 from ..planning.plan import Plan
+from ..schedulers.registry import needed_commands
 from ..text import plural
 from . import jobcheck
-from .checks import Check, failed
-from .facts import check_facts
+from .checks import Check, failed, passed, warning
+from .jobcheck import JobFacts, Scratch
+
+# -- the checks of `gpujobs doctor --run`: judge the facts that `jobcheck` collected in a job ------
+
+
+COMPARED = ("python", "dask", "distributed", "dask-cuda")
+"""Versions that must be the same in the job and on this side."""
+OLDEST_DASK_CUDA = (26, 8)
+"""As the extras `cuda12` and `cuda13` require it."""
+GIB = 2**30
+SHARED_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs")
+
+
+def check_facts(facts: JobFacts, report: ClusterReport) -> Iterator[Check]:
+    """Check the facts of a job, and the GPUs that its workers reported."""
+    record, node = report.record, facts["node"]
+    yield passed("job", f"{record.id} ran on {node}")
+    yield passed("shared folder", f"{record.path.parent} is writable on {node}")
+    yield _check_versions(facts["versions"])
+    yield _check_driver(facts)
+    yield passed("interfaces", f"in the job: {', '.join(facts['interfaces'])}")
+    yield _check_route(facts)
+    yield _check_transport(facts, report)
+    yield _check_scratch(facts["scratch"])
+    yield _check_gpus(report)
+
+
+def _check_versions(there: dict[str, str]) -> Check:
+    here = jobcheck.versions()
+    names = [name for name in COMPARED if name in here or name in there]
+    different = [
+        f"{name} {here.get(name, 'none')} here, {there.get(name, 'none')} in the job"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+    version = there.get("dask-cuda", "")
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_DASK_CUDA:
+        remedy = "pip install -U 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
+        return failed("versions", f"dask-cuda {version} in the job is too old", remedy)
+    if different:
+        remedy = "use one environment for both (`environment.python`)"
+        return warning("versions", "; ".join(different), remedy)
+    same = ", ".join(f"{name} {there[name]}" for name in names)
+    return passed("versions", f"the same in the job: {same}")
+
+
+def _check_driver(facts: JobFacts) -> Check:
+    driver = facts["driver"]
+    if driver["error"]:
+        return warning("driver", f"no NVIDIA driver on {facts['node']}: {driver['error']}")
+    newest = driver["cuda"] // 1000
+    result = f"{driver['version']}, supports CUDA {newest}"
+    remedy = f"pip install 'dask-cuda[cu{newest}]'"
+    bindings = facts["versions"].get("cuda-bindings", "")
+    if not bindings:
+        return failed("driver", f"{result}; cuda-bindings is missing", remedy)
+    cuda = int(bindings.split(".")[0])
+    result = f"{result}; the job's python has CUDA {cuda}"
+    if cuda > newest:
+        return failed("driver", result, f"{remedy}, or install a newer driver")
+    return passed("driver", result)
+
+
+def _check_route(facts: JobFacts) -> Check:
+    if facts["client"]:
+        return passed("route", f"the job reaches this host ({facts['client']})")
+    result = f"the job does not reach this host: {facts['client_error']}"
+    remedy = 'set network.interface in the site file, or use scheduler="job" for Python clusters'
+    return warning("route", result, remedy)
+
+
+def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
+    parts = [facts["address"].split("://")[0]]
+    if measured := facts["bandwidth"]:
+        memory = "GPU" if measured["gpu_memory"] else "host"
+        parts[0] += f", {measured['rate']} GB/s between two workers ({memory} memory)"
+    folder = report.folder
+    if rates := folder.transport.text():
+        parts.append(rates)
+    if not folder.transport.reason and not folder.unused_networks:
+        return passed("transport", "; ".join(parts))
+    remedy = (
+        "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
+    )
+    if folder.transport.reason:  # it is listed
+        remedy = "if ucxx is missing: pip install 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
+    return warning("transport", "; ".join([*parts, *folder.notes]), remedy)
+
+
+def _check_scratch(scratch: Scratch) -> Check:
+    path = scratch["path"]
+    if not scratch["writable"]:
+        return failed("scratch space", f"{path} is not writable", "set `scratch` in the site file")
+    result = f"{path}: {scratch['free'] / GIB:.1f} GiB free ({scratch['filesystem']})"
+    if scratch["filesystem"] in SHARED_FILESYSTEMS:
+        remedy = "set `scratch` in the site file to node-local space"
+        return warning("scratch space", result, remedy)
+    return passed("scratch space", result)
+
+
+def _check_gpus(report: ClusterReport) -> Check:
+    requested = report.record.gpus
+    if not requested:
+        return warning("GPUs", "none requested: CPU workers")
+    gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    found = {gpu.uuid: gpu for gpu in gpus}
+    if len(found) != requested:
+        remedy = "see `request` and `visible_devices` of the site file"
+        return failed("GPUs", f"{requested} requested, {len(found)} found", remedy)
+    return passed("GPUs", ", ".join(f"{gpu.model} {gpu.uuid}" for gpu in found.values()))
+
+
+# -- the checks of `gpujobs doctor` that need no job: they run on this host ------------------------
+
+
+def check_host(site_file: SiteFile) -> Iterator[Check]:
+    """Check commands, batch scheduler, shared folder, network interface and versions."""
+    site = site_file.site
+    yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
+    for note in site_notes(site):
+        yield warning("cluster", note, "`gpujobs sites init` writes a site file for this one")
+    yield from _check_commands(site_client(site_file))
+    yield _check_directory(site.directory)
+    yield _check_interface(site.network.interface)
+    versions = jobcheck.versions()
+    yield passed("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))
+    if "ucxx" in site.network.protocols:
+        yield _check_ucxx()
+
+
+def _check_commands(client: SchedulerClient) -> Iterator[Check]:
+    names = sorted(needed_commands(client.scheduler))
+    missing = [name for name in names if not is_available(client.commands.get(name, name))]
+    if missing:
+        remedy = (
+            "is this a login node? Else write the paths of the commands in the site file: "
+            f"commands: {{{missing[0]}: /path}}"
+        )
+        yield failed("commands", f"not found: {', '.join(missing)}", remedy)
+        return
+    yield passed("commands", ", ".join(sorted(Path(name).name for name in names)))
+    yield _check_scheduler(client)
+
+
+def _check_scheduler(client: SchedulerClient) -> Check:
+    try:
+        client.find("gpujobs-doctor")
+    except GpujobsError as error:
+        message = str(error).splitlines()[0]
+        return failed("batch scheduler", message, error.hint or "try again when it answers")
+    return passed("batch scheduler", f"{client.scheduler.name} answers")
+
+
+def _check_directory(template: str) -> Check:
+    try:
+        path = Path(expand_directory(template))
+        private_folder(path)
+        probe = path / f".doctor-{os.getpid()}"
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except (GpujobsError, OSError) as error:
+        remedy = "set `directory` of the site file to a folder that login and compute nodes share"
+        return failed("directory", str(error).splitlines()[0], remedy)
+    return passed("directory", f"{path} is writable from this host")
+
+
+def _check_interface(name: str | None) -> Check:
+    interfaces = jobcheck.interfaces()
+    if name is None:
+        return passed("interface", f"none configured; this host has {', '.join(interfaces)}")
+    if name in interfaces:
+        return passed("interface", f"{name} is on this host")
+    result = f"{name} is not on this host, which has {', '.join(interfaces)}"
+    return warning("interface", result, 'clusters from Python need scheduler="job" on this host')
+
+
+def _check_ucxx() -> Check:
+    if find_spec("distributed_ucxx"):
+        return passed("ucxx", "distributed-ucxx is installed")
+    result = "the site lists ucxx, but distributed-ucxx is not installed here"
+    remedy = (
+        "pip install distributed-ucxx-cu12 (or -cu13) in the environment of the jobs; "
+        "without it dask uses tcp"
+    )
+    return warning("ucxx", result, remedy)
+
+
+# -- submit a small cluster for `gpujobs doctor --run` and collect its facts -----------------------
+
 
 logger = logging.getLogger("gpujobs")
 
@@ -159,7 +354,7 @@ def _wait_for_end(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
             time.sleep(1)
             report = monitor.report()
     finally:
-        cancel.cancel(record, ledger)
+        scale.cancel(record, ledger)
     return report
 
 

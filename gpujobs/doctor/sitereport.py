@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..config.document import Document
+from ..clusters.submit import bash_error, bash_problems
+from ..config.document import Document, Loc
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem
-from ..planning.sitecheck import NO_SETTINGS, Finding, Tried, findings, try_site
-from ..planning.trials import Trial
+from ..planning.sitecheck import NO_SETTINGS, Finding, Trial, Tried, findings, try_site
 from ..text import plural
 from .checks import Check, any_failed, checks_text, failed, passed
-from .syntax import syntax_problems
+
+# -- checks the bash text of a site and the scripts of its trials with ``bash -n`` -----------------
+
+
+_TEXTS: tuple[Loc, ...] = (
+    ("setup",),
+    ("mpi", "setup"),
+    ("defaults", "environment", "setup"),
+)
+"""The keys of a site file that have bash text."""
+
+
+def syntax_problems(site_file: SiteFile, results: Sequence[Tried]) -> Iterator[Problem]:
+    """Return the syntax errors of the site's bash text; if it has none, those of its scripts."""
+    texts = [*_TEXTS, *(("queues", key, *loc) for key in site_file.site.queues for loc in _TEXTS)]
+    problems = list(bash_problems(site_file.document, texts))
+    return iter(problems or _script_problems(results))
+
+
+def _script_problems(results: Sequence[Tried]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for result in results:
+        for script in result.scripts:
+            # Directives are comments for bash, so most scripts of a site are the same program.
+            program = re.sub(r"^#.*$", "", script.text, flags=re.M)
+            if program not in seen and (message := bash_error(program)):
+                yield Problem(f"{result.trial}: bash -n refuses the script: {message}")
+            seen.add(program)
+
+
+# -- the report of `gpujobs sites check`: the trials of a site, and all findings at once -----------
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from .folder import Gpu, RegisteredWorker, all_gpus
+from .names import VISIBLE, WorkerSize
 from .network import node_name
-from .size import VISIBLE, WorkerSize
 
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from .attempts import STOPPED_CODES, ids_to_cancel, last_attempt_text
-from .choice import TransportChoice
 from .folder import (
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -22,14 +20,22 @@ from .folder import (
     over_memory_message,
 )
 from .idle import END_AFTER
-from .job import Job, JobExit, failure
-from .launch import enough_workers
+from .job import (
+    STOPPED_CODES,
+    Job,
+    JobExit,
+    enough_workers,
+    failure,
+    ids_to_cancel,
+    last_attempt_text,
+)
 from .log import log, reason_in
 from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
-from .watch import JobsWatch, cannot_start
+from .transport import TransportChoice
+from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10

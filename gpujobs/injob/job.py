@@ -6,19 +6,195 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from .attempts import end_attempt, over
 from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
-from .gpus import shared_gpu_message
-from .launch import lifetime, sampler, start_workers, worker_names
-from .log import launcher_reason, log, nodes_seen
-from .names import UCX_WARNINGS, job_name
+from .gpus import job_devices, shared_gpu_message
+from .log import Walltime, launcher_reason, log, nodes_seen
+from .names import RUN, UCX_WARNINGS, VERDICT, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
-from .process import ManagedProcess, is_process, visible_process
-from .walltime import Walltime
+from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
+from .rank import write_rank_script
+from .usage import start_sampler
+from .workerhost import preset
+
+# -- start the workers of a job: one process with their nannies, or an MPI launcher ----------------
+
+
+_LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
+_LONGEST_STAGGER = 60
+"""Seconds over which dask spreads the exits of workers."""
+
+
+def worker_names(options: SuperviseOptions) -> list[str]:
+    """Return the names of the workers of a job."""
+    cluster_id = Folder(options.folder).cluster_id
+    return job_worker_names(
+        cluster_id, options.job, options.n_workers, options.ranks, options.group
+    )
+
+
+def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool:
+    """Return whether `run` may start with the workers of these names."""
+    names, cluster_id = list(registered), Folder(options.folder).cluster_id
+    for item in options.start_groups:
+        group, _, number = item.partition("=")
+        prefix = group_prefix(cluster_id, group)
+        if sum(name.startswith(prefix) for name in names) < int(number):
+            return False
+    return len(names) >= options.start_workers
+
+
+def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return dask's configuration with which workers exit before the walltime.
+
+    Nothing if ``environ`` has a lifetime of its own.
+    """
+    if walltime.left() == float("inf") or f"{_LIFETIME}DURATION" in environ:
+        return {}
+    seconds = walltime.workers_lifetime()
+    stagger = min(_LONGEST_STAGGER, seconds // 10)
+    return {f"{_LIFETIME}DURATION": f"{seconds} s", f"{_LIFETIME}STAGGER": f"{stagger} s"}
+
+
+def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list[ManagedProcess]:
+    """Start the worker processes. Raises LookupError if the job's number of GPUs is wrong."""
+    if not options.workers:
+        return []
+    if options.ranks:  # each rank takes its GPUs by itself
+        return [_start_launcher(options, environ)]
+    devices = None
+    if options.gpus:
+        source, count = options.visible_devices, options.gpus
+        explicit = options.each_gpu or not options.worker_size.usual
+        devices = job_devices(source, count, environ, explicit=explicit)
+    return [_start_nannies(options, devices, environ)]
+
+
+def sampler(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess | None:
+    """Start to sample the GPUs of a job. The ranks of MPI do that on each of their nodes."""
+    if not options.gpus or not options.workers or options.ranks:
+        return None
+    devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
+    return start_sampler(options.folder, devices or [], environ)
+
+
+def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess:
+    """Start the ranks: workers, or the user's script, with output to the log of `run`."""
+    folder = Folder(options.folder)
+    write_rank_script(folder, environ, options.rank_env)
+    if options.run_on == "ranks":
+        return ManagedProcess(RUN, options.workers, folder.logs / "run.log", environ)
+    return ManagedProcess("the MPI launcher", options.workers, job_log(options), environ)
+
+
+def _start_nannies(
+    options: SuperviseOptions, devices: list[str] | None, environ: Mapping[str, str]
+) -> ManagedProcess:
+    """Start the process of all nannies of the job."""
+    environ = preset(with_archive(environ, Folder(options.folder).archive))
+    words = options.workers
+    if devices is not None:
+        own = options.worker_size.devices(devices)
+        environ.update(options.worker_size.environ(own))
+        if options.each_gpu and len(own) > 1:  # else dask appends "-0" to the name
+            words = (*words, f"--nworkers={len(own)}")
+    name = job_name(Folder(options.folder).cluster_id, options.job, options.group)
+    title = f"worker {name} on {node_name()}"
+    argv = [*words, "--name", name]
+    return ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)
+
+
+def job_log(options: SuperviseOptions) -> Path:
+    """Return the log of a job."""
+    return Folder(options.folder).logs / f"job-{options.job}.log"
+
+
+# -- the attempts of a cluster: it starts again after its walltime, a preemption or a failed nod----
+# The jobs of all attempts are submitted at once. Those of each attempt wait until all jobs of the
+# one before have ended, and exit at once if the cluster itself has ended.
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+"""Signals that end a job. LSF sends the first one to all of its processes."""
+STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
+"""Exit codes of a `run` that was stopped, and that the next attempt continues; None: it runs."""
+
+_FILE = "attempt"
+_STATE = (
+    "head",
+    "scheduler.json",
+    "workers.json",
+    "transport.json",
+    "idle",
+    "rank-error",
+    SCRIPT_ENDED,
+    "ranks.sh",
+    VERDICT,
+)
+"""What describes one attempt; `trial-*` too."""
+_BEGIN_TIMEOUT = 120.0
+"""Seconds in which another job sets up the folder; NFS may show its file 60 s late."""
+
+
+def over(attempt: int) -> str:
+    """Return the name of the file whose presence means that ``attempt`` has ended."""
+    return f"over-{attempt}"
+
+
+def end_attempt(folder: Folder, attempt: int, reason: str) -> None:
+    """End an attempt: each of its jobs exits when it finds the file."""
+    folder.create(over(attempt), f"{reason}\n")
+
+
+def last_attempt_text(options: SuperviseOptions) -> str:
+    """Return that no attempt follows, for the reason of an end; "" without `requeue`."""
+    if options.attempts == 1 or options.attempt < options.attempts:
+        return ""
+    return f", in the last of {options.attempts} attempts (`requeue`)"
+
+
+def ids_to_cancel(folder: Folder, attempt: int) -> list[str]:
+    """Return the ids whose waiting jobs a head cancels: of its attempt, or of the whole cluster."""
+    name = f"job-ids-{attempt}" if over(attempt) in folder.names() else "job-ids"
+    return folder.read_text(name).split()
+
+
+def begin_attempt(folder: Folder, attempt: int) -> bool:
+    """Set up the folder for ``attempt``; one of its jobs does that, and the others wait for it.
+
+    The state of the attempt before moves to ``attempt-N``. Returns False after a timeout.
+    """
+    if attempt == 1:
+        return True
+    before = attempt - 1
+    try:
+        (folder.path / f"attempt-{before}").mkdir(mode=0o700)
+    except FileExistsError:
+        return _wait_for(folder, attempt)
+    end_attempt(folder, before, "the next attempt has begun")
+    for name in folder.names():
+        if name in _STATE or name.startswith("trial-"):
+            (folder.path / name).rename(folder.path / f"attempt-{before}" / name)
+    folder.write(_FILE, {"attempt": attempt})
+    return True
+
+
+def _wait_for(folder: Folder, attempt: int) -> bool:
+    deadline = time.monotonic() + _BEGIN_TIMEOUT
+    while folder.read(_FILE).get("attempt") != attempt:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+# -- a job, as its supervisor sees it: the parts that heads and jobs of workers share --------------
+
 
 FOLDER_TIMEOUT = 120
 """Seconds for which the cluster's folder may be missing: a file server may be away for a while."""

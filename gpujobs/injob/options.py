@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from .size import WorkerSize
+from .names import WorkerSize
 
 GPU_MEMORY = ("plain", "pool", "async", "managed")
 """How RMM allocates GPU memory."""

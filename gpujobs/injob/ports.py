@@ -6,15 +6,19 @@ may have any port gets one of the range. Listeners on the loopback interface are
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import ipaddress
 import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
-from .names import LOOPBACK
+from .names import LOOPBACK, LOOPBACK_INTERFACE, PROTOCOL
 
 VARIABLE = "GPUJOBS_PORTS"
 """Set in jobs whose ports are limited: the first and the last one, as ``8000-8100``."""
@@ -116,3 +120,146 @@ async def _start(listener: Any, start: Callable[[], Awaitable[None]], ports: ran
             if "Busy" not in type(error).__name__:  # UCXXBusyError
                 raise
     raise _none_free(ports)
+
+
+# -- listeners that accept connections from the loopback interface only, also those of ucxx and ----
+# distributed-ucxx, and distributed over ws, listen on all interfaces, whatever the host of the
+# address, and have no option for it. Whoever reaches such a listener can run code as its user.
+
+
+LOOPBACK_VARIABLE = "GPUJOBS_LOOPBACK"
+"""Set in jobs whose listeners of ucxx or ws are confined. The value is the interface."""
+_host: ContextVar[str] = ContextVar("host", default="")
+"""Where the listener of ws listens that is starting."""
+
+
+def on_loopback(address: object) -> bool:
+    """Return whether a ``dashboard_address`` of dask is on the loopback interface only.
+
+    It is a text such as ``127.0.0.1:8787``, a port, or several: a list, or a text with commas.
+    """
+    several = address.split(",") if isinstance(address, str) else address
+    items = several if isinstance(several, list) else [several]
+    return bool(items) and all(_is_loopback(item) for item in items)
+
+
+def _is_loopback(address: object) -> bool:
+    """Return whether one address has a host, and this is on the loopback interface."""
+    if isinstance(address, str):
+        address = address.split(":")
+    host = str(address[0]) if isinstance(address, (list, tuple)) and address else ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def confine_if_wanted() -> None:
+    """Confine the listeners of this process, if those of its job are to be confined."""
+    if LOOPBACK_VARIABLE in os.environ:
+        confine(os.environ.get(PROTOCOL, ""))
+
+
+def confine(protocol: str) -> None:
+    """Confine the listeners of ``protocol`` at addresses such as 127.0.0.1 in this process."""
+    if protocol == "ucxx":
+        _confine("ucxx", _start_ucxx)
+    elif protocol in ("ws", "wss"):
+        _use_servers_with_hosts()
+        _confine(protocol, _start_ws)
+
+
+def _confine(
+    protocol: str, start: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]]
+) -> None:
+    from distributed.comm.registry import backends, get_backend
+
+    try:
+        kind: Any = type(get_backend(protocol))
+    except ValueError:  # not installed
+        return
+    if getattr(kind, "confined", False):
+        return
+
+    class ConfinedBackend(kind):  # type: ignore[misc]
+        """Backend whose listeners are confined."""
+
+        confined = True
+
+        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
+            """Return a listener that is confined when it has started."""
+            listener = super().get_listener(*args, **kwargs)
+            listener.start = functools.partial(start, listener, listener.start)
+            return listener
+
+    backends[protocol] = ConfinedBackend()
+
+
+def _use_servers_with_hosts() -> None:
+    """Let the servers of ws listen at the host of their address."""
+    from distributed.comm import ws
+
+    kind: Any = ws.HTTPServer
+    if getattr(kind, "confined", False):
+        return
+
+    class Server(kind):  # type: ignore[misc]
+        """Server that listens at the host of the listener that starts it."""
+
+        confined = True
+
+        def listen(self, port: int, address: str | None = None, **options: Any) -> None:
+            """Listen at ``address``, else at the host of the listener."""
+            super().listen(port, address or _host.get() or None, **options)
+
+    ws.HTTPServer = Server
+
+
+async def _start_ws(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    token = _host.set(listener.ip)
+    try:
+        await start()
+    finally:
+        _host.reset(token)
+
+
+async def _start_ucxx(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    await start()
+    host, port = listener.bound_address[:2]
+    if ipaddress.ip_address(host).is_loopback:
+        bind_to_loopback(port)
+
+
+def bind_to_loopback(port: int) -> None:
+    """Bind this process's listeners at ``port`` to the loopback interface. Raises RuntimeError."""
+    found = False
+    for descriptor in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
+            if _listens_at(own, port):
+                found = True
+                _bind(own)
+    if not found:
+        raise RuntimeError(f"no listener at port {port} to bind to {LOOPBACK_INTERFACE}")
+
+
+def _bind(listener: socket.socket) -> None:
+    try:
+        interface = LOOPBACK_INTERFACE.encode()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
+    except PermissionError:
+        message = f"cannot bind ucxx to interface {LOOPBACK_INTERFACE}: that needs Linux 5.7"
+        raise RuntimeError(message) from None
+
+
+def _sockets() -> Iterator[int]:
+    """Yield the file descriptors of this process that are sockets."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(path.readlink()).startswith("socket:"):
+                yield int(path.name)
+
+
+def _listens_at(own: socket.socket, port: int) -> bool:
+    if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != port:
+        return False
+    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

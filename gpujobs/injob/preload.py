@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from .loopback import confine_if_wanted
 from .names import MODULES, PROTOCOL
 from .network import initialise_driver
-from .ports import limit_if_wanted
+from .ports import confine_if_wanted, limit_if_wanted
 from .registry import dask_setup
 
 __all__ = ["dask_setup"]

@@ -2,31 +2,243 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import importlib
+import inspect
 import json
 import os
+import re
 import runpy
+import shlex
+import signal
 import sys
+import time
 import traceback
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from .folder import EXIT_FAILED, SCRIPT_ENDED, Folder
 from .gpus import job_devices
-from .initialize import initialize, write_plan
 from .log import append_output_to, in_plain_words
-from .loopback import confine_if_wanted
-from .names import EXTRA_RANKS, NANNY_PRELOAD, PACKAGE, PRELOAD
+from .names import (
+    ENVIRONMENT,
+    EXTRA_RANKS,
+    NANNY_PRELOAD,
+    PACKAGE,
+    PRELOAD,
+    PROTOCOL,
+    RANK_SCRIPT,
+    dashboard_address,
+    is_encrypted,
+)
 from .network import node_name
-from .options import RankOptions
-from .ports import limit_if_wanted
+from .options import LaunchOptions, RankOptions
+from .ports import confine_if_wanted, limit_if_wanted, on_loopback
 from .transport import FILE
 from .usage import start_sampler
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+# -- `dask_mpi.initialize` in the ranks of a job with ``run_on: ranks`` ----------------------------
+
+
+_PLAN = "GPUJOBS_INITIALIZE"
+"""Variable with the planned keywords of `dask_mpi.initialize`, as JSON."""
+_PLANNED = (
+    "worker_class",
+    "nthreads",
+    "memory_limit",
+    "local_directory",
+    "interface",
+    "worker_options",
+    "dashboard",
+    "encryption",
+)
+_RULE = "the site requires encryption between its nodes; leave it out"
+
+
+def write_plan(options: RankOptions) -> None:
+    """Keep the planned keywords for `initialize` in this rank, whichever copy of it is called."""
+    planned = {name: getattr(options, name) for name in _PLANNED}
+    os.environ[_PLAN] = json.dumps(planned)
+
+
+def initialize(*arguments: object, **keywords: object) -> Any:
+    """`dask_mpi.initialize` with the profile's protocol, worker options, names and GPUs.
+
+    In the ranks of a job with ``run_on: ranks``, scripts also find it as ``dask_mpi.initialize``.
+    Elsewhere it is dask-mpi's own. Raises ValueError if an argument contradicts the plan of the
+    job or the encryption that the site requires, RuntimeError if the script has no guard.
+    """
+    real = importlib.import_module("dask_mpi.initialize").initialize
+    planned = json.loads(os.environ.get(_PLAN, "{}"))
+    if not planned:
+        return real(*arguments, **keywords)
+    if not _is_guarded(sys._getframe()):
+        # A worker starts its process by importing the script, which would start workers, and hang.
+        raise RuntimeError('the script needs `if __name__ == "__main__":` around its main part')
+    given = dict(inspect.signature(real).bind_partial(*arguments, **keywords).arguments)
+    worker_class = given.get("worker_class", planned["worker_class"])
+    if worker_class != planned["worker_class"]:
+        raise ValueError(
+            f"worker_class is {worker_class}, but the profile plans {planned['worker_class']}"
+        )
+    own_options = given.pop("worker_options", None) or {}
+    if planned.pop("encryption") == "required":
+        _check_encryption(given, own_options)
+    worker_options = _worker_options(planned, own_options)
+    defaults = {
+        **planned,
+        "protocol": os.environ[PROTOCOL],
+        "dashboard": planned["dashboard"] != "off",
+        "dashboard_address": dashboard_address(planned["dashboard"]),
+    }
+    return real(**{**defaults, **given, "worker_options": worker_options})
+
+
+def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Lay the script's ``own`` worker options over the planned ones."""
+    if "name" in own:
+        raise ValueError("worker_options: `name` is set by gpujobs")
+    options = {**planned["worker_options"], **own}
+    options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
+    options["preload"] = [*options.get("preload", []), PRELOAD]
+    return options
+
+
+def _check_encryption(given: dict[str, Any], worker_options: dict[str, Any]) -> None:
+    """Raise ValueError for arguments of the script that open a listener without encryption."""
+    protocol = given.get("protocol")
+    if protocol and not is_encrypted(protocol):
+        raise ValueError(f"protocol {protocol} is not encrypted: {_RULE}")
+    for name, options in (("", given), ("worker_options: ", worker_options)):
+        if "dashboard_address" in options and not on_loopback(options["dashboard_address"]):
+            raise ValueError(f"{name}dashboard_address: HTTP is not encrypted: {_RULE}")
+
+
+def _is_guarded(frame: FrameType | None) -> bool:
+    """Return whether the script calls from below its ``if __name__ == "__main__":``.
+
+    The script is the caller of ``frame`` that runs as a main module.
+    """
+    while frame is not None and not _is_main_module(frame):
+        frame = frame.f_back
+    if frame is None:
+        return True
+    script = Path(frame.f_code.co_filename)
+    if not script.is_file():
+        return True
+    tree, line = ast.parse(script.read_bytes()), frame.f_lineno
+    return any(
+        isinstance(node, ast.If) and _contains(node, line) and _tests_name(node)
+        for node in ast.walk(tree)
+    )
+
+
+def _is_main_module(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+
+
+def _contains(node: ast.If, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _tests_name(node: ast.If) -> bool:
+    names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
+    return "__name__" in names
+
+
+# -- start MPI outside of the container: by the batch script, in whose place this process stands----
+# The image has neither the launcher nor the batch scheduler's commands. Files of the cluster's
+# folder connect this process with `gpujobs_launch` of the batch script.
+
+
+START, STOP, EXIT = "launch-start", "launch-stop", "launch-exit"
+_POLL_INTERVAL = 0.2
+
+
+def launch(options: LaunchOptions) -> int:
+    """Let the batch script start MPI, and stop it on SIGTERM. Return the launcher's exit code."""
+    folder = Folder(options.folder)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        (folder.path / STOP).touch()
+
+    signal.signal(signal.SIGTERM, stop)
+    (folder.path / START).touch()
+    while not (exit_code := folder.read_text(EXIT)):
+        time.sleep(_POLL_INTERVAL)
+    return int(exit_code)
+
+
+# -- the environment of MPI ranks, which launchers may not pass on to the other nodes of a job -----
+
+
+_NEEDED = re.compile(r"(DASK|GPUJOBS|UCX)_.*|PYTHONPATH|LD_LIBRARY_PATH")
+"""Variables that ranks get even if nothing has changed them."""
+_LOCAL = re.compile(
+    # of this node or this shell
+    r"GPUJOBS_HOST|CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NVIDIA_VISIBLE_DEVICES|TMPDIR|HOST(NAME)?"
+    r"|PWD|OLDPWD|SHLVL|_|DISPLAY|XDG_RUNTIME_DIR|(BASH|SSH)_.*"
+    # of the batch scheduler, or of a launcher, which forwards its own
+    r"|(SLURM|SLURMD|LSB|LSF|LS|PBS|SGE|PMI|PMIX|PRTE|OMPI|OPAL|HYDRA|HYDI)_.*"
+)
+"""Variables that ranks only get if the profile sets them."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""An exported function has another name."""
+
+
+def write_rank_script(folder: Folder, environ: Mapping[str, str], named: Iterable[str]) -> None:
+    """Write the script that runs its arguments as a command in the environment of a rank.
+
+    A shell sets the variables, because the interpreter itself may need ``LD_LIBRARY_PATH``, and
+    ``exec`` keeps the descriptors that the launcher passes to MPI.
+    """
+    changes = rank_changes(_before_setup(folder.path), environ, named)
+    lines = [
+        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+        for name, value in sorted(changes.items())
+    ]
+    text = "\n".join([*lines, 'exec "$@"', ""])
+    descriptor = os.open(folder.path / RANK_SCRIPT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+
+
+def rank_changes(
+    before: Mapping[str, str] | None, after: Mapping[str, str], named: Iterable[str]
+) -> dict[str, str | None]:
+    """Return the variables that ranks need, with None for those to be removed.
+
+    ``before`` and ``after`` are the environments of the job before and after its setup, ``named``
+    the variables that the profile sets.
+    """
+    before = after if before is None else before
+    wanted = {name for name in after if _NEEDED.fullmatch(name)}
+    wanted |= {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    wanted = {name for name in wanted if _NAME.fullmatch(name) and not _LOCAL.fullmatch(name)}
+    return {name: after.get(name) for name in wanted.union(named)}
+
+
+def _before_setup(folder: Path) -> dict[str, str] | None:
+    """Return the environment that the script of the job saved, and remove the file."""
+    path = folder / ENVIRONMENT
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+        path.unlink()
+    except OSError:
+        return None
+    return dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
+
+
+# -- one MPI rank of `layout: mpi`: a worker of dask-mpi, or the user's script ---------------------
+
 
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""

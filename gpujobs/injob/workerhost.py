@@ -4,26 +4,188 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver, set_forkserver_preload, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from . import forkserver
 from .log import log
-from .loopback import confine_if_wanted
-from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY
+from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, worker_devices
 from .network import initialise_ucx
 from .options import WorkersOptions
-from .ports import limit_if_wanted
-from .process import defer_signals
-from .size import worker_devices
-from .workerenviron import missing, with_defaults, without_preset
+from .ports import confine_if_wanted, limit_if_wanted
+from .process import STOP_DASK, defer_signals, restore_signals
 
 if TYPE_CHECKING:
     from distributed import Nanny
+
+
+# -- one import for all workers of a job: a server of `multiprocessing` that is forked, not star----
+# The process of the nannies imports dask, and then forks the server before it does anything else.
+# The server forks the workers. It has one thread, and has never used a GPU: a CUDA context does
+# not survive a fork.
+
+
+_DRIVER = ("libcuda.so", "libnvidia-ml.so")
+"""Libraries of the NVIDIA driver: CUDA and NVML. Without them, no process can use a GPU."""
+_DEVICES = "/dev/nvidia"
+"""Device files that CUDA and NVML open when they are initialised."""
+
+
+def start() -> str:
+    """Fork the server from this process; return why that is not safe, or ""."""
+    reason = unsafe_to_fork()
+    if not reason:
+        set_forkserver_preload([])  # all modules are here already
+        gc.collect()
+        gc.freeze()  # a garbage collection in a worker does not copy the shared pages
+        with _forking():
+            forkserver.ensure_running()
+    return reason
+
+
+def unsafe_to_fork() -> str:
+    """Return why a fork of this process may not start workers, or ""."""
+    if not _descriptors():
+        return "this system has no /proc"
+    if names := [thread.name for thread in threading.enumerate()[1:]]:
+        return f"importing dask started threads ({', '.join(names)})"
+    if library := driver_library():
+        return f"{library} is loaded"
+    if device := open_device():
+        return f"{device} is open"
+    return ""
+
+
+def driver_library() -> str:
+    """Return the name of a library of the NVIDIA driver that this process has loaded, or ""."""
+    with contextlib.suppress(OSError), Path("/proc/self/maps").open(encoding="utf-8") as maps:
+        for line in maps:
+            name = line.rpartition("/")[2].strip()
+            if name.startswith(_DRIVER):
+                return name
+    return ""
+
+
+def open_device() -> str:
+    """Return the device file of a GPU that this process has open, or ""."""
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+            if target.startswith(_DEVICES):
+                return target
+    return ""
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - only names
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def _forking() -> Iterator[None]:
+    """Have `multiprocessing` fork its helpers, where it would start a new Python."""
+    original, helpers = util.spawnv_passfds, vars(util)
+    helpers["spawnv_passfds"] = _fork
+    # Python 3.11.0: all users of the node could connect to an abstract socket (CVE-2022-42919).
+    helpers["abstract_sockets_supported"] = False
+    try:
+        yield
+    finally:
+        helpers["spawnv_passfds"] = original
+
+
+def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
+    """Run the code of `python -c` in a fork, with only the file descriptors ``passfds``.
+
+    The other ends of their pipes must not stay open: the server ends when they are closed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        for descriptor in {*_descriptors()}.difference(passfds, (0, 1, 2)):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        # A signal to the group must end the workers, and leave the nannies their exit codes.
+        for number in (signal.SIGTERM, STOP_DASK):
+            signal.signal(number, signal.SIG_IGN)
+        os.register_at_fork(after_in_child=restore_signals)
+        exec(args[-1], {})  # noqa: S102 - text of Python's multiprocessing
+        status = 0
+    except SystemExit:
+        status = 0
+    finally:
+        os._exit(status)
+
+
+# -- variables that dask's workers need before their libraries are loaded --------------------------
+# A nanny sets them before it starts a worker. A worker that is a fork is started already: it
+# needs them from the process that it is forked from.
+
+
+AT_LOAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Dask's defaults that libraries read when they are loaded."""
+AT_START = {"MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Dask's defaults that are read when a process starts."""
+PRESET = "GPUJOBS_PRESET"
+"""Names of the variables that `preset` has added."""
+_HASH_SEED = {"PYTHONHASHSEED": "6640"}
+"""Nannies set this one for all workers of a cluster, whatever it was."""
+
+
+def preset(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` for a process whose forks are workers."""
+    defaults = {**AT_LOAD, **AT_START}
+    added = {name: value for name, value in defaults.items() if name not in environ}
+    return {**environ, **added, **_HASH_SEED, PRESET: " ".join(added)}
+
+
+def without_preset(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` without the additions, over which dask's configuration has priority."""
+    added = {PRESET, *environ.get(PRESET, "").split()}
+    return {name: value for name, value in environ.items() if name not in added}
+
+
+def with_defaults(environ: Mapping[str, str], configured: Mapping[str, object]) -> dict[str, str]:
+    """Return ``environ`` with the variables that a nanny would add.
+
+    ``configured``: dask's `distributed.nanny.pre-spawn-environ`, as far as a user has set it.
+    """
+    wanted: dict[str, object] = {**AT_LOAD, **AT_START, **configured}
+    added = {name: str(value) for name, value in wanted.items() if value is not None}
+    return {**added, **environ}
+
+
+def missing(
+    wanted: Mapping[str, str], at_start: Mapping[str, str], at_fork: Mapping[str, str]
+) -> list[str]:
+    """Return which of the variables ``wanted`` a fork lacks.
+
+    ``at_start``: the environment with which the forked process was started. ``at_fork``: the one in
+    which it has loaded its libraries.
+    """
+    return [
+        name
+        for name, value in wanted.items()
+        if (at_fork if name in AT_LOAD else at_start).get(name) != value
+    ]
+
+
+# -- `workers`: the process of a job that runs dask's nannies. Their workers are forks -------------
+
 
 _METHOD = "distributed.worker.multiprocessing-method"
 _METHOD_OPTION = "--multiprocessing-method"
@@ -88,7 +250,7 @@ class _Host:
             return False
         _replace_environ(with_defaults(os.environ, dask.config.get(_PRE_SPAWN, {})))
         _import_for_workers(cuda=module == _CUDA_COMMAND)
-        if reason := forkserver.start():
+        if reason := start():
             log(f"each worker is started, not forked: {reason}")
             return False
         self._at_fork = dict(os.environ)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
+
+from ..config.spec import ClusterSpec
+from ..errors import InputError, Position, Problem
 
 LINE_WIDTH = 90
 """Characters of command words in a line; a longer word has a line of its own."""
@@ -42,3 +47,83 @@ def with_variables(text: str) -> str:
     literal = [re.sub(r'([$`"\\])', r"\\\1", part) for part in parts[::2]]
     parts[::2] = literal
     return f'"{"".join(parts)}"'
+
+
+# -- the site's ``directory``: where the folders of clusters are -----------------------------------
+
+
+_PATH_VARIABLE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::-(?P<default>[^}]*))?\})")
+
+
+def expand_directory(text: str) -> str:
+    """Return the site's ``directory`` with ~ and environment variables expanded on this host.
+
+    Raises InputError if a variable without a default is unset or empty.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found["name"] or found["braced"], found["default"]
+        if os.environ.get(name):
+            return os.environ[name]
+        if default is None:
+            raise InputError(f"the site's `directory` is {text}, but ${name} is not set here")
+        return default
+
+    return str(Path(_PATH_VARIABLE.sub(value, text)).expanduser())
+
+
+# -- collects the errors and notes of planning, so that all errors are reported in one run ---------
+
+
+class Diagnostics:
+    """The problems of one cluster spec with their positions, and notes for the user.
+
+    Equal problems and equal notes are kept once.
+    """
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.prefix = ""
+        """Names the group of workers in messages."""
+
+    def of_group(self, name: str, spec: ClusterSpec) -> Diagnostics:
+        """Return the diagnostics of the group ``name``, which adds to these; "" is no group."""
+        group = Diagnostics(spec)
+        group.problems, group.notes = self.problems, self.notes
+        group.prefix = f"group {name}: " if name else ""
+        return group
+
+    def in_queue(self, key: str) -> Diagnostics:
+        """Return the diagnostics of jobs in the site's queue ``key``, which adds to these."""
+        queue = Diagnostics(self.spec.in_queue(key))
+        queue.problems, queue.notes, queue.prefix = self.problems, self.notes, self.prefix
+        return queue
+
+    def profile_error(
+        self, message: str, *loc: str | int, hint: str = "", related: Position | None = None
+    ) -> None:
+        """Add a problem at the profile's key ``loc``, which conflicts with ``related``."""
+        position = self.spec.position(*loc)
+        self.add(Problem(f"{self.prefix}{message}", position, hint=hint, related=related))
+
+    def site_error(self, message: str, *loc: str | int, hint: str = "") -> None:
+        """Add a problem at the site's key ``loc``."""
+        self.add(Problem(message, self.spec.site_position(*loc), hint=hint))
+
+    def add(self, problem: Problem) -> None:
+        """Add ``problem``."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def note(self, text: str) -> None:
+        """Add a note: information that is not an error."""
+        text = f"{self.prefix}{text}"
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def raise_problems(self) -> None:
+        """Raise InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)

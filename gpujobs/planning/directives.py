@@ -2,18 +2,309 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from dataclasses import dataclass
 
 from ..config import placeholders
-from ..config.site import Site
+from ..config.site import Account, Option, Site
 from ..config.sitekinds import File, Variable
+from ..errors import Position, Problem
 from ..schedulers import Scheduler
-from .account import find_account
-from .diagnostics import Diagnostics
-from .directivecheck import Directive, DirectiveChecker, check_memory_units
-from .options import option_directives, reservation
-from .resources import resource_values
-from .shape import JobShape, Place, Values
+from ..text import matches
+from .bash import Diagnostics
+from .layouts import Layout
+from .shape import JobShape, Place, Software, Values, resource_values
+
+# -- the account of a job: the site says how it is named, the profile which one it is --------------
+
+
+def find_account(
+    diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
+) -> tuple[str, str] | None:
+    """Return the directive and the account; None if there is none. Reports problems."""
+    account = _account_of_site(diagnostics, scheduler, queue_key)
+    wanted = diagnostics.spec.profile.account
+    if account is None:
+        if wanted:
+            site_name = diagnostics.spec.site.name
+            diagnostics.note(f"account {wanted} is ignored: site {site_name} has none")
+        return None
+    _check_account(diagnostics, account, queue_key)
+    if not wanted:
+        return None
+    return account.directive or scheduler.account_directive, wanted
+
+
+def _account_of_site(
+    diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
+) -> Account | None:
+    site = diagnostics.spec.site.site
+    if account := site.queues[queue_key].account or site.account:
+        return account
+    if "account" in site.given or scheduler.on_this_machine:
+        return None
+    return Account()
+
+
+def _check_account(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
+    spec, wanted = diagnostics.spec, diagnostics.spec.profile.account
+    place = spec.queue_place(queue_key, "account")
+    if wanted and account.pattern and not matches(account.pattern, wanted):
+        message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
+        hint = account.hint or ""
+    elif not wanted and account.required:
+        who = f"site {spec.site.name}"
+        if spec.site.site.queues[queue_key].account:
+            who = f"queue {queue_key} of {who}"
+        message = f"{who} requires an `account`"
+        hint = account.hint or "account: NAME"
+    else:
+        return
+    diagnostics.profile_error(message, "account", hint=hint, related=spec.site_position(*place))
+
+
+# -- checks directives: each by itself, and all of one job against each other ----------------------
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One directive of a job, without its prefix."""
+
+    text: str
+    position: Position | None = None
+    """In the site file or the profile; None for a line of gpujobs."""
+    by_user: bool = False
+    """It is a line of the profile."""
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, for messages."""
+        if self.by_user:
+            return "another line of the profile"
+        return "the site" if self.position else "gpujobs"
+
+
+class DirectiveChecker:
+    """Checks the directives of one job, in the order of the script.
+
+    A batch scheduler does not report an option that occurs twice: it takes the last one, which may
+    replace the request for GPUs.
+    """
+
+    def __init__(self, diagnostics: Diagnostics, scheduler: Scheduler) -> None:
+        self.diagnostics, self.scheduler = diagnostics, scheduler
+        own = Directive("")
+        self._writers: dict[str, Directive] = dict.fromkeys(scheduler.managed, own)
+        """The first directive that sets an option."""
+
+    def add(self, directive: Directive) -> None:
+        """Report why ``directive`` is not allowed, and remember its options for later ones."""
+        try:
+            options = self.scheduler.options(directive.text)
+        except ValueError as error:
+            self._report(directive, f" is no directive: {error}")
+            return
+        if refused := self.scheduler.refusal(directive.text):
+            self._report(directive, f" is refused: {self.scheduler.refused[refused]}")
+        elif clash := self._clash(directive):
+            first = self._writers[clash]
+            self._report(directive, f": {clash} is written by {first.writer}", first.position)
+        for option in options:
+            self._writers.setdefault(option, directive)
+
+    def _clash(self, directive: Directive) -> str:
+        find = self.scheduler.clash if directive.by_user else self.scheduler.repeated
+        return find(directive.text, self._writers)
+
+    def _report(self, directive: Directive, message: str, related: Position | None = None) -> None:
+        text = f"`{directive.text}`{message}"
+        self.diagnostics.add(Problem(text, directive.position, related=related))
+
+
+def check_memory_units(text: str, scheduler: Scheduler) -> None:
+    """Raise ValueError unless the unit of each memory placeholder in ``text`` is also written.
+
+    ``mem={memory_per_node:GB}`` would request 13 bytes instead of 13 GB.
+    """
+    for token, unit, written in placeholders.memory_suffixes(text):
+        if not written and unit in scheduler.memory_unit:
+            continue
+        if written != unit:
+            name = scheduler.name
+            shown = f"{token}{written}" if written else token
+            raise ValueError(
+                f"`{shown}` is a number of {unit}B, and {name} would take it in another unit: "
+                f"write {token}{unit}"
+            )
+
+
+# -- the command that starts the processes of a job where its script runs on another node ----------
+
+
+def workers_launcher(
+    diagnostics: Diagnostics, layout: Layout, shape: JobShape, software: Software, queue: str
+) -> tuple[str, ...]:
+    """Return the words of the site's `workers_launcher` for jobs in a queue; () if there is none.
+
+    ``diagnostics`` are those of jobs in ``queue``. In `layout: mpi`, the launcher of MPI starts the
+    processes on the nodes.
+    """
+    site = diagnostics.spec.site.site
+    if not site.workers_launcher or layout.name != "workers":
+        return ()
+    container = software.container
+    if container and container.runtime.launcher:
+        message = (
+            f"{container.runtime.name} starts containers through {container.runtime.launcher}, "
+            f"but processes of this site start through {site.workers_launcher[0]}"
+        )
+        diagnostics.profile_error(message, "environment", "container")
+    values = {name: shape.values()[name] for name in placeholders.WORKERS_LAUNCH}
+    try:
+        return tuple(placeholders.expand(word, values) for word in site.workers_launcher)
+    except LookupError as error:
+        place = diagnostics.spec.queue_place(queue, "workers_launcher")
+        diagnostics.site_error(f"{{{error.args[0]}}} is not known in queue {queue}", *place)
+        return ()
+
+
+# -- directives of the site whose values a profile chooses: its `options`, and a reservation -------
+
+
+NEUTRAL = "x"
+
+
+def option_directives(
+    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str
+) -> list[Directive]:
+    """Return the directives of `options` in the queue with the key ``queue``.
+
+    An option without a value has none. ``values`` are those of the placeholders. Reports values
+    that are missing or not allowed.
+    """
+    spec = diagnostics.spec
+    site, wanted = spec.site.site, spec.profile.options
+    for name in wanted:
+        if name not in site.options:
+            _report_unknown(diagnostics, name, queue)
+    found = []
+    for name, option in site.options.items():
+        value = _value(diagnostics, scheduler, values, queue, name)
+        if value is not None:
+            place = spec.queue_place(queue, "options", name, "directive")
+            text = _expand(diagnostics, option.directive, {**values, name: value}, name, place)
+            position = spec.site_position(*place)
+            if name in wanted:
+                position = spec.position("options", name)
+            found.append(Directive(text, position))
+    return found
+
+
+def _value(
+    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str, name: str
+) -> str | None:
+    """Return the value of the option ``name``: of the profile, the default, or both together."""
+    spec = diagnostics.spec
+    option, wanted = spec.site.site.options[name], spec.profile.options.get(name)
+    place = spec.queue_place(queue, "options", name)
+    if wanted is not None and not option.extends_default(wanted):
+        _check(diagnostics, scheduler, name, wanted, place)
+        return wanted
+    if option.default is None:
+        if option.required:
+            _report_missing(diagnostics, name, place)
+        return None
+    at = spec.queue_place(queue, "options", name, "default")
+    default = _expand(diagnostics, option.default, values, name, at)
+    if wanted is None:
+        return default
+    _check(diagnostics, scheduler, name, default + wanted, place)
+    return default + wanted
+
+
+def reservation(
+    diagnostics: Diagnostics, scheduler: Scheduler, *, has_queue: bool
+) -> list[Directive]:
+    """Return the directive of the profile's reservation.
+
+    ``has_queue``: the other directives have the queue, and with it a reservation that is a queue.
+    """
+    spec = diagnostics.spec
+    wanted, text = spec.profile.reservation, scheduler.reservation_directive
+    if not wanted or (scheduler.reservation_is_queue and has_queue):
+        return []
+    if not text:
+        message = f"{scheduler.name} has no reservations that a job can name"
+        diagnostics.profile_error(message, "reservation")
+        return []
+    line = placeholders.expand(text, {"reservation": wanted})
+    return [Directive(line, spec.position("reservation"), by_user=True)]
+
+
+def _report_missing(diagnostics: Diagnostics, name: str, place: Place) -> None:
+    spec = diagnostics.spec
+    hint = spec.site.site.options[name].hint or f"options: {{{name}: …}}"
+    message = f"option `{name}` is needed: the site requires it"
+    related = spec.site_position(*place)
+    diagnostics.profile_error(message, "options", name, hint=hint, related=related)
+
+
+def _check(
+    diagnostics: Diagnostics, scheduler: Scheduler, name: str, value: str, at: Place
+) -> None:
+    """Report a value that does not match, or that would set other options of the directive."""
+    option = diagnostics.spec.site.site.options[name]
+    place, related = ("options", name), diagnostics.spec.site_position(*at)
+    if not matches(option.pattern, value):
+        message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
+        hint = option.hint or ""
+        diagnostics.profile_error(message, *place, hint=hint, related=related)
+    elif _sets(scheduler, option, name, value) != _sets(scheduler, option, name, NEUTRAL):
+        message = f"{name} {value!r} would set another option of the batch scheduler"
+        diagnostics.profile_error(message, *place, related=related)
+
+
+def _sets(scheduler: Scheduler, option: Option, name: str, value: str) -> set[str] | None:
+    """Return the options that the directive sets with ``value``; None if it cannot be parsed."""
+    text = option.directive.replace(f"{{{name}}}", value)
+    try:
+        return scheduler.options(text)
+    except ValueError:
+        return None
+
+
+def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, place: Place) -> str:
+    try:
+        return placeholders.expand(text, values)
+    except LookupError as error:
+        missing = error.args[0]
+        if missing == "account":
+            message = f"`account` is needed: option {name} of the site names it"
+            diagnostics.profile_error(message, "account")
+            return text
+        message = f"{{{missing}}} is not known in this queue"
+    except ValueError as error:
+        message = str(error)
+    diagnostics.site_error(message, *place)
+    return text
+
+
+def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
+    """Report an option that no queue has; note one that only other queues have."""
+    site = diagnostics.spec.site.site
+    if any(name in other.options for other in site.queues.values()):
+        diagnostics.note(f"option `{name}` is ignored: queue {queue} does not have it")
+        return
+    known = sorted(site.options)
+    near = difflib.get_close_matches(name, known, n=1)
+    listed = f"it has {', '.join(known)}" if known else "it has none"
+    message = f"site {diagnostics.spec.site.name} has no option `{name}`: {listed}"
+    hint = f"did you mean {near[0]}?" if near else ""
+    diagnostics.profile_error(message, "options", name, hint=hint)
+
+
+# -- the directives of a job: request, account and extra directives of the site, then the user's----
 
 
 def own_request(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..injob.idle import RULES
 from ..schedulers import Scheduler
 from ..text import plural, walltime_text
-from .diagnostics import Diagnostics
+from .bash import Diagnostics
 from .shape import JobGroup
 
 DEFAULT = 1800

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..config import placeholders
 from ..config.profile import Profile
-from .containers import Container
+from ..config.site import Queue, Site
+from ..text import plural, size_text
+from .containers import Container, Staging
 from .limits import QueuedJobs
-from .staging import Staging
 
 FRACTION = 10**6
 """Parts of one GPU that ``{gpus_per_cpu}`` distinguishes."""
@@ -150,3 +153,157 @@ def _ratio(gpus: int, cpus: int | None) -> int | float | None:
         return gpus // cpus
     # Rounded down: all slots together may not request more GPUs than a node has.
     return gpus * FRACTION // cpus / FRACTION
+
+
+# -- the host memory of a job, as its directives request it, and of its workers --------------------
+
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """The memory that directives request for a job of ``nodes``, ``cpus`` and ``gpus``.
+
+    ``texts`` are the directives with their placeholders, each of which is a whole number in its
+    unit. One number of bytes that is whole in all of them is requested, printed, and given to the
+    workers.
+    """
+
+    texts: tuple[str, ...]
+    nodes: int
+    cpus: int | None
+    gpus: int
+
+    def at_most(self, n_bytes: int) -> int:
+        """Return ``n_bytes`` rounded down; unchanged if it is less than one unit."""
+        return n_bytes // self._step * self._step or n_bytes
+
+    def at_least(self, n_bytes: int) -> int:
+        """Return ``n_bytes`` rounded up."""
+        return -(-n_bytes // self._step) * self._step
+
+    @property
+    def _step(self) -> int:
+        """The bytes of which the memory of the job is a multiple."""
+        parts = {
+            "memory_per_node": self.nodes,
+            "memory_per_job": 1,
+            "memory_per_cpu": self.cpus,
+            "memory_per_gpu": self.gpus,
+        }
+        steps = (
+            unit * (parts[name] or 1)
+            for text in self.texts
+            for name, unit in placeholders.memory_units(text)
+        )
+        return math.lcm(*steps)
+
+
+def worker_share(memory: int, workers: int) -> int:
+    """Return the memory of each of ``workers`` workers, in whole MiB."""
+    return memory // workers // MIB * MIB or MIB
+
+
+def cpu_share(queue: Queue, cpus: int) -> int | None:
+    """Return the bytes of memory that belong to ``cpus`` CPUs of a node; None if not known."""
+    if not queue.memory_per_node or not queue.cpus_per_node:
+        return None
+    return queue.memory_per_node * cpus // queue.cpus_per_node
+
+
+def requested_memory(
+    queue: Queue, request: MemoryRequest, key: str, wanted: int | None, share: int | None
+) -> int | None:
+    """Return the memory of a job: at least ``wanted``, else at most ``share``; None if not known.
+
+    Raises QueueMismatch if a node has less; ``key`` is the profile's for ``wanted``.
+    """
+    if not wanted:
+        return share and request.at_most(share)
+    memory, limit = request.at_least(wanted), queue.memory_per_node
+    if limit and memory > limit * request.nodes:
+        message = f"jobs of {size_text(memory)}; its nodes have {size_text(limit)} for jobs"
+        raise QueueMismatch(key, message, limit="memory_per_node")
+    return memory
+
+
+# -- the part of a node's other resources, such as its disk, that belongs to a job -----------------
+
+
+def resource_values(site: Site, queue: Queue, shape: JobShape) -> Values:
+    """Return the values of the placeholders of the `resources` of all queues, in bytes.
+
+    They are None for resources that ``queue`` does not have.
+    """
+    names = {name for other in site.queues.values() for name in other.resources}
+    values: dict[str, int | float | str | None] = {}
+    for name in sorted(names):
+        on_node = _resource_share(queue.resources.get(name), queue, shape)
+        of_job = on_node and on_node * shape.nodes
+        values[f"{name}_per_node"] = on_node
+        values[f"{name}_per_job"] = of_job
+        values[f"{name}_per_cpu"] = of_job // shape.cpus if of_job and shape.cpus else None
+        values[f"{name}_per_gpu"] = of_job // shape.gpus if of_job and shape.gpus else None
+    return values
+
+
+def _resource_share(amount: int | None, queue: Queue, shape: JobShape) -> int | None:
+    """Return the bytes of a node that belong to the job's GPUs there, else to its CPUs."""
+    if amount is None:
+        return None
+    if shape.gpus:
+        return amount * shape.gpus_per_node // (queue.gpus_per_node or 1)
+    if not shape.cpus or not queue.cpus_per_node:
+        return None
+    return amount * shape.cpus // queue.cpus_per_node
+
+
+# -- CPUs and memory of one job, if the profile itself states them ---------------------------------
+
+
+def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
+    """Return the job's CPUs on each of its ``nodes``; None if the profile has no `cpus_per_job`.
+
+    Raises QueueMismatch if a node of the queue has fewer.
+    """
+    wanted, limit = profile.cpus_per_job, queue.cpus_per_node
+    if wanted is None:
+        return None
+    if wanted % nodes:
+        message = f"{plural(wanted, 'CPU')} cannot be divided equally among {nodes} nodes"
+        raise QueueMismatch("cpus_per_job", message)
+    if limit and wanted > limit * nodes:
+        message = (
+            f"jobs of {plural(wanted, 'CPU')} on {plural(nodes, 'node')}; its nodes have {limit}"
+        )
+        raise QueueMismatch("cpus_per_job", message, limit="cpus_per_node")
+    return wanted // nodes
+
+
+def memory_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
+    """Return the job's bytes on each of its ``nodes``; None without `memory_per_job`.
+
+    Raises QueueMismatch if a node of the queue has less.
+    """
+    wanted, limit = profile.memory_per_job, queue.memory_per_node
+    if wanted is None:
+        return None
+    if limit and wanted > limit * nodes:
+        size = f"{size_text(wanted)} on {plural(nodes, 'node')}"
+        message = f"jobs of {size}; its nodes have {size_text(limit)} for jobs"
+        raise QueueMismatch("memory_per_job", message, limit="memory_per_node")
+    return wanted // nodes
+
+
+def worker_threads(profile: Profile, cpus: int | None, workers: int) -> int:
+    """Return the threads of each of the ``workers`` of a node with ``cpus`` CPUs of the job.
+
+    Raises QueueMismatch if `cpus_per_job` has not one CPU for each.
+    """
+    if profile.cpus_per_job is None or not cpus or "threads" in profile.workers.given:
+        return profile.workers.threads
+    if cpus < workers:
+        message = f"{plural(cpus, 'CPU')} on a node are too few for its {workers} workers"
+        raise QueueMismatch("cpus_per_job", message)
+    return cpus // workers

@@ -10,16 +10,243 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..config.document import Document
-from ..config.queue import Account, Option, Queue
+from ..config.site import Account, Option, Queue, Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from .machine import Machine
+from .demand import Machine
+from .directives import request_texts
+from .limits import exceeded, job_limits
 from .plan import Plan, make_plan
+from .queues import HINT, SameRequests, same_requests_text, smallest_job
 from .render import Script, render
-from .samerequests import HINT, SameRequests, same_requests_text
-from .trials import ACCOUNT, DEFAULTS, LEFT_OUT, OF_THE_JOB, SMALLEST, Trial, trials
+
+# -- the profiles with which a site is checked: each shape of jobs that each of its queues allow----
+
+
+WALLTIME = 600
+ACCOUNT = "any"
+"""The account of trials, and the value of options, if no real one is given."""
+SMALLEST = "smallest job"
+"""The shape that each queue must accept, whatever its limits are."""
+DEFAULTS = "defaults"
+"""The shape of the trial that consists of the site's `defaults`."""
+
+LEFT_OUT = ("gpus_per_job", "cpus_per_job", "memory_per_job", "gpu_type", "head", "groups")
+"""Keys of the site's `defaults` that only their own trial has: they may not fit every queue."""
+
+
+OF_THE_JOB = (
+    "gpus", "gpus_per_job", "gpu_type", "queue", "layout", "workers", "groups", "head", "run",
+    "run_on", "start_workers",
+)  # fmt: skip
+"""Keys that each trial has by itself: those that users set are for the job of `--run`."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A profile that a queue of the site should accept."""
+
+    queue: str
+    """The queue's key; "" for the site's `defaults`."""
+    shape: str
+    """Name of the shape of the jobs."""
+    profile: Mapping[str, object]
+    queues: tuple[str, ...]
+    """The queues that the profile may use."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Location in the site file."""
+        return ("queues", self.queue) if self.queue else ("defaults",)
+
+    def __str__(self) -> str:
+        """Return the trial as text: ``queue gpu: mpi``."""
+        return f"queue {self.queue}: {self.shape}" if self.queue else f"the site's {self.shape}"
+
+
+def trials(site: Site) -> Iterator[Trial]:
+    """Yield the trials of all queues of ``site``, and the one of its `defaults`."""
+    for key in site.queues:
+        yield from _QueueTrials(site, key).trials()
+    yield _defaults(site)
+
+
+@dataclass(frozen=True)
+class _QueueTrials:
+    site: Site
+    key: str
+
+    @property
+    def queue(self) -> Queue:
+        return self.site.queues[self.key]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        return self.queue.gpus_per_node or 0
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield one trial for each shape."""
+        smallest = _smallest(self.site, self.queue)
+        yield self._trial(SMALLEST, smallest)
+        shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
+        for shape, keys in shapes:
+            yield self._trial(shape, keys)
+        if len(self.queue.gpu_types) > 1:
+            for name in self.queue.gpu_types:
+                yield self._trial(f"GPU type {name}", {**smallest, "gpu_type": name})
+        yield from self._options(smallest)
+        if limit := self.queue.longest_walltime(self.queue.min_nodes or 1):
+            yield self._trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
+        yield from self._head(smallest)
+
+    def _options(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
+        """Yield a trial for each option that a profile may leave out: it has no directive then."""
+        site = self.site.in_queue(self.key)
+        required = [name for name, option in site.options.items() if option.required]
+        for name, option in site.options.items():
+            if option.default is None and not option.required:
+                options = dict.fromkeys((*required, name), ACCOUNT)
+                yield self._trial(f"option {name}", {**smallest, "options": options})
+
+    def _parts_of_a_node(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if self.queue.exclusive or not self._has_layout("workers"):
+            return
+        if self.gpus > 1 and self._allows(nodes=1, gpus=1):
+            yield "one GPU", {"gpus": 1}
+        part = self.gpus // 2
+        if part > 1 and self._allows(nodes=1, gpus=part):
+            yield "part of a node", {"gpus": part, "gpus_per_job": part}
+
+    def _nodes(self) -> Iterator[tuple[str, dict[str, object]]]:
+        whole, one_node = {"gpus_per_job": self.gpus}, self._allows(nodes=1, gpus=self.gpus)
+        if one_node and self._has_layout("workers"):
+            yield "full node", {"gpus": self.gpus, **whole}
+            if self._allows_jobs(2, self.gpus):
+                yield "two nodes", {"gpus": 2 * self.gpus, **whole}
+        if not self._has_layout("mpi"):
+            return
+        nodes = max(2, self.queue.min_nodes or 1)
+        if self._allows(nodes=nodes, gpus=nodes * self.gpus) and self._spans_nodes():
+            yield "mpi", {"gpus": nodes * self.gpus, "layout": "mpi"}
+        elif one_node:
+            yield "mpi", {"gpus": self.gpus, "layout": "mpi"}
+
+    def _without_gpus(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if self.gpus and self._takes_cpu_jobs():
+            yield "CPU", {"gpus": 0}
+
+    def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
+        without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
+        key = next(without_gpus, self.key if self._takes_cpu_jobs() else None)
+        if key is None or smallest.get("layout") == "mpi" or not self._allows_jobs(2):
+            return
+        yield self._trial("head of its own", {**smallest, "head": {"queue": key}}, key)
+
+    def _takes_cpu_jobs(self) -> bool:
+        """Return whether jobs without GPUs may run in the queue."""
+        whole_nodes = self.gpus and self.queue.exclusive
+        return not whole_nodes and (self.queue.min_nodes or 1) == 1 and self._has_layout("workers")
+
+    def _has_layout(self, name: str) -> bool:
+        return name in _layouts(self.site, self.queue)
+
+    def _allows(self, *, nodes: int, gpus: int) -> bool:
+        """Return whether the queue allows one job of this size."""
+        queue = self.queue
+        limits = (
+            (nodes, queue.max_nodes),
+            (nodes, queue.nodes),
+            (gpus, queue.max_gpus),
+            (gpus, queue.max_gpus_per_user),
+        )
+        within = all(limit is None or number <= limit for number, limit in limits)
+        listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
+        enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
+        return within and enough and listed and queue.allows_node_hours(nodes, WALLTIME)
+
+    def _allows_jobs(self, jobs: int, gpus: int = 0) -> bool:
+        """Return whether one user may have ``jobs`` jobs of ``gpus`` GPUs each."""
+        return exceeded(job_limits(self.site, self.key, gpus), jobs) is None
+
+    def _spans_nodes(self) -> bool:
+        scheduler = get_scheduler(self.site.scheduler)()
+        texts = request_texts(self.site, scheduler, self.key, gpus=True, nodes=2)
+        return scheduler.spans_nodes(texts)
+
+    def _trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
+        profile: dict[str, object] = {
+            "layout": "workers",
+            "queue": self.key,
+            "walltime": _walltime(self.queue),
+            "account": ACCOUNT,
+            "run_on": "head",
+            **_required_options(self.site.in_queue(self.key)),
+            **keys,
+        }
+        queues = dict.fromkeys((self.key, head_queue or self.key))
+        return Trial(self.key, shape, profile, tuple(queues))
+
+
+def _required_options(site: Site) -> dict[str, object]:
+    """Return values of the options that a profile must choose, as keys of a profile."""
+    names = [name for name, option in site.options.items() if option.required]
+    return {"options": dict.fromkeys(names, ACCOUNT)} if names else {}
+
+
+def _layouts(site: Site, queue: Queue) -> tuple[str, ...]:
+    return queue.layouts or site.layouts or ("workers", "mpi")
+
+
+def _smallest(site: Site, queue: Queue) -> dict[str, object]:
+    """Return the keys of the smallest profile for a queue."""
+    per_node = queue.gpus_per_node or 0
+    if not per_node:
+        return {"gpus": 0}
+    gpus = smallest_job(queue)
+    nodes = max(queue.min_nodes or 1, -(-gpus // per_node))
+    if nodes > 1:
+        return {"gpus": per_node * nodes, "layout": "mpi"}
+    if "workers" in _layouts(site, queue):
+        return {"gpus": gpus}
+    return {"gpus": gpus, "layout": "mpi"}
+
+
+def _walltime(queue: Queue) -> str:
+    """Return a walltime within the limits of a queue."""
+    seconds = max(WALLTIME, queue.min_walltime or 0)
+    return f"{min(seconds, queue.max_walltime or seconds)}s"
+
+
+def _defaults(site: Site) -> Trial:
+    """Return the site's `defaults` as a profile, with the keys that users have to add."""
+    defaults = site.defaults
+    wanted = str(defaults.get("queue", "auto"))
+    fitting = [key for key in site.queues if _is_wanted(site, key, wanted)]
+    first = next(iter(fitting or site.queues))
+    added: dict[str, object] = {"walltime": _walltime(site.queues[first]), "account": ACCOUNT}
+    if not fitting and wanted == "auto":
+        added["queue"] = first
+    if "gpus" not in defaults and "groups" not in defaults:
+        added |= _smallest(site, site.queues[first])
+    added |= _required_options(site.in_queue(first))
+    if defaults.get("run_on") == "ranks":
+        added["run"] = ["program.py"]
+    keys = {name: value for name, value in added.items() if name not in defaults}
+    return Trial("", DEFAULTS, keys, tuple(site.queues))
+
+
+def _is_wanted(site: Site, key: str, wanted: str) -> bool:
+    """Return whether the value ``wanted`` of `queue` may lead to the queue ``key``."""
+    if wanted == "auto":
+        return site.queues[key].auto
+    return wanted in (key, site.queue_name(key))
+
+
+# -- finds the errors of a site file: plans and renders the jobs that each of its queues allows ----
+
 
 SOURCE = "a profile for every queue"
 """In place of a file name, in positions of the profile that is tried."""

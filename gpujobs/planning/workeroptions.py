@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..config.profile import Profile
-from ..config.workers import Workers
+from ..config.profile import Profile, Workers
 from ..injob.names import LOOPBACK
 from ..text import number_text, size_text
-from .bash import with_variables
-from .diagnostics import Diagnostics
+from .bash import Diagnostics, with_variables
 from .shape import JobShape
 
 Switches = tuple[str, str]

@@ -8,11 +8,13 @@ registered yet is looked up as a module of this package, then as an entry point 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import InputError
 from .base import REGISTERED, Scheduler
+from .jobs import JobId, JobState, JobStatus
 
 ENTRY_POINTS = "gpujobs.schedulers"
 """Group of the entry points of other packages: ``NAME = "package.module"``."""
@@ -69,3 +71,36 @@ def _unknown(name: str) -> str:
     if near := difflib.get_close_matches(name.lower(), known, n=1):
         message += f"; did you mean {near[0]}?"
     return message
+
+
+# -- names of the commands of a batch scheduler, which the key `commands` of a site may replace ----
+
+
+_JOB = JobId("1")
+_PENDING = {_JOB: JobStatus(JobState.PENDING)}
+
+
+def needed_commands(scheduler: Scheduler) -> set[str]:
+    """Return the commands that submit, query and cancel; nothing works without them."""
+    commands = (
+        scheduler.submit_command(),
+        scheduler.find_command("name", "user"),
+        scheduler.status_command([_JOB], ["name"], "user"),
+        *scheduler.cancel_commands({_JOB.submission: ()}),
+    )
+    return {command[0] for command in commands}
+
+
+def all_commands(scheduler: Scheduler) -> set[str]:
+    """Return also the commands that report limits, estimates, details and ended jobs."""
+    return needed_commands(scheduler) | {command[0] for command in _optional(scheduler)}
+
+
+def _optional(scheduler: Scheduler) -> Iterator[list[str]]:
+    yield from scheduler.accounting_commands([_JOB])
+    commands = (
+        scheduler.limit_command(),
+        scheduler.estimate_command(),
+        scheduler.detail_command(_PENDING),
+    )
+    yield from filter(None, commands)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.planning.commandlines import JobRoles
 from gpujobs.planning.plan import Machine
-from gpujobs.planning.render import render, render_jobs
+from gpujobs.planning.render import JobRoles, render, render_jobs
 
 from ..unit.support import MACHINE, plan
 

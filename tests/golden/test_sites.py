@@ -19,8 +19,7 @@ from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
-from gpujobs.planning.sitecheck import try_site
-from gpujobs.planning.trials import SMALLEST
+from gpujobs.planning.sitecheck import SMALLEST, try_site
 from gpujobs.text import plural
 
 from ..support.cli import text_of

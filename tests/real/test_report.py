@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 import gpujobs
-from gpujobs.cli.report_page import page
-from gpujobs.cli.usage_text import usage_text
-from gpujobs.clusters.timeline import timeline
+from gpujobs.cli.usage_text import page, usage_text
+from gpujobs.clusters.usage import timeline
 from gpujobs.clusters.usagejson import usage_json
 
 from ..conftest import unavailable

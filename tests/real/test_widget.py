@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpujobs
-from gpujobs.cli.report_page import page
+from gpujobs.cli.usage_text import page
 from gpujobs.clusters.ledger import Ledger
 
 from ..conftest import need_library, unavailable

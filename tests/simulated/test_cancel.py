@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
-from gpujobs.clusters import cancel
+from gpujobs.clusters import scale
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.schedulers import JobId, JobState
 
@@ -57,10 +57,10 @@ def test_jobs_that_find_ended_are_not_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel, "EXIT_TIMEOUT", patience(60))
+    monkeypatch.setattr(scale, "EXIT_TIMEOUT", patience(60))
     backend.quirk(kill_delay=600)
     record = running(OBEYS)
-    cancel.cancel(record, Ledger(tmp_path / "state"))
+    scale.cancel(record, Ledger(tmp_path / "state"))
     backend.wait_empty(60, record.id)
 
 
@@ -71,9 +71,9 @@ def test_a_job_that_does_not_exit_is_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel, "EXIT_TIMEOUT", 0.5)
+    monkeypatch.setattr(scale, "EXIT_TIMEOUT", 0.5)
     record = running(IGNORES)
-    cancel.cancel(record, Ledger(tmp_path / "state"))
+    scale.cancel(record, Ledger(tmp_path / "state"))
     backend.wait_empty(60, record.id)
     job = JobId(record.submissions[0].id)
     assert batch.status([job], [record.id])[job].state is JobState.CANCELLED

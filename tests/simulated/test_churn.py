@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.deploy.attempts import MOST_ATTEMPTS
+from gpujobs.deploy.group import MOST_ATTEMPTS
 
 from ..support.churn import GROUPS, churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of

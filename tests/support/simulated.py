@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpujobs.batch.system import System
+from gpujobs.batch.process import System
 from gpujobs.injob.folder import EndKind
 from gpujobs.injob.names import job_worker_names
 from gpujobs.schedulers import CommandResult
@@ -420,7 +420,7 @@ def _count(script: str) -> int:
 # -- dask's side -----------------------------------------------------------------------------------
 @dataclass
 class SimulatedDask:
-    """The dask cluster: `gpujobs.deploy.daskside.DaskSide`, and the calls of the dask scheduler."""
+    """The dask cluster: `gpujobs.deploy.control.DaskSide`, and the calls of the dask scheduler."""
 
     slurm: SimulatedSlurm
     adapting: set[str] = field(default_factory=set)

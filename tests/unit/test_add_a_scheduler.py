@@ -17,7 +17,7 @@ QUOTED = "\n".join(
     (ROOT / path).read_text()
     for path in (
         "gpujobs/schedulers/sge.py",
-        "gpujobs/schedulers/sge_output.py",
+        "gpujobs/schedulers/sge.py",
         "tests/fakes/demo/demo_batch.py",
     )
 )

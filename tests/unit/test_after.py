@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.dependency import find_predecessor
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.records import ClusterRecord, GroupRecord, Intent, Submission
+from gpujobs.clusters.submit import find_predecessor
 from gpujobs.errors import InputError, NoSuchClusterError
 from gpujobs.injob.folder import Ended, EndKind, Folder
+from gpujobs.injob.main import supervise
 from gpujobs.injob.options import SuperviseOptions
-from gpujobs.injob.supervise import supervise
 
 from ..support.transcripts import SQUEUE_HEADER
 from .support import error_of, made_plan, make_spec

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpujobs.deploy.attempts import MOST_ATTEMPTS, PAUSES, Attempts
+from gpujobs.deploy.group import MOST_ATTEMPTS, PAUSES, Attempts
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render

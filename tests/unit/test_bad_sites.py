@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.config.sitefiles import data_folder, load_site
+from gpujobs.config.sitefiles import NoSiteHereError, data_folder, load_site, site_of_this_host
 from gpujobs.config.spec import load_spec, settings_document
-from gpujobs.config.thishost import NoSiteHereError, site_of_this_host
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.sitecheck import site_problems

@@ -11,11 +11,9 @@ import pytest
 from gpujobs.config import hints
 from gpujobs.config.hints import WORDS
 from gpujobs.config.model import key_names, keys_of
-from gpujobs.config.profile import Profile
-from gpujobs.config.queue import Queue
-from gpujobs.config.site import Site
+from gpujobs.config.profile import Profile, Workers
+from gpujobs.config.site import Queue, Site
 from gpujobs.config.spec import load_spec
-from gpujobs.config.workers import Workers
 from gpujobs.errors import InputError
 
 from .support import SLURM, error_of, made_plan

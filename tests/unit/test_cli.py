@@ -15,10 +15,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpujobs.cli import messages
+from gpujobs.cli import live
 from gpujobs.cli.plan_text import submitted_json
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
-from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.folder import Ended, EndKind
 
@@ -337,13 +337,11 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def handler() -> Iterator[None]:
-    messages.install_handler()
-    messages.install_handler()  # the second call changes nothing
+    live.install_handler()
+    live.install_handler()  # the second call changes nothing
     yield
-    for installed in [
-        item for item in messages.logger.handlers if type(item) is messages.MessageHandler
-    ]:
-        messages.logger.removeHandler(installed)
+    for installed in [item for item in live.logger.handlers if type(item) is live.MessageHandler]:
+        live.logger.removeHandler(installed)
 
 
 def test_messages_are_above_the_line_of_progress(
@@ -351,7 +349,7 @@ def test_messages_are_above_the_line_of_progress(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = messages.ReportProgress()
+    progress = live.ReportProgress()
     progress.show("1/2 workers", "00:01")
     logging.getLogger("gpujobs").warning("Slurm is %s", "away")
     progress.show("x" * 200, "00:02")
@@ -361,7 +359,7 @@ def test_messages_are_above_the_line_of_progress(
 
 
 def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = messages.ReportProgress()
+    progress = live.ReportProgress()
     for clock in ("00:01", "00:02"):
         progress.show("1/2 workers", clock)
     progress.show("2/2 workers", "00:03")

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.batch.client import SchedulerClient
-from gpujobs.batch.users import with_canceller
+from gpujobs.batch.client import SchedulerClient, with_canceller
 from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.checks import Check, CheckState
-from gpujobs.doctor.host import check_host
+from gpujobs.doctor.job import check_host
 from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 

@@ -234,7 +234,7 @@ def test_a_cluster_without_a_spec_can_be_attached() -> None:
 
 
 def test_a_server_of_workers_can_be_forked() -> None:
-    """`injob/forkserver.py` and `injob/workerhost.py` depend on these."""
+    """`injob/workerhost.py` and `injob/workerhost.py` depend on these."""
     from multiprocessing import forkserver, resource_tracker
 
     for module in (forkserver, resource_tracker):

@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.batch.system import System
+from gpujobs.batch.process import System
 from gpujobs.cli.display import status_json, status_table, status_text
 from gpujobs.cli.main import main
-from gpujobs.cli.report_page import page
-from gpujobs.cli.top import worker_table
-from gpujobs.cli.usage_text import usage_text
-from gpujobs.clusters.gpuhours import make_usage
+from gpujobs.cli.status import worker_table
+from gpujobs.cli.usage_text import page, usage_text
 from gpujobs.clusters.history import read_history, with_samples
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.monitor import ClusterMonitor, with_log
 from gpujobs.clusters.notebook import Card, card_html
-from gpujobs.clusters.prepare import scripts_of
+from gpujobs.clusters.submit import scripts_of
+from gpujobs.clusters.usage import make_usage
 from gpujobs.clusters.usagejson import usage_json
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.errors import GpujobsError

@@ -15,17 +15,13 @@ import pytest
 import yaml
 
 import gpujobs
-from gpujobs.deploy.amount import Amount
 from gpujobs.deploy.conversions import extra_args_settings, job_notes
 from gpujobs.deploy.group import WorkerGroup
-from gpujobs.deploy.jobqueue import configured
-from gpujobs.deploy.keywords import spec_of
-from gpujobs.deploy.options import ClusterOptions
-from gpujobs.deploy.vocabulary import PARAMETERS
+from gpujobs.deploy.keywords import PARAMETERS, spec_of
+from gpujobs.deploy.options import Amount, ClusterOptions, configured
 from gpujobs.errors import InputError
-from gpujobs.planning.commandlines import JobRoles
 from gpujobs.planning.plan import Plan, make_plan
-from gpujobs.planning.render import render_jobs
+from gpujobs.planning.render import JobRoles, render_jobs
 
 from ..support.cli import ROOT
 from ..support.dask_jobqueue import EXAMPLES, Example

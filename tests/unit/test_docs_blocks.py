@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu
-from gpujobs.deploy.table import JobTable
+from gpujobs.deploy.display import JobTable
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState
 from gpujobs.schedulers.registry import ENTRY_POINTS

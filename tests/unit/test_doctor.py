@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpujobs.doctor.facts import _check_scratch
+from gpujobs.doctor.job import _check_scratch
 
 
 def test_free_space_is_readable() -> None:

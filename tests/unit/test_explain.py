@@ -11,12 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpujobs.cli.main import main
-from gpujobs.config.kinds import Table
-from gpujobs.config.model import Model, keys_of
-from gpujobs.config.profile import Profile
-from gpujobs.config.queue import Queue
-from gpujobs.config.site import Site
-from gpujobs.config.workers import Workers
+from gpujobs.config.model import Model, Table, keys_of
+from gpujobs.config.profile import Profile, Workers
+from gpujobs.config.site import Queue, Site
 from gpujobs.planning.explain import (
     _ADDED,
     _LIMITS_WITHOUT_RUN,

@@ -16,12 +16,11 @@ from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.logs import choose
 from gpujobs.clusters.report import cluster_json
-from gpujobs.config.groups import group_specs
-from gpujobs.config.spec import load_spec, read_spec, write_spec
+from gpujobs.config.spec import group_specs, load_spec, read_spec, write_spec
 from gpujobs.errors import InputError
 from gpujobs.injob.demand import HANDLER, add_handlers
 from gpujobs.injob.folder import RegisteredWorker
-from gpujobs.injob.launch import enough_workers
+from gpujobs.injob.job import enough_workers
 from gpujobs.injob.options import parse
 from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render

@@ -22,6 +22,8 @@ from gpujobs.clusters.folderstate import read_state
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
+from gpujobs.injob.log import Walltime
+from gpujobs.injob.main import supervise
 from gpujobs.injob.options import (
     RankOptions,
     RetireOptions,
@@ -31,10 +33,7 @@ from gpujobs.injob.options import (
 )
 from gpujobs.injob.process import ManagedProcess, with_archive
 from gpujobs.injob.registry import WorkerRegistry
-from gpujobs.injob.supervise import supervise
-from gpujobs.injob.walltime import Walltime
-from gpujobs.injob.watch import JobsWatch
-from gpujobs.injob.workers import Workers
+from gpujobs.injob.workers import JobsWatch, Workers
 
 
 def options(folder: Path, **changes: Any) -> SuperviseOptions:

@@ -148,7 +148,7 @@ def test_exceptions_show_source_lines(pyz: Path) -> None:
     done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
     assert done.returncode == 1
     assert '(folder.path / "head").mkdir()' in done.stderr
-    assert f'{pyz}/{PACKAGE}/supervise.py", line ' in done.stderr
+    assert f'{pyz}/{PACKAGE}/main.py", line ' in done.stderr
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
 
 

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.injob.choice import cluster_ucx_settings
 from gpujobs.injob.folder import Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
 from gpujobs.injob.options import SuperviseOptions
-from gpujobs.injob.transport import FILE, ISOLATED_UCX, Choice, Measured, choose, ucx_settings
+from gpujobs.injob.transport import (
+    FILE,
+    ISOLATED_UCX,
+    Choice,
+    Measured,
+    choose,
+    cluster_ucx_settings,
+    ucx_settings,
+)
 
 BOTH = ("ucxx", "tls")
 
@@ -87,7 +94,7 @@ def test_the_users_settings_win() -> None:
 def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpujobs.injob.choice.hidden_gpus", lambda: 3)
+    monkeypatch.setattr("gpujobs.injob.transport.hidden_gpus", lambda: 3)
     folder = Folder(str(tmp_path))
     options = SuperviseOptions(folder=str(tmp_path), job=0, started=0, gpus=1)
     assert cluster_ucx_settings(options, {}) == ISOLATED_UCX  # the dask scheduler has no job

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters import tls
-from gpujobs.injob import watch
+from gpujobs.clusters import folder as folders
+from gpujobs.injob import workers
 from gpujobs.injob.network import Reach, dask_config, reach
-from gpujobs.injob.watch import SchedulerWatch
+from gpujobs.injob.workers import SchedulerWatch
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(watch, "_INTERVAL", 0.0)
+    monkeypatch.setattr(workers, "_INTERVAL", 0.0)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "lease").touch()
     return tmp_path
@@ -48,7 +48,7 @@ def test_three_levels(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpujobs.injob.network._CONNECT_TIMEOUT", 0.5)
-    tls.make(tmp_path)
+    folders.make_certificate(tmp_path)
     environ = dask_config(tmp_path, "tls")
     assert reach(address_of(listener), {}) is Reach.ANSWERS
     assert reach(address_of(listener, "tls"), environ) is Reach.CONNECTS

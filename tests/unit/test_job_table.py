@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
 from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.job import STEADY, PoolJob
-from gpujobs.deploy.jobs import START_UP, PoolJobs
-from gpujobs.deploy.table import JobTable, phase_counts
+from gpujobs.deploy.display import JobTable, phase_counts
+from gpujobs.deploy.job import START_UP, STEADY, PoolJob, PoolJobs
 from gpujobs.schedulers import JobId, JobState
 
 JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("svd-0", "svd-1"))

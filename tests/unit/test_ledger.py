@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters import folder, tls
+from gpujobs.clusters import folder
 from gpujobs.clusters.files import private_folder, write_atomically
 from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
@@ -230,11 +230,11 @@ def test_tail(tmp_path: Path) -> None:
 def test_certificate(tmp_path: Path) -> None:
     import ssl
 
-    tls.make(tmp_path)
+    folder.make_certificate(tmp_path)
     context = ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE))
     context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
     with pytest.raises(FileExistsError):
-        tls.make(tmp_path)
+        folder.make_certificate(tmp_path)
 
 
 def test_write_atomically(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.cli.memory_text import memory_text
+from gpujobs.cli.plan_text import memory_text
 from gpujobs.planning.workeroptions import words
 
 from .support import SLURM, made_plan

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpujobs.batch.system import System
+from gpujobs.batch.process import System
 from gpujobs.clusters import folder as folders
-from gpujobs.clusters.cancel import cancel, orphaned
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
+from gpujobs.clusters.scale import cancel, orphaned
 from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import CommandResult
 

@@ -69,7 +69,7 @@ def test_local_site_of_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
 def test_a_user_without_a_name() -> None:
-    code = "import os; from gpujobs.batch.users import user_name; os.setuid(54321)"
+    code = "import os; from gpujobs.batch.client import user_name; os.setuid(54321)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print(user_name())"],
         capture_output=True,

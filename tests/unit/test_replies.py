@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gpujobs.batch import process
-from gpujobs.batch.client import SchedulerClient
-from gpujobs.batch.system import System
-from gpujobs.batch.users import user_name
+from gpujobs.batch.client import SchedulerClient, user_name
+from gpujobs.batch.process import System
 from gpujobs.errors import UnavailableError
 from gpujobs.schedulers import CommandResult, JobId, Reply, Scheduler, get_scheduler
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.config import placeholders
-from gpujobs.planning.commandlines import JobRoles, commands
-from gpujobs.planning.memory import MemoryRequest
-from gpujobs.planning.shape import JobShape
+from gpujobs.planning.render import JobRoles, commands
+from gpujobs.planning.shape import JobShape, MemoryRequest
 from gpujobs.text import number_text, size_text
 
 from .support import error_of, made_plan

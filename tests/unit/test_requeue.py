@@ -14,13 +14,12 @@ from gpujobs.clusters.folderstate import ExitRecord, FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
 from gpujobs.clusters.report import ClusterReport, JobPhase
-from gpujobs.injob.attempts import begin_attempt, end_attempt
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
-from gpujobs.injob.job import JobExit
+from gpujobs.injob.job import JobExit, begin_attempt, end_attempt
+from gpujobs.injob.main import supervise
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.process import ManagedProcess
-from gpujobs.injob.supervise import supervise
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_text
-from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 

@@ -11,9 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpujobs.config.model import Key, Model, build, json_schema, key_names, keys_of
-from gpujobs.config.profile import Profile
+from gpujobs.config.profile import Profile, Workers
 from gpujobs.config.site import Site
-from gpujobs.config.workers import Workers
 from gpujobs.config.yamlfile import parse
 from gpujobs.errors import InputError
 

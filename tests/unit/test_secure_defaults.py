@@ -12,9 +12,9 @@ from distributed.http.health import HealthHandler
 
 import gpujobs
 from gpujobs.errors import InputError
-from gpujobs.injob.initialize import initialize, write_plan
-from gpujobs.injob.loopback import on_loopback
 from gpujobs.injob.options import RankOptions, parse
+from gpujobs.injob.ports import on_loopback
+from gpujobs.injob.rank import initialize, write_plan
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
 

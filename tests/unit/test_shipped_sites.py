@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
-from gpujobs.config.sitefiles import load_site
-from gpujobs.config.thishost import site_of_this_host
+from gpujobs.config.sitefiles import load_site, site_of_this_host
 from gpujobs.planning.sitecheck import site_problems
 
 from ..support.cli import ROOT

@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpujobs.cli.main import main
-from gpujobs.config.effective import effective_text
 from gpujobs.config.sitefiles import data_folder, load_site
-from gpujobs.config.yamlfile import parse
+from gpujobs.config.yamlfile import effective_text, parse
 from gpujobs.doctor.sitereport import check_offline
 
 from .support import SLURM

@@ -17,7 +17,7 @@ from gpujobs.doctor.sitedraft import TO_BE_FILLED_IN, Host, draft
 from gpujobs.doctor.sitereport import check_offline
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
-from gpujobs.schedulers.sge_quotas import gpus_of_user, quota_sets
+from gpujobs.schedulers.sge_inventory import gpus_of_user, quota_sets
 
 from ..support.surveys import ANSWERS, survey_of
 from ..support.transcripts import recorded

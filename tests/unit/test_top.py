@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpujobs.cli.top import worker_table
-from gpujobs.clusters.activity import WorkerActivity
+from gpujobs.cli.status import worker_table
+from gpujobs.clusters.connect import WorkerActivity
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu
 from gpujobs.schedulers import JobId, JobState
 

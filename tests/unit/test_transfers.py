@@ -13,7 +13,7 @@ from distributed import Client, Nanny, Scheduler, Worker, wait
 
 from gpujobs.clusters.history import read_history
 from gpujobs.injob.folder import TRANSFERS
-from gpujobs.injob.transfers import TransferRecorder, count_transfers
+from gpujobs.injob.registry import TransferRecorder, count_transfers
 
 from ..support.processes import patience
 
@@ -120,7 +120,7 @@ def test_a_full_disk_delays_samples(tmp_path: Path) -> None:
 
 def test_a_process_of_a_worker_that_starts_again_counts_from_zero(tmp_path: Path) -> None:
     (tmp_path / "preload.py").write_text(
-        "from gpujobs.injob.transfers import count_transfers\n"
+        "from gpujobs.injob.registry import count_transfers\n"
         "def dask_setup(worker): count_transfers(worker)\n"
     )
 

@@ -13,7 +13,7 @@ from gpujobs.clusters.connect import silence_ucx
 from gpujobs.injob.names import UCX_WARNINGS
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
-from gpujobs.planning.slowmemory import SLOW_MEMORY
+from gpujobs.planning.transport import SLOW_MEMORY
 
 from ..support.cli import ROOT
 from .support import SLURM, error_of, made_plan

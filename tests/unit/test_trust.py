@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.config.sitefiles import load_site
-from gpujobs.config.thishost import NoSiteHereError, site_of_this_host
+from gpujobs.config.sitefiles import NoSiteHereError, load_site, site_of_this_host
 from gpujobs.errors import InputError
 from gpujobs.planning.templates import fill, load_template
 

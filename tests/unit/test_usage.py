@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.cli.report_page import page
-from gpujobs.cli.usage_text import hours_text, usage_line, usage_text
-from gpujobs.clusters.gpuhours import make_usage
+from gpujobs.cli.usage_text import hours_text, page, usage_line, usage_text
 from gpujobs.clusters.history import (
     Connection,
     History,
@@ -28,9 +26,13 @@ from gpujobs.clusters.history import (
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.records import Target
 from gpujobs.clusters.report import JobPhase
-from gpujobs.clusters.series import shorter_samples, shorter_transfers
-from gpujobs.clusters.timeline import timeline
-from gpujobs.clusters.usage import UsageReport
+from gpujobs.clusters.usage import (
+    UsageReport,
+    make_usage,
+    shorter_samples,
+    shorter_transfers,
+    timeline,
+)
 from gpujobs.clusters.usagejson import usage_json
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE

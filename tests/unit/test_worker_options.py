@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config.model import keys_of
-from gpujobs.config.workers import RESERVED_OPTIONS, Workers
-from gpujobs.injob.launch import lifetime
-from gpujobs.injob.walltime import Walltime
+from gpujobs.config.profile import RESERVED_OPTIONS, Workers
+from gpujobs.injob.job import lifetime
+from gpujobs.injob.log import Walltime
 from gpujobs.planning import workeroptions
 
 from .support import error_of, made_plan

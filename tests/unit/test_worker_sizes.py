@@ -11,13 +11,13 @@ import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.clusters.records import GroupRecord
-from gpujobs.deploy.firstjobs import first_jobs
 from gpujobs.deploy.keywords import spec_of
+from gpujobs.deploy.options import first_jobs
 from gpujobs.errors import InputError
 from gpujobs.injob.gpus import shared_gpu_message
-from gpujobs.injob.launch import worker_names
+from gpujobs.injob.job import worker_names
+from gpujobs.injob.names import WorkerSize, worker_devices
 from gpujobs.injob.options import parse
-from gpujobs.injob.size import WorkerSize, worker_devices
 from gpujobs.planning import workeroptions
 from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
