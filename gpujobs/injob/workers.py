@@ -164,7 +164,8 @@ def retire(names: Iterable[str], timeout: float) -> int:
 
 def _connected(client: Client) -> set[str]:
     """Return the names of all workers."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]  # some releases default to 5
+    # Client.scheduler_info returns an attribute that a periodic callback replaces at any moment.
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     return {str(worker["name"]) for worker in workers.values()}
 
 

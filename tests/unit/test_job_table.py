@@ -94,7 +94,7 @@ def test_a_start_has_succeeded_if_the_workers_stay() -> None:
 
 
 def test_a_job_as_dask_shows_workers() -> None:
-    assert PoolJob(JOB, 0.0).status.name == "created" and PoolJob(JOB, 0.0).job_id == JOB.id
+    assert PoolJob(JOB, 0.0).status.name == "running" and PoolJob(JOB, 0.0).job_id == JOB.id
     for phase in JobPhase:
         assert PoolJob(replace(JOB, phase=phase), 0.0).status
 

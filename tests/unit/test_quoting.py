@@ -198,7 +198,10 @@ def test_a_worker_may_start_as_long_as_the_profile_says(tmp_path: Path) -> None:
     ("setup", "noted"),
     [
         ("no_such_module load cuda", "no_such_module load cuda failed (exit code 127)"),
-        ("false\nexit_later=1\n(exit 3)", "false failed (exit code 1)"),
+        (
+            "false\nexit_later=1\n(exit 3)",
+            "false failed (exit code 1); ( exit 3 ) failed (exit code 3)",
+        ),
         ("f() { false; true; }\nf; false || true; if false; then :; fi; ! true", ""),
         ("source ./fine.sh", ""),
         ("source ./bad.sh", "source ./bad.sh failed (exit code 4)"),

@@ -9,6 +9,7 @@ import pytest
 from distributed import Client
 
 from gpujobs import torch
+from gpujobs.injob import workers
 
 from ..support.cli import ROOT
 
@@ -24,6 +25,7 @@ def test_all_workers_are_found_while_the_client_refreshes_its_information() -> N
         ) as client,
     ):
         assert [len(torch._places(client)) for _ in range(100)] == [2] * 100
+        assert [len(workers._connected(client)) for _ in range(100)] == [2] * 100
 
 
 def test_nobody_reads_what_the_client_refreshes() -> None:
