@@ -156,7 +156,7 @@ def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec
 
     That is the first place in which Python looks for the modules of a program: the folder of the
     script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
-    import from `workdir` in any case. A folder that other users can write is not used.
+    import from `workdir` in any case. A folder that all users can write is not used.
     """
     script = _main_script() if owned else script_of(spec.profile.run)
     folder = _folder_of(spec.workdir / script) if script else None

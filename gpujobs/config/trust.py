@@ -17,25 +17,30 @@ _TOP = Path("/")
 _ACL = "system.posix_acl_access"
 
 
-def check_writers(path: Path, folder: Path, *, alternative: str = "") -> None:
+def check_writers(path: Path, folder: Path, *, alternative: str = "", groups: bool = False) -> None:
     """Check that no other user could have written or replaced the file ``path``.
 
     The file, each link and each folder on the way from ``/`` to it may belong to root, to the user
     and to the owner of ``folder``, the one of the search path in which it was found. Others may
     not write them, unless a folder is sticky and its entry belongs to root, the user or the
-    folder's owner. Raises InputError; ``alternative`` is the end of its hint.
+    folder's owner; with ``groups``, groups may. Raises InputError; ``alternative`` is the end of
+    its hint.
     """
     try:
         path.stat()  # fails if links form a cycle; mounts what is mounted on demand
-        _check(path, _root_and_user() | {folder.stat().st_uid}, alternative)
+        _check(path, _root_and_user() | {folder.stat().st_uid}, alternative, groups)
     except OSError as error:
         raise InputError(f"{path} is not used: {error.strerror}: {error.filename}") from None
 
 
 def check_modules(folder: Path) -> None:
-    """Check that no other user could have put a module into ``folder``. Raises InputError."""
-    check_writers(folder, folder)
-    if who := _other_writers(folder, folder.stat()):  # a sticky one, in which a file can be added
+    """Check that not all users could have put a module into ``folder``; raises InputError.
+
+    Groups may write it, as is usual in projects: the program itself imports from it in any case.
+    """
+    check_writers(folder, folder, groups=True)
+    # A sticky folder passes, but all users could add a file to it.
+    if who := _other_writers(folder, folder.stat(), groups=True):
         raise InputError(f"{folder} is not used: {folder} is writable by {who}")
 
 
@@ -55,13 +60,13 @@ def check_owners(path: Path, folder: Path) -> None:
             raise InputError(f"{path} is not used: {reason}", hint=_cure(place, status))
 
 
-def _check(path: Path, trusted: frozenset[int], alternative: str) -> None:
+def _check(path: Path, trusted: frozenset[int], alternative: str, groups: bool) -> None:
     for place in _places(path.absolute()):
         status = place.lstat()
         reason = ""
-        if status.st_uid not in _owners_in(place.parent, trusted):
+        if status.st_uid not in _owners_in(place.parent, trusted, groups):
             reason = f"belongs to {_user(status.st_uid)}"
-        elif not _is_sticky(status) and (who := _other_writers(place, status)):
+        elif not _is_sticky(status) and (who := _other_writers(place, status, groups)):
             reason = f"is writable by {who}"
         if reason:
             hint = f"{_cure(place, status)}{alternative}"
@@ -93,14 +98,14 @@ def _root_and_user() -> frozenset[int]:
     return frozenset((_ROOT, _TOP.stat().st_uid, os.getuid()))
 
 
-def _owners_in(folder: Path, trusted: frozenset[int]) -> frozenset[int]:
+def _owners_in(folder: Path, trusted: frozenset[int], groups: bool) -> frozenset[int]:
     """Return who may own the entries of ``folder``.
 
     In a folder that others can write, the owner of the folder of sites is not trusted: it is
     whoever was the first to make it there.
     """
     status = folder.stat()
-    if _other_writers(folder, status):
+    if _other_writers(folder, status, groups):
         return _root_and_user() | {status.st_uid}
     return trusted
 
@@ -109,13 +114,16 @@ def _is_sticky(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
 
 
-def _other_writers(place: Path, status: os.stat_result) -> str:
-    """Return who can write ``place`` besides its owner and administrators, "" if there is none."""
+def _other_writers(place: Path, status: os.stat_result, groups: bool) -> str:
+    """Return who can write ``place`` besides its owner and administrators, "" if there is none.
+
+    With ``groups``, those that it lets write do not count, nor its access control list.
+    """
     if stat.S_ISLNK(status.st_mode):
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "all users"
-    if not status.st_mode & stat.S_IWGRP:
+    if groups or not status.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(place):  # the bits of the group are then the most that any of its entries allows
         return "users or groups of its access control list"

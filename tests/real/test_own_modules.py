@@ -59,7 +59,7 @@ def write_program(cli: Cli, text: str) -> Path:
     return folder
 
 
-def run_owner(cli: Cli, text: str, mode: int = 0o755) -> subprocess.CompletedProcess[str]:
+def run_owner(cli: Cli, text: str, mode: int = 0o775) -> subprocess.CompletedProcess[str]:
     """Run a program that owns its cluster."""
     folder = write_program(cli, text)
     folder.chmod(mode)

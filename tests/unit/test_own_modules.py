@@ -57,7 +57,7 @@ def test_a_link_leads_to_the_folder_of_its_target(home: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_a_folder_that_others_can_write_is_not_used(home: Path, mode: int) -> None:
+def test_a_folder_that_all_users_can_write_is_not_used(home: Path, mode: int) -> None:
     program(home).parent.chmod(mode)
     plan = planned(home, ["python", "app/main.py"])
     assert plan.modules == ""
@@ -65,6 +65,26 @@ def test_a_folder_that_others_can_write_is_not_used(home: Path, mode: int) -> No
         f"own modules of app/main.py: {home}/app is not used: {home}/app is writable by all users; "
         "`workdir` or PYTHONPATH may name it",
     )
+
+
+def test_a_folder_below_one_that_all_users_can_write_is_not_used(home: Path) -> None:
+    program(home)
+    home.chmod(0o757)
+    plan = planned(home, ["python", "app/main.py"])
+    assert plan.modules == "" and f"{home} is writable by all users" in plan.notes[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
+def test_the_group_of_a_project_can_write_the_folder(home: Path) -> None:
+    folder = program(home).parent
+    for place in (home, folder):
+        os.chown(place, 65534, 31)  # nobody, and a group that is not private
+        place.chmod(0o2775)
+    assert planned(home, ["python", "app/main.py"]).modules == str(folder)
+    os.chown(home, 0, 0)
+    home.chmod(0o1777)  # like /tmp: whoever was the first has made the folder there
+    plan = planned(home, ["python", "app/main.py"])
+    assert plan.modules == "" and f"{folder} belongs to user " in plan.notes[0]
 
 
 OWNER = """
