@@ -83,7 +83,9 @@ class GpujobsError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}\n  hint: {self.hint}" if self.hint else message
+        message = f"{message}\n  hint: {self.hint}" if self.hint else message
+        # A name from a damaged file, or one that is not UTF-8, cannot be written to a log.
+        return message.encode("utf-8", "backslashreplace").decode()
 
 
 class InputError(GpujobsError, ValueError):

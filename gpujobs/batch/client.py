@@ -12,6 +12,7 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from ..schedulers.jobs import cancel_targets
+from ..text import printable
 from . import process
 from .process import HOST, System
 
@@ -374,7 +375,7 @@ class SchedulerClient:
             delay = next(pauses)
             if self.system.monotonic() + delay > began + self._timeout_after(result):
                 raise self._unavailable(result)
-            name, reason = self.scheduler.name, self._reason(result)
+            name, reason = self.scheduler.name, printable(self._reason(result))
             logger.warning("%s is not available (%s); retrying", name, reason)
             self._wait(delay)
 

@@ -145,7 +145,7 @@ def keep_descriptors() -> None:
         pass
     os.close(descriptor)
     if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def discard_output() -> None:

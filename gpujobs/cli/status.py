@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from ..clusters.connect import ActivityReader, WorkerActivity
-from ..clusters.handle import ClusterHandle
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import LogFollower, last_output
@@ -22,6 +22,9 @@ from . import display, live
 from .display import progress_text
 from .live import echo, progress
 from .usage_text import usage_line
+
+if TYPE_CHECKING:
+    from ..clusters.handle import ClusterHandle  # it loads Jinja
 
 IDLE_REFRESH = 5.0
 """Seconds between two refreshes while no cluster is shown."""

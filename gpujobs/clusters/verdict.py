@@ -34,8 +34,7 @@ _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "clusters/__init__.py", "clusters/judge.py",
     "clusters/files.py", "clusters/folderstate.py", "clusters/records.py", "clusters/report.py",
-    "clusters/verdict.py", "injob/__init__.py", "injob/archive.py", "injob/folder.py",
-    "injob/log.py", "injob/names.py", "injob/transport.py", "version.py",
+    "clusters/verdict.py", "injob/*.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys
@@ -90,12 +89,14 @@ class _Outside(System):
         code.unlink(missing_ok=True)
         write_atomically(self._request, "\0".join(["env", *own, *argv]))
         deadline = self.monotonic() + timeout
-        while not code.exists() or not (text := code.read_text()).endswith("\n"):
+        while not code.exists() or not (text := code.read_text("utf-8")).endswith("\n"):
             if self.monotonic() > deadline:
                 self._request.unlink(missing_ok=True)
                 return CommandResult(tuple(argv), None, problem=f"{argv[0]} did not respond")
             self.sleep(0.2)
-        output, errors = (self._result(name).read_text(errors="replace") for name in ("out", "err"))
+        output, errors = (
+            self._result(name).read_text("utf-8", "replace") for name in ("out", "err")
+        )
         found = int(text) != _NOT_FOUND
         return CommandResult(tuple(argv), int(text), output, errors, started=found)
 

@@ -317,6 +317,7 @@ class _Registry(TypedDict, total=False):
     seen: list[str]
     gone: dict[str, float]
     over_memory: dict[str, OverMemory]
+    had_client: bool
     ends_at: float
     ends_by: str
 

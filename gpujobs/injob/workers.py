@@ -33,6 +33,9 @@ _ATTEMPTS = 3
 _FIRST_QUERY = 15
 _QUERY_INTERVAL = 60.0
 """Seconds between two queries about the jobs of a cluster."""
+_SECOND_QUERY = 22
+"""The same if the last one found a job that has just disappeared: the next one can decide that the
+job has ended, after the 20 s of `judge.NEVER_STARTED_TIMEOUT`."""
 _VERDICT_INTERVAL = 2.0
 _REASONS_SHOWN = 3
 _SILENCE_TIMEOUT = 60.0
@@ -109,8 +112,11 @@ class JobsWatch:
         self._request = f"ask-{options.job}" if options.ask_outside else ""
         now = time.monotonic()
         # If several jobs wait for a head, they do not all ask at once.
-        self._next_query = now + _FIRST_QUERY + options.job % _FIRST_QUERY
+        self._delay = options.job % _FIRST_QUERY
+        self._next_query = now + _FIRST_QUERY + self._delay
         self._next_look = now
+        self._interval: float = _QUERY_INTERVAL
+        self._unlisted: set[str] = set()
         self._judge: ManagedProcess | None = None
 
     def verdict(self) -> JsonObject:
@@ -119,9 +125,15 @@ class JobsWatch:
         if now < self._next_look:
             return {}
         self._next_look = now + _VERDICT_INTERVAL
+        verdict = self._folder.read(VERDICT)
+        unlisted = set(verdict.get("unlisted", {}))
+        if not unlisted <= self._unlisted:
+            self._interval = _SECOND_QUERY
+            self._next_query = min(self._next_query, now + _SECOND_QUERY + self._delay)
+        self._unlisted = unlisted
         if now >= self._next_query and self._workers_are_missing():
             self._ask()
-        return self._folder.read(VERDICT)
+        return verdict
 
     def _workers_are_missing(self) -> bool:
         groups = self._folder.read(RECORD).get("groups", [])
@@ -129,10 +141,11 @@ class JobsWatch:
         return len(self._folder.registered()) < wanted
 
     def _ask(self) -> None:
-        """Start to ask, unless another process has asked within the last minute."""
+        """Start to ask, unless another process has asked within the interval."""
         age = silence(self._folder.path / VERDICT, self._clock)
-        if age < _QUERY_INTERVAL or (self._judge is not None and self._judge.running):
+        if age < self._interval or (self._judge is not None and self._judge.running):
             return
+        self._interval = _QUERY_INTERVAL
         self._next_query = time.monotonic() + _QUERY_INTERVAL
         path = self._folder.path
         argv = [sys.executable, str(path / JUDGE), str(path)]

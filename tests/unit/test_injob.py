@@ -331,6 +331,10 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
 
 
 GONE = {"1": "job 1 did not start: node2: launch failed"}
+VERDICT = {
+    "time": 1.0, "gone": GONE, "possible": ["c-0"], "head": True, "unlisted": {}, "asked": True,
+    "usable": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -350,7 +354,7 @@ def test_run_waits_for_jobs_that_do_not_come(
     chosen = options(tmp_path / "c", run=("true",), start_workers=start_workers, walltime=100)
     head = Head(replace(chosen, started=time.time() - 60))
     (tmp_path / "c" / "jobs" / "0.now").touch()
-    verdict = {"gone": GONE, "possible": ["c-0"], "head": True, "asked": True, **changes}
+    verdict = {**VERDICT, **changes}
     head.folder.write("verdict.json", verdict)
     try:
         head._check_jobs(JobsWatch(head.options, {}))
@@ -366,10 +370,40 @@ def test_run_waits_for_jobs_that_do_not_come(
     head._check_jobs(JobsWatch(head.options, {}))  # its owner replaces jobs
 
 
+def test_a_job_that_disappears_is_asked_about_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge here takes notes. Its first two answers do not list job 1."""
+    now, real = 0.0, time.monotonic()
+    folder = Folder(str(tmp_path / "c"))
+    jobs_options = options(folder.path)
+    folder.write("record.json", {"groups": [{"workers": 2}]})
+    verdict, asked = folder.path / "verdict.json", []
+    judge = (
+        "import json, sys, pathlib\nfolder = pathlib.Path(sys.argv[1])\n"
+        f"value = {dict(VERDICT, gone={}, unlisted={'1': 1.0})!r}\n"
+        "(folder / 'verdict.json').write_text(json.dumps(value))\n"
+    )
+    (folder.path / "judge.pyz").write_text(judge)
+    monkeypatch.setattr(time, "monotonic", lambda: real + now)
+    jobs, process = JobsWatch(jobs_options, {}), None
+    for second in range(0, 240, 2):
+        now = float(second)
+        if asked:  # its file has the age that it has by this clock
+            written = time.time() - (second - asked[-1])
+            os.utime(verdict, (written, written))
+        jobs.verdict()
+        if jobs._judge is not process:
+            process = jobs._judge
+            asked.append(second)
+            assert process is not None
+            process._process.wait(20)
+    assert asked == [16, 40, 100, 160, 220]  # the answer is read at 18
+
+
 def test_workers_wait_for_a_head_that_does_not_come(tmp_path: Path) -> None:
     workers = Workers(options(tmp_path / "c"))
-    verdict = {"gone": GONE, "possible": ["c-0"], "head": False, "asked": True}
-    workers.folder.write("verdict.json", verdict)
+    workers.folder.write("verdict.json", {**VERDICT, "head": False})
     with pytest.raises(JobExit, match="run: cannot start: job 1 did not start") as caught:
         workers._wait_for_address()
     assert caught.value.kind is EndKind.FAILED
