@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from enum import Enum
 from unicodedata import category
@@ -98,6 +98,11 @@ def clock_text(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return ``1 job`` or ``2 jobs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def quoted(log: Iterable[str]) -> list[str]:
+    """Return lines of a log, marked as such."""
+    return [f"  | {line}" for line in log]
 
 
 def alternatives(words: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..clusters.report import (
     ClusterReport,
@@ -17,7 +17,7 @@ from ..clusters.report import (
 )
 from ..injob.idle import RULES
 from ..schedulers import JobState
-from ..text import clock_text, measured_size_text, plural, table
+from ..text import clock_text, measured_size_text, plural, quoted, table
 
 SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
@@ -43,9 +43,13 @@ def status_text(report: ClusterReport) -> str:
     if gpus := _gpu_table(report):
         lines += ["", gpus]
     for job in [job for job in report.jobs if job.log][:SHOWN_LOGS]:
-        name = "run" if job.run_failed else f"job {job.number}"
-        lines += ["", f"last lines of {name}:", *(f"  | {line}" for line in job.log)]
+        lines += last_lines("run" if job.run_failed else f"job {job.number}", job.log)
     return "\n".join(lines)
+
+
+def last_lines(name: str, log: Iterable[str]) -> list[str]:
+    """Return the last lines of a log below its name and an empty line."""
+    return ["", f"last lines of {name}:", *quoted(log)]
 
 
 def summary(report: ClusterReport) -> str:

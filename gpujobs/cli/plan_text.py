@@ -48,21 +48,22 @@ def memory_text(plan: Plan, group: JobGroup) -> str:
 def _parts(workers: Workers, total: int | None) -> Iterator[str]:
     if total:
         yield f"GPU {size_text(total)}"
-    if workers.enable_cudf_spill:
-        yield "cuDF spills by itself"
-    else:
-        limit = workers.device_memory_limit or DEVICE_MEMORY_LIMIT
-        yield (
-            "no spilling to host"
-            if limit == OFF
-            else f"spills to host above {_amount(limit, total)}"
-        )
+    yield _spilling(workers, total)
     if workers.rmm_pool_size not in (None, OFF):
         yield _pool(workers, total)
     elif workers.rmm_async:
         yield "RMM's asynchronous allocator"
     if workers.rmm_managed_memory:
         yield "managed memory"
+
+
+def _spilling(workers: Workers, total: int | None) -> str:
+    if workers.enable_cudf_spill:
+        return "cuDF spills by itself"
+    limit = workers.device_memory_limit or DEVICE_MEMORY_LIMIT
+    if limit == OFF:
+        return "no spilling to host"
+    return f"spills to host above {_amount(limit, total)}"
 
 
 def _pool(workers: Workers, total: int | None) -> str:
@@ -215,11 +216,6 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
 
 def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     """Return the plan as JSON; memory in bytes, times in seconds."""
-    groups = [_group_json(plan, group, cluster_id) for group in plan.groups]
-    grouped = bool(plan.profile.groups)
-    worker_keys = (
-        "worker_threads", "worker_memory", "worker_class", "gpus_per_worker", "workers_per_gpu",
-    )  # fmt: skip
     return {
         "version": 1,
         "cluster": cluster_id,
@@ -229,8 +225,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "workers": plan.n_workers,
         "worker_names": plan.worker_names(cluster_id),
         "jobs": [_jobs_json(jobs) for jobs in plan.all_jobs],
-        **({"groups": groups} if grouped else {}),
-        **{key: None if grouped else groups[0][key] for key in worker_keys},
+        **_workers_json(plan, cluster_id),
         "head": "own job" if plan.head else "first job",
         "layout": plan.layout.name,
         "protocols": list(plan.transport.protocols),
@@ -244,6 +239,15 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     }
 
 
+def _workers_json(plan: Plan, cluster_id: str) -> dict[str, object]:
+    """Return the keys of workers: null beside `groups`, each of which has its own."""
+    keys = ("worker_threads", "worker_memory", "worker_class", "gpus_per_worker", "workers_per_gpu")
+    groups = [_group_json(plan, group, cluster_id) for group in plan.groups]
+    if plan.profile.groups:
+        return {"groups": groups, **dict.fromkeys(keys)}
+    return {key: groups[0][key] for key in keys}
+
+
 def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
     """Return the plan of a cluster that was submitted, with its folder and its submissions."""
     submissions = [
@@ -254,7 +258,7 @@ def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
 
 
 def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, object]:
-    profile, shape = group.profile, group.shape
+    shape = group.shape
     return {
         "name": group.group,
         "gpus": group.gpus,
@@ -262,12 +266,21 @@ def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, objec
         "worker_names": plan.worker_names(cluster_id, group),
         "worker_threads": shape.worker_threads,
         "worker_memory": shape.worker_memory,
-        "worker_class": profile.workers.worker_class if group.gpus else "nanny",
-        "gpus_per_worker": profile.workers.gpus_per_worker if group.gpus else 0,
-        "workers_per_gpu": profile.workers.workers_per_gpu if group.gpus else 0,
+        **_worker_kind_json(group),
         "container": _container_json(group.container),
         "python": group.python,
         "start_workers": plan.start_groups.get(group.group),
+    }
+
+
+def _worker_kind_json(group: JobGroup) -> dict[str, object]:
+    if not group.gpus:
+        return {"worker_class": "nanny", "gpus_per_worker": 0, "workers_per_gpu": 0}
+    workers = group.profile.workers
+    return {
+        "worker_class": workers.worker_class,
+        "gpus_per_worker": workers.gpus_per_worker,
+        "workers_per_gpu": workers.workers_per_gpu,
     }
 
 
@@ -321,16 +334,19 @@ def _container_json(container: Container | None) -> dict[str, str] | None:
 
 def _jobs_row(jobs: JobGroup) -> tuple[str, str]:
     shape = jobs.shape
-    parts = [
-        plural(shape.nodes, "node"),
-        plural(shape.gpus, "GPU") if shape.gpus else "no GPU",
-        plural(shape.cpus, "CPU") if shape.cpus else "",
-        short_size_text(shape.memory) if shape.memory else "",
-        walltime_text(jobs.walltime) if jobs.walltime else "no walltime",
-    ]
     name = "head" if jobs.group == HEAD else f"{_label(jobs)}jobs"
-    listed = ", ".join(part for part in parts if part)
-    return name, f"{shape.jobs} x ({listed}) in queue {jobs.queue}"
+    return name, f"{shape.jobs} x ({', '.join(_request(jobs))}) in queue {jobs.queue}"
+
+
+def _request(jobs: JobGroup) -> Iterator[str]:
+    shape = jobs.shape
+    yield plural(shape.nodes, "node")
+    yield plural(shape.gpus, "GPU") if shape.gpus else "no GPU"
+    if shape.cpus:
+        yield plural(shape.cpus, "CPU")
+    if shape.memory:
+        yield short_size_text(shape.memory)
+    yield walltime_text(jobs.walltime) if jobs.walltime else "no walltime"
 
 
 def _arguments_row(plan: Plan) -> Iterator[tuple[str, str]]:

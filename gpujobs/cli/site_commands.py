@@ -247,9 +247,7 @@ def list_sites(as_json: bool) -> None:
     if as_json:
         echo(json.dumps({"version": 1, "sites": listed}, indent=1))
     else:
-        keys = ("name", "scheduler", "not_verified", "path", "description")
-        rows = [[str(site[key] or "") for key in keys] for site in listed]
-        echo(table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows))
+        echo(_sites_table(listed))
     for path in sitefiles.ignored_files():
         progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 
@@ -270,6 +268,12 @@ def schema(kind: str) -> None:
 
     described = profile.Profile if kind == "profile" else site.Site
     echo(json.dumps(model.json_schema(described), indent=1))
+
+
+def _sites_table(listed: list[dict[str, str | int | None]]) -> str:
+    keys = ("name", "scheduler", "not_verified", "path", "description")
+    rows = [[str(site[key] or "") for key in keys] for site in listed]
+    return table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows)
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:

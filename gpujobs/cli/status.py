@@ -100,7 +100,7 @@ class StatusView:
         for report in self._reports:
             parts.append(display.status_text(_with_details(report)))
             if output and (lines := last_output(report.record, _OUTPUT_LINES)):
-                parts += ["", "last lines of run:", *(f"  | {line}" for line in lines)]
+                parts += display.last_lines("run", lines)
         return "\n".join(parts)
 
     def _sleep(self) -> None:

@@ -86,6 +86,10 @@ class FolderState:
         """Return whether job ``number`` has begun, perhaps before it was requeued."""
         return number in self.claims or number in self.nodes
 
+    def end_time(self, otherwise: float) -> float:
+        """Return when the cluster ended; ``otherwise`` if it has not."""
+        return self.ended.time if self.ended else otherwise
+
     @property
     def scheme(self) -> str:
         """The protocol between dask's processes, as in its addresses; "" while it is unknown."""

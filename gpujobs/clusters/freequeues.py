@@ -157,9 +157,11 @@ def _fits(part: FreeQueue, gpus: int) -> bool:
 def queues_text(queues: Sequence[FreeQueue]) -> str:
     """Return a table with a line for each queue and GPU type."""
     header = ["QUEUE", "GPU TYPE", "NODES", "FREE GPUS", "ON ONE NODE", "FREE CPUS", "WALLTIME"]
-    estimated = any(free.start for free in queues)
-    rows = [[*_row(free), *([free.start or "-"] if estimated else [])] for free in queues]
-    return table([*header, *(["START"] if estimated else [])], rows)
+    rows = [_row(free) for free in queues]
+    if any(free.start for free in queues):  # estimates were asked for
+        header.append("START")
+        rows = [[*row, free.start or "-"] for row, free in zip(rows, queues, strict=True)]
+    return table(header, rows)
 
 
 def queues_json(site_file: SiteFile, queues: Sequence[FreeQueue]) -> dict[str, object]:
@@ -240,8 +242,10 @@ def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode])
     """Return whether jobs of the queue may run on the node."""
     if any(other.queue == name for other in nodes) and node.queue not in ("", name):
         return False
-    if not queue.gpus_per_node:
-        return True
+    return not queue.gpus_per_node or _has_gpus_of(node, queue)
+
+
+def _has_gpus_of(node: LiveNode, queue: Queue) -> bool:
     has_gpus = node.gpus is None or node.gpus > 0
     types = set(queue.named_types.values())
     return has_gpus and (not types or node.gpu_type in {"", *types})
@@ -270,11 +274,16 @@ def _row(free: FreeQueue) -> list[str]:
         free.queue,
         free.gpu_type or "-",
         f"{free.usable_nodes}/{free.nodes}",
-        _of(free.free_gpus, free.gpus) if free.gpus_per_node else "-",
-        _of(free.most_free_gpus, None) if free.gpus_per_node else "-",
+        *_gpu_cells(free),
         str(free.free_cpus),
         walltime_text(free.max_walltime) if free.max_walltime else "-",
     ]
+
+
+def _gpu_cells(free: FreeQueue) -> list[str]:
+    if not free.gpus_per_node:
+        return ["-", "-"]
+    return [_of(free.free_gpus, free.gpus), _of(free.most_free_gpus, None)]
 
 
 def _of(free: int | None, whole: int | None) -> str:

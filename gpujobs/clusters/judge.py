@@ -354,8 +354,9 @@ class _Judge:
         else:
             reason = "its workers have been gone"
             since = max(folder.gone.get(name, math.inf) for name in workers)
-        now = folder.ended.time if folder.ended else self.now
-        return f"{reason} for more than {limit / 60:.0f} min" if now - since > limit else ""
+        if folder.end_time(self.now) - since <= limit:
+            return ""
+        return f"{reason} for more than {limit / 60:.0f} min"
 
     def _has_run(self, number: int) -> bool:
         return self.folder.has_started(number) or number in self.folder.exits

@@ -91,8 +91,7 @@ def _missing(script: str, workdir: Path, beside: Path) -> str:
     for above in workdir.parents:
         if (above / script).exists():
             return f"{note}, but in {above}: submit there, or set `workdir: {above}`"
-    folder = (workdir / script).parent
-    names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    names = [path.name for path in (workdir / script).parent.glob("*.py")]
     if near := difflib.get_close_matches(Path(script).name, names, n=1):
         note += f"; did you mean {near[0]}?"
     return note

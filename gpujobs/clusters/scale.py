@@ -39,9 +39,9 @@ def jobs_to_release(
     """
     tasks = load or {}
 
-    def cost(job: JobReport) -> tuple[int, int, int]:
-        progress = 0 if job.phase.waits else 2 if job.connected else 1
-        return progress, sum(tasks.get(name, 0) for name in job.connected), -job.number
+    def cost(job: JobReport) -> tuple[bool, bool, int, int]:
+        load_of_job = sum(tasks.get(name, 0) for name in job.connected)
+        return not job.phase.waits, bool(job.connected), load_of_job, -job.number
 
     return sorted((job for job in jobs if not job.head), key=cost)[:count]
 
@@ -166,8 +166,12 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     )
     for script in scripts:
         record = send(record, script, client, ledger)
-    logger.info("added %s%s", plural(jobs, "job"), f" of group {name}" if name else "")
+    logger.info("added %s%s", plural(jobs, "job"), _of_group(name))
     return record
+
+
+def _of_group(name: str) -> str:
+    return f" of group {name}" if name else ""
 
 
 def _used_devices(report: ClusterReport) -> tuple[str, ...]:
@@ -212,7 +216,7 @@ def _remove(
     if waiting:
         client_of(record).cancel(waiting, [record.id], others)
     removed_jobs = plural(len(chosen), "job") if chosen else "no job"
-    logger.info("removed %s%s", removed_jobs, f" of group {name}" if name else "")
+    logger.info("removed %s%s", removed_jobs, _of_group(name))
     return record
 
 

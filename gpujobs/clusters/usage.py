@@ -202,18 +202,21 @@ class UsageReport:
         if any(job.active for job in self.cluster.jobs) or not self.jobs:
             return max(self.now, self.start + 1)
         ends = [job.until for job in self.jobs if job.started is not None]
-        ended = self.cluster.folder.ended
-        return max([self.start + 1, *ends, ended.time if ended else 0.0])
+        return max([self.start + 1, *ends, self.cluster.folder.end_time(0.0)])
 
 
 def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:
     started = [job for job in jobs if job.started is not None]
+
+    def hours(seconds: Callable[[JobUsage], float]) -> float:
+        return sum(map(seconds, started)) / HOUR
+
     return GpuHours(
-        asked=sum(job.gpus * job.walltime for job in started) / HOUR,
-        granted=sum(job.gpus * job.seconds for job in started) / HOUR,
-        connected=sum(job.connected_seconds for job in started) / HOUR,
-        sampled=sum(job.sampled_seconds for job in started) / HOUR,
-        busy=sum(job.busy_seconds for job in started) / HOUR,
+        asked=hours(lambda job: job.gpus * job.walltime),
+        granted=hours(lambda job: job.gpus * job.seconds),
+        connected=hours(lambda job: job.connected_seconds),
+        sampled=hours(lambda job: job.sampled_seconds),
+        busy=hours(lambda job: job.busy_seconds),
     )
 
 
@@ -433,7 +436,7 @@ def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list
 
 def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage]:
     """Yield the jobs that ended by themselves, before the cluster did."""
-    end = cluster.folder.ended.time if cluster.folder.ended else math.inf
+    end = cluster.folder.end_time(math.inf)
     for job in jobs:
         by_itself = job.ended is not None and job.report.number not in cluster.record.removed
         if by_itself and job.until < end:

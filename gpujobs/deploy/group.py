@@ -15,7 +15,7 @@ from ..injob.names import group_prefix
 from ..planning import workeroptions
 from ..planning.limits import JobLimit, exceeded, most_allowed
 from ..planning.plan import JobGroup, Plan
-from ..text import plural
+from ..text import plural, quoted
 from .job import PoolJob
 
 # -- how many jobs adaptive scaling may request: by the site's limits, and by refusals -------------
@@ -191,14 +191,9 @@ class WorkerGroup:
         }
 
     def as_record(self, record: GroupRecord, present: int) -> GroupRecord:
-        """Return the record of the group with its target (see `workers`), and why it is missed.
-
-        The reason is one line, without the lines of a failed job's log.
-        """
+        """Return the record of the group with its target (see `workers`), and why it is missed."""
         problem = self.error or self.refused or self.attempts.error or self.ceiling.refusal
-        lines = (line.strip() for line in str(problem or "").splitlines())
-        reason = " ".join(line for line in lines if line[:1] != "|")
-        return replace(record, workers=self.workers(present), error=reason)
+        return replace(record, workers=self.workers(present), error=_without_log(problem))
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
@@ -214,13 +209,19 @@ class WorkerGroup:
         own = [job for job in past if job.group == self.name]
         ended = [job for job in own if job.phase is not JobPhase.LEAVING]
         last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])
-        tail = "".join(f"\n  | {line}" for line in last.log)
+        tail = "\n".join(["", *quoted(last.log)])
         when = "before their workers connected"
         if last.phase is not JobPhase.FAILED:
             when = "soon after their workers had connected"
         jobs = f"{self.label}{self.attempts.failures} jobs in a row ended {when}"
         hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
+
+
+def _without_log(problem: object) -> str:
+    """Return a problem in one line, without the lines of a failed job's log."""
+    lines = (line.strip() for line in str(problem or "").splitlines())
+    return " ".join(line for line in lines if line[:1] != "|")
 
 
 def count_ends(

@@ -24,6 +24,7 @@ from ..injob.ports import confine, first_free, on_loopback, port_range
 from ..planning.plan import Plan
 from ..planning.transport import contact_text, encryption_rule
 from ..schedulers import JobState
+from ..text import quoted
 from .job import PoolJob
 from .pool import JobPool
 
@@ -240,7 +241,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
         past = (past for past in self.pool.jobs.past if past.number == job.report.number)
         last = next(past, job.report)
         log = folders.tail(self.pool.record.path / "logs" / "scheduler.log", 5) or last.log
-        lines = "".join(f"\n  | {line}" for line in log)
+        lines = "\n".join(["", *quoted(log)])
         return f"the dask scheduler's job {job.report.id} ended: {reason or last.reason}{lines}"
 
     async def close(self) -> None:

@@ -198,7 +198,8 @@ def spec_of(
 
     Raises InputError, also if the site's batch scheduler is not one of ``batch_schedulers``.
     """
-    _check_site_and_number(site, n_workers)
+    _check_site(site)
+    _check_number(n_workers)
     document = _with_size(document_of(keywords, configuration, vocabulary), n_workers)
     try:
         spec = make_spec(document, site=site)
@@ -213,11 +214,14 @@ def spec_of(
     return spec
 
 
-def _check_site_and_number(site: object, n_workers: object) -> None:
+def _check_site(site: object) -> None:
     if site is not None and not isinstance(site, str):
         message = f"site: {site!r} is not the name of a site"
         hint = f"n_workers={site!r}" if isinstance(site, int) else "the name of a site, as text"
         raise InputError(message, hint=hint)
+
+
+def _check_number(n_workers: object) -> None:
     if not isinstance(n_workers, int) or isinstance(n_workers, bool) or n_workers < 0:
         message = f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)"
         hint = "GPULocalCluster() takes all free GPUs" if n_workers == "auto" else ""

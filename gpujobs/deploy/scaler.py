@@ -301,16 +301,15 @@ class Scaler:
         surplus = len(counting) - group.target
         if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
             await self._remove(group, surplus, counting)
-        elif surplus < 0 and group.error is not None:  # another group is scaled
+        if surplus >= 0 or group.error is not None:  # with an error: another group is scaled
             return
-        elif surplus < 0 and self.pool.unanswered:
+        if self.pool.unanswered:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
-        elif surplus < 0:
-            try:
-                await self.pool.submit(group, -surplus)
-            finally:
-                self.watch_soon()
+        try:
+            await self.pool.submit(group, -surplus)
+        finally:
+            self.watch_soon()
 
     async def _remove_surplus(self) -> None:
         """Remove jobs above the targets.

@@ -15,6 +15,7 @@ from ..clusters.progress import Progress
 from ..errors import GpujobsError, InputError
 from ..text import clock_text
 from .display import phase_counts
+from .pool import JobPool
 from .scaler import Scaler, possible
 
 INTERVAL = 0.1
@@ -30,7 +31,7 @@ async def wait_for(
     try:
         while (found := await _ready(scaler)) < n_workers:
             _check_reachable(scaler, n_workers)
-            jobs = phase_counts(job.report for job in pool.jobs.active.values()) or "no jobs"
+            jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
             progress.show(
@@ -42,6 +43,10 @@ async def wait_for(
         progress.clear()
     if pool.conflict is not None:
         raise pool.conflict
+
+
+def _jobs_text(pool: JobPool) -> str:
+    return phase_counts(job.report for job in pool.jobs.active.values()) or "no jobs"
 
 
 async def _ready(scaler: Scaler) -> int:

@@ -140,8 +140,7 @@ def _check_gpus(report: ClusterReport) -> Check:
     requested = report.record.gpus
     if not requested:
         return warning("GPUs", "none requested: CPU workers")
-    gpus = [gpu for job in report.jobs for gpu in job.gpus]
-    found = {gpu.uuid: gpu for gpu in gpus}
+    found = {gpu.uuid: gpu for job in report.jobs for gpu in job.gpus}
     if len(found) != requested:
         remedy = "see `request` and `visible_devices` of the site file"
         return failed("GPUs", f"{requested} requested, {len(found)} found", remedy)
@@ -376,16 +375,24 @@ def _without_facts(report: ClusterReport) -> Check:
     return failed("job", f"{cluster_id}: {reason}", remedy)
 
 
+_REMEDIES = {
+    ("dask_cuda", "dask-cuda", "bindings"): (
+        "pip install 'dask-cuda[cu12]' (or [cu13], by the driver) in the jobs' python"
+    ),
+    ("pynvml", "NVML", "libnvidia-ml"): (
+        "the node has no NVIDIA driver, or the job no GPU: "
+        "see `request` and `visible_devices` of the site file"
+    ),
+}
+"""By words in the reason for which a job failed."""
+
+
 def _remedy(report: ClusterReport) -> str:
     """Return the remedy for programs and modules that the job did not find; "" if none is known."""
     reason = report.reason
-    if any(name in reason for name in ("dask_cuda", "dask-cuda", "bindings")):
-        return "pip install 'dask-cuda[cu12]' (or [cu13], by the driver) in the jobs' python"
-    if any(name in reason for name in ("pynvml", "NVML", "libnvidia-ml")):
-        return (
-            "the node has no NVIDIA driver, or the job no GPU: "
-            "see `request` and `visible_devices` of the site file"
-        )
+    for names, remedy in _REMEDIES.items():
+        if any(name in reason for name in names):
+            return remedy
     if any(job.exit_code in CANNOT_EXECUTE for job in report.jobs):
         return (
             "the jobs' python does not exist: set `environment: {python: …}`, "
