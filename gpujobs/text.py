@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,12 @@ class StrEnum(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question for the known word that is most like ``word``, "" if none is."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return "".join(f"did you mean {name}?" for name in near)
 
 
 def control_character(text: str) -> str:

@@ -136,14 +136,18 @@ def _processes_of(sessions: set[int]) -> Iterator[int]:
                 yield pid
 
 
+def _submit_input() -> None:
+    try:
+        print(submit(sys.stdin.buffer.read().decode()))  # in UTF-8, whatever the locale is
+    except OSError as error:
+        sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run one command."""
     command, *rest = arguments
     if command == "submit":
-        try:
-            print(submit(sys.stdin.buffer.read().decode()))  # in UTF-8, whatever the locale is
-        except OSError as error:
-            sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
+        _submit_input()
     elif command == "find":
         print(find(rest[0]))
     elif command == "status":

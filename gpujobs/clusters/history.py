@@ -21,12 +21,11 @@ from ..injob.folder import (
     Event,
     Folder,
     Transfers,
-    UsageLine,
     open_file,
     parse_json,
     read_lines,
 )
-from ..injob.usage import FOLDER
+from ..injob.usage import FOLDER, UsageLine
 from ..text import clean
 from .files import folder_problem, job_files
 from .records import ClusterRecord

@@ -206,6 +206,19 @@ class Table(Kind[dict[str, T]]):
 
     def read(self, value: object, place: Place) -> dict[str, T]:
         """Return the values by name."""
+        errors = Errors()
+        names: list[str] = []
+        values: list[T] = []
+        for name, item in self._mapping(value, place).items():
+            inside = place.inside(name)
+            with errors.collect():
+                names.append(self.name.read(name, inside))
+            with errors.collect():
+                values.append(self.value.read(item, inside))
+        errors.check()
+        return dict(zip(names, values, strict=True))
+
+    def _mapping(self, value: object, place: Place) -> Mapping[str, object]:
         if self.from_text and isinstance(value, str):
             try:
                 value = self.from_text(value)
@@ -215,17 +228,7 @@ class Table(Kind[dict[str, T]]):
             raise place.error(ValueError("must be a mapping of keys"))
         if self.empty and not value:
             raise place.error(ValueError(self.empty))
-        errors = Errors()
-        names: list[str] = []
-        values: list[T] = []
-        for name, item in value.items():
-            inside = place.inside(name)
-            with errors.collect():
-                names.append(self.name.read(name, inside))
-            with errors.collect():
-                values.append(self.value.read(item, inside))
-        errors.check()
-        return dict(zip(names, values, strict=True))
+        return value
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         """Return the JSON Schema."""

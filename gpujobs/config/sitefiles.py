@@ -303,14 +303,17 @@ def _site_path(name: str, base: Path | None) -> Path:
         path = _named_path(name)
     if path.is_file():
         return path
-    message = f"there is no site file {path}"
+    raise NoSuchSiteError(Problem(_why_no_site_file(path)))
+
+
+def _why_no_site_file(path: Path) -> str:
     if path.is_dir():
-        message = f"{path} is a directory, not a site file"
-    elif path.is_symlink():
-        message = f"{path} is a link to {path.readlink()}, which does not lead to a file"
-    elif path.exists():
-        message = f"{path} is not a regular file"
-    raise NoSuchSiteError(Problem(message))
+        return f"{path} is a directory, not a site file"
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, which does not lead to a file"
+    if path.exists():
+        return f"{path} is not a regular file"
+    return f"there is no site file {path}"
 
 
 def _named_path(name: str) -> Path:

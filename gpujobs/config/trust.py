@@ -82,15 +82,15 @@ def _places(path: Path) -> Iterator[Path]:
         if step == "..":
             place = place.parent
             continue
+        if step == "/":  # a link to an absolute path
+            place = _TOP
+            continue
         entry = place / step
         yield entry
         if not entry.is_symlink():
             place = entry
             continue
-        target = entry.readlink()
-        if target.is_absolute():
-            place = _TOP
-        steps += reversed([part for part in target.parts if part != "/"])
+        steps += reversed(entry.readlink().parts)
 
 
 def _root_and_user() -> frozenset[int]:

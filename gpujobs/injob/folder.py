@@ -18,16 +18,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    BinaryIO,
-    Optional,
-    TypedDict,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import IO, Annotated, Any, Optional, TypedDict, get_args, get_origin, get_type_hints
 
 from .log import log
 from .names import ARCHIVE, VERDICT
@@ -135,7 +126,7 @@ class DamagedError(ValueError):
         return DamagedError(message if str(path) in message else f"{path} is damaged: {message}")
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> IO[bytes]:
     """Open a regular file to read it. Raises FileNotFoundError, or DamagedError.
 
     Neither a pipe without a writer nor a link to an endless device can stop the reader.
@@ -175,7 +166,7 @@ def read_lines(path: Path, shape: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _bounded(path: Path, size: int) -> Iterator[BinaryIO]:
+def _bounded(path: Path, size: int) -> Iterator[IO[bytes]]:
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > size:
             raise DamagedError(f"{path} is damaged: it has more than {size >> 10} KiB")
@@ -257,9 +248,11 @@ def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
 def _is_scalar(value: object, kind: type) -> bool:
     if kind is float:
         return type(value) in (int, float) and 0 <= value <= _MOST_REAL  # type: ignore[operator]
+    if type(value) is not kind:
+        return False
     if kind is int:
-        return type(value) is int and value in _INTEGERS
-    return type(value) is kind and not (kind is str and "\0" in value)  # type: ignore[operator]
+        return value in _INTEGERS
+    return kind is not str or "\0" not in value  # type: ignore[operator]
 
 
 def _checked(value: Any, fits: bool, wanted: str, place: str) -> Any:
@@ -419,24 +412,6 @@ class Transfers(TypedDict, total=False):
     time: float
     seconds: float
     received: dict[str, int]
-
-
-class SampledGpu(TypedDict):
-    """A GPU in the first line of a file of samples. ``memory`` is in bytes."""
-
-    uuid: str
-    memory: int
-
-
-class UsageLine(TypedDict, total=False):
-    """A line of a file of samples: its GPUs, or why there are none, or a sample."""
-
-    gpus: list[SampledGpu]
-    error: str
-    time: float
-    seconds: float
-    busy: list[Optional[float]]
-    used: list[Optional[int]]
 
 
 SHAPES: dict[str, Any] = {

@@ -54,7 +54,7 @@ def visible_devices(source: str, environ: Mapping[str, str]) -> list[str] | None
         return _devices_in_variable(name, environ)
     listed = environ.get(VISIBLE)
     if listed is not None:
-        return [item.strip() for item in listed.split(",") if item.strip()]
+        return list(filter(None, map(str.strip, listed.split(","))))
     if kind == "scheduler":
         raise LookupError(f"the batch scheduler gave no GPU: {VISIBLE} is not set")
     return None

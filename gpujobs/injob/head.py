@@ -29,7 +29,7 @@ from .job import (
     ids_to_cancel,
     last_attempt_text,
 )
-from .log import log, reason_in
+from .log import log, reason_in, with_reason
 from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
@@ -242,15 +242,14 @@ class Head(Job):
 
     # -- ends --------------------------------------------------------------------------------------
     def _command_ended(self, command: ManagedProcess, scheduler: ManagedProcess) -> NoReturn:
-        code = command.exit_code or 0
-        if code == 0:
+        code = command.exit_code
+        if not code:
             raise JobExit(0, EndKind.DONE, "" if self._had_client() else NO_CLIENT)
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        line = reason_in(command.log, code)
-        reason = f"run: ended with exit code {code}"
-        raise failure(f"{reason}: {line}" if line else reason, code)
+        reason = reason_in(command.log, code)
+        raise failure(with_reason(f"run: ended with exit code {code}", reason), code)
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""

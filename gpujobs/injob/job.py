@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
 from .gpus import job_devices, shared_gpu_message
-from .log import Walltime, launcher_reason, log, nodes_seen
+from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .names import RUN, UCX_WARNINGS, VERDICT, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
@@ -381,7 +381,7 @@ class Job:
         seen = nodes_seen(launcher.log, launcher.log_offset, options.ranks_per_node)
         if seen is not None and seen < options.nodes:
             message = f"the launcher sees {seen} of {options.nodes} nodes (`mpi` of the site)"
-        return f"{message}: {reason}" if reason else message
+        return with_reason(message, reason)
 
     def wait_for_end_of_head(self) -> None:
         """If the head is ending, wait until it has written why."""

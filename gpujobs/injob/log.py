@@ -45,6 +45,11 @@ def log(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
 
 
+def with_reason(message: str, reason: str) -> str:
+    """Return a message with the reason, if one is known."""
+    return f"{message}: {reason}" if reason else message
+
+
 def reason_in(path: Path, exit_code: int | None = None, *, offset: int = 0) -> str:
     """Return the line of a log that says best why its process failed, at most 300 characters.
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Collection
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
 from .head import Head
@@ -43,12 +44,7 @@ def supervise(options: SuperviseOptions) -> int:
     if over(options.attempt) in names:
         log(f"attempt {options.attempt} ended before this job started")
         return 0
-    begins = options.attempt == 1 and "head" not in names
-    if begins and (reason := _failed_before(folder)):
-        folder.end(Ended(EndKind.FAILED, EXIT_FAILED, reason, options.job))
-        return EXIT_FAILED
-    if not begin_attempt(folder, options.attempt):
-        reason = f"attempt {options.attempt} has not begun: its first job did not set it up"
+    if reason := _cannot_begin(folder, options.attempt, names):
         folder.end(Ended(EndKind.FAILED, EXIT_FAILED, reason, options.job))
         return EXIT_FAILED
     if not options.scheduler:
@@ -59,6 +55,15 @@ def supervise(options: SuperviseOptions) -> int:
         return _second_start(folder, options)
     folder.write("head/owner", {"job": options.job, "node": node_name(), "time": time.time()})
     return Head(options).run()
+
+
+def _cannot_begin(folder: Folder, attempt: int, names: Collection[str]) -> str:
+    """Begin the attempt, unless another job has done it; return why it cannot begin, or ""."""
+    if attempt == 1 and "head" not in names and (reason := _failed_before(folder)):
+        return reason
+    if begin_attempt(folder, attempt):
+        return ""
+    return f"attempt {attempt} has not begun: its first job did not set it up"
 
 
 def _failed_before(folder: Folder) -> str:

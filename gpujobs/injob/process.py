@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from .log import reason_in
+from .log import reason_in, with_reason
 
 STOP_DASK = signal.SIGHUP
 """Ends dask's processes, which leave the signals of the batch scheduler to the supervisor."""
@@ -72,9 +72,8 @@ class ManagedProcess:
 
     def exit_message(self) -> str:
         """Return how it ended, with the reason in its log."""
-        line = reason_in(self.log, self.exit_code, offset=self.log_offset)
-        message = f"{self.name} ended (exit code {self.exit_code})"
-        return f"{message}: {line}" if line else message
+        reason = reason_in(self.log, self.exit_code, offset=self.log_offset)
+        return with_reason(f"{self.name} ended (exit code {self.exit_code})", reason)
 
     def terminate(self) -> None:
         """Ask the process and its children to exit."""

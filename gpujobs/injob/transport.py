@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .folder import KEPT, Folder
+from .folder import KEPT, Folder, JsonObject
 from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
 from .names import CERTIFICATE
@@ -377,8 +377,8 @@ class TransportChoice:
         process.kill()
         found = self.folder.read(_WITHIN)
         if not found.get("complete"):
-            why = reason_in(process.log) or reason_in(self._log("peer")) or "no answer"
-            found["incomplete"] = why
+            reasons = map(reason_in, (process.log, self._log("peer")))
+            found["incomplete"] = next(filter(None, reasons), "no answer")
         return found
 
     def _wait_for_second_job(self, peer: ManagedProcess) -> dict[str, Any]:
@@ -431,24 +431,25 @@ class TransportChoice:
 
     def _kept(self, key: str) -> dict[str, Measured]:
         """Return the rates of the last day; {} if a second job may complete them now."""
-        entry = self._root.read(KEPT).get(key) or {}
-        if time.time() - entry.get("time", 0.0) > _KEPT_SECONDS:
+        entry = self._entries().get(key)
+        if entry is None:
             return {}
         measured = {name: Measured.parse(one) for name, one in entry["measured"].items()}
         complete = all(one.between is not None for one in measured.values())
         return measured if complete or not self._others_run() else {}
 
+    def _entries(self) -> JsonObject:
+        """Return the entries of the last day, by key."""
+        oldest = time.time() - _KEPT_SECONDS
+        entries = self._root.read(KEPT).items()
+        return {key: entry for key, entry in entries if entry["time"] >= oldest}
+
     def _keep(self, key: str, measured: Mapping[str, Measured]) -> None:
         """Keep the rates; not those of a trial that failed, since the cause may pass."""
         if any(one.problem for one in measured.values()):
             return
-        now = time.time()
-        entries = {
-            name: entry
-            for name, entry in self._root.read(KEPT).items()
-            if now - entry["time"] < _KEPT_SECONDS
-        }
-        entries[key] = {"time": now, "measured": {n: vars(one) for n, one in measured.items()}}
+        rates = {name: vars(one) for name, one in measured.items()}
+        entries = {**self._entries(), key: {"time": time.time(), "measured": rates}}
         try:
             self._root.write(KEPT, entries)
         except OSError as error:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Optional, TypedDict
 
 from .folder import Folder
 from .gpus import device_handle, nvml_text
@@ -57,6 +57,24 @@ def start_sampler(
     return sampler
 
 
+class SampledGpu(TypedDict):
+    """A GPU in the first line of a file of samples. ``memory`` is in bytes."""
+
+    uuid: str
+    memory: int
+
+
+class UsageLine(TypedDict, total=False):
+    """A line of a file of samples: its GPUs, or why there are none, or a sample."""
+
+    gpus: list[SampledGpu]
+    error: str
+    time: float
+    seconds: float
+    busy: list[Optional[float]]
+    used: list[Optional[int]]
+
+
 def sample_usage(options: UsageOptions) -> int:
     """Append samples of the GPUs until the parent process is gone; return an exit code.
 
@@ -87,11 +105,18 @@ def sample_usage(options: UsageOptions) -> int:
         # After a suspension, the sample stands for the time since it only.
         seconds = min(now - before, 2 * pause)
         before = now
-        samples = [_sample(pynvml, handle) for handle in handles]
-        busy, used = [one[0] for one in samples], [one[1] for one in samples]
-        line = {"time": round(time.time(), 1), "seconds": round(seconds, 1)}
-        _append(folder, name, {**line, "busy": busy, "used": used})
+        _append(folder, name, _sample_all(pynvml, handles, seconds))
     return 0
+
+
+def _sample_all(nvml: ModuleType, handles: Sequence[object], seconds: float) -> dict[str, Any]:
+    samples = [_sample(nvml, handle) for handle in handles]
+    return {
+        "time": round(time.time(), 1),
+        "seconds": round(seconds, 1),
+        "busy": [busy for busy, _ in samples],
+        "used": [used for _, used in samples],
+    }
 
 
 def _append(folder: Folder, name: str, line: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from ..config import profile as config
 from ..config.profile import Workers
 from ..config.site import Containers, Site
 from ..injob.names import MODULES
+from ..text import did_you_mean
 from .bash import Bash, Diagnostics, command, with_variables
 
 # -- container runtimes: the command that starts a program in an image -----------------------------
@@ -433,7 +433,6 @@ def _image(diagnostics: Diagnostics, image: str, site: Containers, workdir: str)
 def _unknown_image(diagnostics: Diagnostics, image: str, site: Containers) -> None:
     names = sorted(site.images)
     listed = f"its images are {', '.join(names)}" if names else "it names no images"
-    near = difflib.get_close_matches(image, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"a path, or docker://{image}"
+    hint = did_you_mean(image, names) or f"a path, or docker://{image}"
     message = f"the site has no image {image}: {listed}"
     diagnostics.profile_error(message, *KEY, "image", hint=hint)

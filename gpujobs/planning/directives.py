@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from ..config.site import Account, Option, Site
 from ..config.sitekinds import File, Variable
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
-from ..text import matches
+from ..text import did_you_mean, matches
 from .bash import Diagnostics
 from .layouts import Layout
 from .shape import JobShape, Place, Software, Values, resource_values
@@ -297,14 +296,24 @@ def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
         diagnostics.note(f"option `{name}` is ignored: queue {queue} does not have it")
         return
     known = sorted(site.options)
-    near = difflib.get_close_matches(name, known, n=1)
     listed = f"it has {', '.join(known)}" if known else "it has none"
     message = f"site {diagnostics.spec.site.name} has no option `{name}`: {listed}"
-    hint = f"did you mean {near[0]}?" if near else ""
-    diagnostics.profile_error(message, "options", name, hint=hint)
+    diagnostics.profile_error(message, "options", name, hint=did_you_mean(name, known))
 
 
 # -- the directives of a job: request, account and extra directives of the site, then the user's----
+
+
+def _request_keys(*, gpus: bool, nodes: int) -> tuple[str, ...]:
+    if not gpus:
+        return ("cpu_request",)
+    if nodes > 1:
+        return ("multi_node_request", "request")
+    return ("request",)
+
+
+def _built_in_request(scheduler: Scheduler, *, gpus: bool) -> tuple[str, ...]:
+    return scheduler.request if gpus else scheduler.cpu_request
 
 
 def own_request(
@@ -314,9 +323,7 @@ def own_request(
 
     None: the built-in one is used. A queue's request overrides all of the site's.
     """
-    names = ["request"] if gpus else ["cpu_request"]
-    if gpus and nodes > 1:
-        names.insert(0, "multi_node_request")
+    names = _request_keys(gpus=gpus, nodes=nodes)
     for place, section in ((("queues", queue_key), site.queues[queue_key]), ((), site)):
         for name in names:
             if lines := getattr(section, name):
@@ -328,7 +335,7 @@ def request_texts(
     site: Site, scheduler: Scheduler, queue_key: str, *, gpus: bool, nodes: int
 ) -> tuple[str, ...]:
     """Return the request and the extra directives of a queue, with their placeholders."""
-    request = scheduler.request if gpus else scheduler.cpu_request
+    request = _built_in_request(scheduler, gpus=gpus)
     if own := own_request(site, queue_key, gpus=gpus, nodes=nodes):
         request = own[1]
     extra = site.queues[queue_key].directives
@@ -456,9 +463,9 @@ class DirectiveWriter:
         gpus = bool(self.shape.gpus)
         own = own_request(self.site, self.queue_key, gpus=gpus, nodes=self.shape.nodes)
         if own is None:
-            built_in = self.scheduler.request if gpus else self.scheduler.cpu_request
-            lines = [_expand_if_known(text, values) for text in built_in]
-            return [Directive(line) for line in lines if line]
+            built_in = _built_in_request(self.scheduler, gpus=gpus)
+            lines = (_expand_if_known(text, values) for text in built_in)
+            return list(map(Directive, filter(None, lines)))
         place, texts = own
         if gpus:
             self._check_asks_for_gpus(texts, place)
@@ -490,20 +497,24 @@ class DirectiveWriter:
         """Return the site's lines with their placeholders replaced."""
         directives = []
         for n, line in enumerate(texts):
-            text = line
-            if values["gpu_type"] is None and self.queue.gpu_types:
-                text = line = placeholders.without(text, "gpu_type")
+            text = self._without_unknown_type(line, values)
             if not text:
                 continue
             try:
                 check_memory_units(text, self.scheduler)
-                line = placeholders.expand(text, values)
+                text = placeholders.expand(text, values)
             except LookupError as error:
                 self._report_unknown(str(error.args[0]), (*place, n))
             except ValueError as error:
                 self.diagnostics.site_error(str(error), *place, n)
-            directives.append(Directive(line, self.spec.site_position(*place, n)))
+            directives.append(Directive(text, self.spec.site_position(*place, n)))
         return directives
+
+    def _without_unknown_type(self, line: str, values: Values) -> str:
+        """Return the line without the GPU type, if the queue has several and none is asked for."""
+        if values["gpu_type"] is None and self.queue.gpu_types:
+            return placeholders.without(line, "gpu_type")
+        return line
 
     def _report_unknown(self, name: str, place: Place) -> None:
         if name == "account":

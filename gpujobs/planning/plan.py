@@ -6,7 +6,6 @@ exceeds one is an InputError with the positions of both.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from ..errors import InputError
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.registry import all_commands
+from ..text import did_you_mean
 from . import workeroptions
 from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, choose_staging, plan_container
@@ -93,6 +93,13 @@ def _queue_without_gpus(site: Site) -> str | None:
 # -- the jobs of one group of workers: their number, queue, shape and directives -------------------
 
 
+def _report_no_walltime(diagnostics: Diagnostics) -> None:
+    message = "`walltime` is needed: the site has no default"
+    if "walltime" in diagnostics.spec.document.value:
+        message = "`walltime` is empty"
+    diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
+
+
 class GroupPlanner:
     """Plans the jobs of one group; ``diagnostics`` and ``layout`` are those of its profile.
 
@@ -148,10 +155,7 @@ class GroupPlanner:
         profile = diagnostics.spec.profile
         walltime = walltime or profile.walltime
         if not walltime and not scheduler.on_this_machine:
-            message = "`walltime` is needed: the site has no default"
-            if "walltime" in diagnostics.spec.document.value:
-                message = "`walltime` is empty"
-            diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
+            _report_no_walltime(diagnostics)
         writer = DirectiveWriter(diagnostics, scheduler, key, shape, walltime)
         for note in queue.notes:
             self.diagnostics.note(f"queue {key}: {note}")
@@ -216,19 +220,26 @@ def _check_commands(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
         if name not in known:
             listed = ", ".join(sorted(known))
             message = f"{scheduler.name} has no command {name}; it has {listed}"
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else ""
-            diagnostics.site_error(message, "commands", name, hint=hint)
+            diagnostics.site_error(message, "commands", name, hint=did_you_mean(name, known))
+
+
+def _group_of_head(profile: Profile) -> str | None:
+    return profile.head.group if profile.head else None
+
+
+def _check_group_of_head(diagnostics: Diagnostics) -> None:
+    profile = diagnostics.spec.profile
+    wanted = _group_of_head(profile)
+    if wanted and wanted not in profile.groups:
+        known = ", ".join(profile.groups) or "the profile has no `groups`"
+        message = f"there is no group `{wanted}`"
+        diagnostics.profile_error(message, "head", "group", hint=f"head: {{group: …}}: {known}")
 
 
 def _check_groups(diagnostics: Diagnostics) -> None:
     """Report keys of the profile that contradict `groups`."""
     profile = diagnostics.spec.profile
-    wanted = profile.head.group if profile.head else None
-    if wanted and wanted not in profile.groups:
-        known = ", ".join(profile.groups) or "the profile has no `groups`"
-        message = f"there is no group `{wanted}`"
-        diagnostics.profile_error(message, "head", "group", hint=f"head: {{group: …}}: {known}")
+    _check_group_of_head(diagnostics)
     if not profile.groups:
         return
     if "gpus" in profile.given:
@@ -326,8 +337,7 @@ class Plan:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
         if self.head:
             return jobs is self.head
-        wanted = self.profile.head.group if self.profile.head else None
-        return wanted in (None, jobs.group)
+        return _group_of_head(self.profile) in (None, jobs.group)
 
     def worker_names(self, cluster_id: str, only: JobGroup | None = None) -> list[str]:
         """Return the expected names of all workers of the cluster ``cluster_id``, or of a group."""

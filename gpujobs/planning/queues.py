@@ -174,11 +174,13 @@ class QueueFit:
 
     def _check_walltime(self) -> None:
         walltime, limit = self.profile.walltime, self.queue.max_walltime
-        if walltime and limit and walltime > limit:
+        if not walltime:
+            return
+        if limit and walltime > limit:
             message = f"walltime {walltime_text(walltime)} is more than its {walltime_text(limit)}"
             raise QueueMismatch("walltime", message, limit="max_walltime")
         least = self.queue.min_walltime
-        if walltime and least and walltime < least:
+        if least and walltime < least:
             message = f"walltime {walltime_text(walltime)} is less than its {walltime_text(least)}"
             raise QueueMismatch("walltime", message, limit="min_walltime")
 
@@ -396,7 +398,7 @@ class QueueChooser:
             self.diagnostics.profile_error(message, "queue", hint=hint)
             self.diagnostics.raise_problems()
         first = [key for key in self.spec.queue_order if key in keys]
-        return [*first, *(key for key in keys if key not in first)]
+        return list(dict.fromkeys([*first, *keys]))
 
     def _shape(self, key: str, gpus: int, count: int) -> JobShape:
         queue = self.site.queues[key]

@@ -171,7 +171,7 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
     if roles.workers:
         found["workers"] = _workers(plan, jobs)
     if roles.run and profile.run and profile.run_on == "head":
-        found["run"] = command(shlex.quote(word) for word in profile.run)
+        found["run"] = command(map(shlex.quote, profile.run))
     return found
 
 

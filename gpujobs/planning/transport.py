@@ -221,7 +221,8 @@ def _on_this_machine(diagnostics: Diagnostics) -> bool:
 def _allowed(diagnostics: Diagnostics, networks: Networks) -> tuple[Protocol, ...]:
     """Return the protocols that all queues allow, in the order of the first one."""
     first, *others = [network.protocols for network in networks.values()]
-    common = tuple(name for name in first if all(name in other for other in others))
+    allowed = set(first).intersection(*others)
+    common = tuple(name for name in first if name in allowed)
     if not common:
         listed = "; ".join(f"{key}: {', '.join(one.protocols)}" for key, one in networks.items())
         message = f"the queues of the cluster allow no common protocol ({listed})"

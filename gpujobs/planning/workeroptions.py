@@ -96,10 +96,9 @@ def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
     if text := resources(workers, True):
         # CUDAWorker takes the text of the command line, Worker a mapping.
         found["resources"] = text if cuda else _mapping(text)
-    for name in CUDA:
+    for name in _given(workers, CUDA):
         value = getattr(workers, name)
-        if value is not None:
-            found[_KEYWORDS.get(name, name)] = list(value) if isinstance(value, tuple) else value
+        found[_KEYWORDS.get(name, name)] = list(value) if isinstance(value, tuple) else value
     if workers.preload:
         found["preload"] = list(workers.preload)
     return {**found, **workers.options}

@@ -67,15 +67,22 @@ class LSFInventory(Inventory):
         ]
         texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
         config = ask(["bparams", "-a"])
-        name = next((name for name, _, _ in shared.values()), "") if not gpus else ""
-        return Survey(
+        survey = Survey(
             queues=tuple(map(_queue, texts)),
             nodes=tuple(counted),
             max_array_size=find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", config),
-            request=_shared_request(name) if name else _typed_request(counted),
-            cpu_request=_CPU_REQUEST if name else (),
-            visible_devices="" if name else "scheduler",
-            comments=(f"the GPUs are the shared resource {name}",) if name else (),
+            request=_typed_request(counted),
+            visible_devices="scheduler",
+        )
+        if gpus or not shared:
+            return survey
+        name, *_ = next(iter(shared.values()))
+        return replace(
+            survey,
+            request=_shared_request(name),
+            cpu_request=_CPU_REQUEST,
+            visible_devices="",
+            comments=(f"the GPUs are the shared resource {name}",),
         )
 
 

@@ -115,19 +115,23 @@ def listed_attributes(stdout: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def _rows(stdout: str) -> Mapping[str, object]:
+    try:
+        output = json.loads(stdout, strict=False)
+    except ValueError:  # some releases print a job's variables as invalid JSON
+        return _line_by_line(stdout)
+    if isinstance(output, dict) and isinstance(jobs := output.get("Jobs"), dict):
+        return jobs
+    return {}
+
+
 def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
     """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
 
     There are none if it is no such output.
     """
-    try:
-        output = json.loads(stdout, strict=False)
-        jobs = output.get("Jobs") if isinstance(output, dict) else None
-    except ValueError:  # some releases print a job's variables as invalid JSON
-        jobs = _line_by_line(stdout)
-    rows = jobs.items() if isinstance(jobs, dict) else ()
     found = {}
-    for text, attributes in rows:
+    for text, attributes in _rows(stdout).items():
         id_ = job_id(text)
         if id_ and isinstance(attributes, dict):
             found[without_server(id_)] = _job(attributes)

@@ -119,9 +119,8 @@ def parse_details(text: str) -> Details:
 
 def _scheduling_reason(lines: Sequence[str]) -> str:
     """Return the line about the job itself, rather than one about queues that do not fit."""
-    stripped = [line.strip() for line in lines]
     ignored = re.compile("no messages available|turned off")
-    reasons = [line for line in stripped if line and not ignored.search(line)]
+    reasons = [line for line in map(str.strip, lines) if line and not ignored.search(line)]
     own = [line for line in reasons if not line.startswith("queue instance")]
     return [*own, *reasons, ""][0]
 
