@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -29,6 +28,8 @@ class StrEnum(str, Enum):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question for the known word that is most like ``word``, "" if none is."""
+    import difflib  # each command imports this module, and few need this
+
     near = difflib.get_close_matches(word, list(known), n=1)
     return "".join(f"did you mean {name}?" for name in near)
 

@@ -227,19 +227,14 @@ def _group_of_head(profile: Profile) -> str | None:
     return profile.head.group if profile.head else None
 
 
-def _check_group_of_head(diagnostics: Diagnostics) -> None:
+def _check_groups(diagnostics: Diagnostics) -> None:
+    """Report keys of the profile that contradict `groups`."""
     profile = diagnostics.spec.profile
     wanted = _group_of_head(profile)
     if wanted and wanted not in profile.groups:
         known = ", ".join(profile.groups) or "the profile has no `groups`"
         message = f"there is no group `{wanted}`"
         diagnostics.profile_error(message, "head", "group", hint=f"head: {{group: …}}: {known}")
-
-
-def _check_groups(diagnostics: Diagnostics) -> None:
-    """Report keys of the profile that contradict `groups`."""
-    profile = diagnostics.spec.profile
-    _check_group_of_head(diagnostics)
     if not profile.groups:
         return
     if "gpus" in profile.given:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import InputError
+from ..text import did_you_mean
 from .base import REGISTERED, Scheduler
 from .jobs import JobId, JobState, JobStatus
 
@@ -64,13 +65,9 @@ def _entry_point_names() -> set[str]:
 
 
 def _unknown(name: str) -> str:
-    import difflib
-
     known = scheduler_names()
     message = f"{name!r} is not one of the known batch schedulers ({', '.join(known)})"
-    if near := difflib.get_close_matches(name.lower(), known, n=1):
-        message += f"; did you mean {near[0]}?"
-    return message
+    return "; ".join(filter(None, (message, did_you_mean(name.lower(), known))))
 
 
 # -- names of the commands of a batch scheduler, which the key `commands` of a site may replace ----
