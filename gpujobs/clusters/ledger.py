@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpujobsError, NoSuchClusterError
-from ..injob.folder import DamagedError, parse_json, read_file
+from ..injob.folder import DamagedError, UnreadableError, parse_json, read_file
 from .files import best_effort, disk_errors, is_removed, private_folder, write_atomically, write_new
 from .records import ClusterRecord, GroupRecord, Intent, Submission, parse
 
@@ -182,6 +182,8 @@ def _load(path: Path) -> ClusterRecord:
         record = parse(parse_json(read_file(path), dict[str, Any]))
         if record.id != path.stem:
             raise DamagedError(f"it is that of {record.id}")
+    except UnreadableError as error:
+        raise GpujobsError(str(error)) from None
     except DamagedError as error:
         jobs = f"if jobs called {path.stem} are in the queue, cancel them there"
         hint = f"{jobs}; then remove the file"

@@ -19,13 +19,15 @@ class Progress:
         self._printed = ""
 
     def show(self, text: str, clock: str) -> None:
-        """Show ``text, clock``. Without a terminal a change of ``clock`` alone prints nothing."""
-        line = clean(f"{text}, {clock}")
+        """Show ``text, clock``. Without a terminal a change of ``clock`` alone prints nothing.
+
+        A text that is too long for the terminal's row ends in "…".
+        """
         if sys.stderr.isatty():
-            _rewrite(sys.stderr, line)
+            _rewrite(sys.stderr, clean(text), f", {clock}")
         elif text != self._printed:
             self._printed = text
-            print(line, file=sys.stderr, flush=True)
+            print(clean(f"{text}, {clock}"), file=sys.stderr, flush=True)
 
     def write(self, text: str) -> None:
         """Write a line that stays, above the line of progress."""
@@ -35,7 +37,7 @@ class Progress:
     def clear(self) -> None:
         """Remove the line of progress from a terminal."""
         if sys.stderr.isatty():
-            _rewrite(sys.stderr, "")
+            _rewrite(sys.stderr)
 
 
 class LibraryProgress(Progress):
@@ -75,9 +77,11 @@ class LibraryProgress(Progress):
             sys.stdout.flush()
 
 
-def _rewrite(terminal: TextIO, line: str) -> None:
+def _rewrite(terminal: TextIO, text: str = "", end: str = "") -> None:
     # The line must fit one row: `clear` would leave the part that wrapped.
-    terminal.write(_CLEAR + line[: _columns(terminal) - 1])
+    room = _columns(terminal) - 1 - len(end)
+    shown = text if len(text) <= room else f"{text[: room - 1]}…"
+    terminal.write(_CLEAR + shown + end)
     terminal.flush()
 
 

@@ -74,7 +74,8 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         With an asynchronous cluster the result must be awaited.
         """
         if self.status == Status.closing:  # dask closes by scaling to 0
-            self._scaler.set_targets(dict.fromkeys(self._pool.groups, 0))
+            for group in self._pool.groups.values():
+                group.target = 0  # not in the record: its last target is the user's
             return None
         if self.status == Status.closed:
             raise self._pool.ended_error()

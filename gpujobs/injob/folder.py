@@ -126,6 +126,10 @@ class DamagedError(ValueError):
         return DamagedError(message if str(path) in message else f"{path} is damaged: {message}")
 
 
+class UnreadableError(DamagedError):
+    """The file system refuses a file, whose content may be right."""
+
+
 def open_file(path: Path) -> IO[bytes]:
     """Open a regular file to read it. Raises FileNotFoundError, or DamagedError.
 
@@ -137,8 +141,9 @@ def open_file(path: Path) -> IO[bytes]:
         number = getattr(error, "errno", None)
         if number in (errno.ENOENT, errno.ESTALE):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-        reason = "it is a symbolic link" if number == errno.ELOOP else os.strerror(number or 0)
-        raise DamagedError(f"{path} cannot be read: {reason}") from None
+        if number == errno.ELOOP:
+            raise DamagedError(f"{path} cannot be read: it is a symbolic link") from None
+        raise UnreadableError(f"{path} cannot be read: {os.strerror(number or 0)}") from None
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
@@ -173,7 +178,7 @@ def _bounded(path: Path, size: int) -> Iterator[IO[bytes]]:
         try:
             yield file
         except OSError as error:
-            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+            raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse_json(text: str, shape: Any) -> Any:

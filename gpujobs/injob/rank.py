@@ -243,7 +243,7 @@ def _before_setup(folder: Path) -> dict[str, str] | None:
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
 _LONGEST_REASON = 500
-_NANNY_MODULE = f"{PACKAGE}.size"
+_NANNY_MODULE = f"{PACKAGE}.names"
 
 
 def run_rank(options: RankOptions) -> None:

@@ -142,13 +142,19 @@ def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
 
 def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
     """Another version of dask-cuda in the job: only its metadata differ, the code is the same."""
-    tag = cli.home / "tags" / "dask_cuda-25.2.0.dist-info"
-    tag.mkdir(parents=True)
-    (tag / "METADATA").write_text("Metadata-Version: 2.1\nName: dask-cuda\nVersion: 25.2.0\n")
-    site = backend.site()
-    site["setup"] += f"\nexport PYTHONPATH={tag.parent}:$PYTHONPATH"
-    found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)))["versions"]
-    assert found["state"] == "warning" and "25.2.0 in the job" in found["result"]
+    for version, code, state, result in (
+        ("26.8.99", 0, "warning", "26.8.99 in the job"),
+        ("25.2.0", 1, "failed", "dask-cuda 25.2.0 in the job is too old"),
+    ):
+        tag = cli.home / version / f"dask_cuda-{version}.dist-info"
+        tag.mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: dask-cuda\nVersion: {version}\n"
+        (tag / "METADATA").write_text(text)
+        site = backend.site()
+        site["setup"] += f"\nexport PYTHONPATH={tag.parent}:$PYTHONPATH"
+        path = str(cli.write("s.yaml", site))
+        found = checks(cli, "--run", "--site", path, code=code)["versions"]
+        assert found["state"] == state and result in found["result"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ class Screen:
         return self.text
 
     def until(self, pattern: str, seconds: float = 90) -> re.Match[str]:
-        until(lambda: re.search(pattern, self.read()), seconds, f"{pattern} on {self.text!r}")
+        until(
+            lambda: re.search(pattern, self.read()), seconds, lambda: f"{pattern} on {self.text!r}"
+        )
         found = re.search(pattern, self.text)
         assert found
         return found

@@ -355,7 +355,7 @@ def test_messages_are_above_the_line_of_progress(
     progress.show("x" * 200, "00:02")
     clear = "\r\x1b[K"
     shown = terminal.getvalue()
-    assert shown == f"{clear}1/2 workers, 00:01{clear}Slurm is away\n{clear}{'x' * 79}"
+    assert shown == f"{clear}1/2 workers, 00:01{clear}Slurm is away\n{clear}{'x' * 71}…, 00:02"
 
 
 def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
