@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -35,6 +36,17 @@ with open("/proc/self/maps") as maps:
     print([name for name in {LIBRARIES} if name in loaded])
 """
 SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
+
+
+def test_modules_that_dask_imports_by_name_exist() -> None:
+    """Dask gets them as text, which neither mypy nor an import of ours checks."""
+    named = {
+        name: path.name
+        for path in SOURCES
+        for name in re.findall(r"\{PACKAGE\}\.(\w+)", path.read_text())
+    }
+    assert {"preload", "registry", "names", "workerhost"} <= set(named)
+    assert not set(named) - {path.stem for path in SOURCES}, named
 
 
 @pytest.fixture
