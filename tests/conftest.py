@@ -32,8 +32,6 @@ FAKES = ["pbs", "torque", "lsf"]
 
 BACKENDS = ["slurm", "sge", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
-SLOW_BACKENDS = ["torque", "lsf"]
-"""Batch schedulers whose tests of whole clusters are too many for `make test`; `make slow` runs them."""
 
 SITE = "site"
 """The batch scheduler of ``--site``, which then replaces the others."""
@@ -55,8 +53,8 @@ def backend_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
-    On all batch schedulers but the first, `make test` has only those marked ``conformance``, and
-    none of ``SLOW_BACKENDS``.
+    On another batch scheduler than the first, `make test` has only the tests whose mark
+    ``conformance`` names it; `make slow` has all.
     """
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
@@ -68,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit = float(own.args[0]) if own else usual
         item.add_marker(pytest.mark.timeout(patience(limit)), append=False)
         name = backend_of(item) or BACKENDS[0]
-        conformance = item.get_closest_marker("conformance") and name not in SLOW_BACKENDS
-        if name != BACKENDS[0] and not conformance:
+        conformance = item.get_closest_marker("conformance")
+        if name != BACKENDS[0] and not (conformance and name in (SITE, *conformance.args)):
             item.add_marker(pytest.mark.slow)
 
 

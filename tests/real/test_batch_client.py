@@ -69,6 +69,7 @@ def states(batch: SchedulerClient, jobs: list[JobId], name: str) -> set[JobState
     return {status.state for status in batch.status(jobs, [name]).values()}
 
 
+@pytest.mark.conformance("sge", "pbs")
 def test_three_submissions_in_one_query(batch: SchedulerClient, submit: Submit, name: str) -> None:
     jobs = [*submit(1), *submit(2), *submit(1)]
     found = batch.status(jobs, [name])
@@ -91,6 +92,7 @@ def test_array_and_lone_jobs_cancelled_while_they_wait(
     batch.cancel([*array, *lone], [name])  # again: no error
 
 
+@pytest.mark.conformance("sge", "pbs")
 def test_members_of_two_arrays_given_up(batch: SchedulerClient, submit: Submit, name: str) -> None:
     first, second, lone = submit(4), submit(6), submit(1)
     kept = [*first[:3], second[0], second[4]]

@@ -18,7 +18,10 @@ from .programs import SAVE, SLEEP, WHO
 
 KINDS = [
     "ordinary",
-    pytest.param("root", marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root")),
+    pytest.param(
+        "root",
+        marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="not root")],
+    ),
 ]
 
 
@@ -81,8 +84,8 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(10, cluster)
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
-@pytest.mark.conformance
+@pytest.mark.parametrize("worker_class", ["cuda", pytest.param("nanny", marks=pytest.mark.slow)])
+@pytest.mark.conformance("sge", "pbs")
 def test_workers_are_those_that_plan_promised(
     cli: Cli, backend: Backend, worker_class: str
 ) -> None:
@@ -190,7 +193,7 @@ def test_cpu_workers(cli: Cli, backend: Backend) -> None:
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
-@pytest.mark.conformance
+@pytest.mark.conformance("sge")
 def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     everything = backend.nodes * backend.gpus_per_node
@@ -404,7 +407,7 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
-@pytest.mark.conformance
+@pytest.mark.conformance("sge", "pbs")
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
     """`run` gets SIGTERM once, and has the time to save its state."""
     cli.write("save.py", SAVE)
@@ -473,7 +476,7 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 
 
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
-@pytest.mark.conformance
+@pytest.mark.conformance("sge", "pbs")
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": {**site["queues"]["main"], "name": "nosuch"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from ..support.images import MARK, Image
 from ..support.processes import patience, processes_with, until
 from .test_own_modules import FOUND, HELPER, MAIN
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+"""A variant: `make test` has a start, a failure and another runtime."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 PROFILE: dict[str, Any] = {
@@ -105,7 +108,7 @@ def check_places(found: dict[str, Any]) -> None:
         assert place["LD_LIBRARY_PATH"] != "/of/the/node"
 
 
-@pytest.mark.parametrize("cli", ["ordinary", "root"], indirect=True)
+@pytest.mark.parametrize("cli", ["ordinary", SLOW("root")], indirect=True)
 def test_everything_of_a_cluster_runs_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:
@@ -134,6 +137,7 @@ def test_the_head_asks_outside_of_the_image(cli: Cli, backend: SlurmBackend, ima
     backend.wait_empty(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["gpu", "prep"])
 def test_one_group_in_the_image(cli: Cli, backend: SlurmBackend, image: Image, head: str) -> None:
     write_site(cli, backend, backend.site()["setup"], containers=image.site())
@@ -167,6 +171,7 @@ print(json.dumps([devices, os.listdir("/sys/class")]))
 """
 
 
+@pytest.mark.slow
 def test_devices_of_the_node_are_visible_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:
@@ -181,6 +186,7 @@ def test_devices_of_the_node_are_visible_in_the_image(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_on", ["head", "ranks"])
 def test_mpi_ranks_run_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, run_on: str
@@ -213,6 +219,7 @@ def test_grid_engine(cli: Cli, backend: Backend, image: Image) -> None:
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["workers", "mpi"])
 def test_the_example_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, layout: str
@@ -229,10 +236,7 @@ def test_the_example_in_the_image(
     backend.wait_empty(20, cluster)
 
 
-FAKES = ["apptainer", "singularity", "pyxis"]
-
-
-@pytest.mark.parametrize("runtime", FAKES)
+@pytest.mark.parametrize("runtime", ["apptainer", SLOW("singularity"), SLOW("pyxis")])
 def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: str) -> None:
     """A fake starts the image in which only its mounts are visible, and GPUs only if it is asked for them."""
     setup = f"{image.fake_setup(cli.python)}\nexport PYTHONPATH=/of/the/node"
@@ -246,6 +250,7 @@ def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: 
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_other_runtimes_start_mpi_ranks(
     cli: Cli, backend: SlurmBackend, image: Image, runtime: str
@@ -266,6 +271,7 @@ def test_other_runtimes_start_mpi_ranks(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 def test_a_killed_batch_script_leaves_no_process(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:
@@ -283,6 +289,7 @@ def test_a_killed_batch_script_leaves_no_process(
     assert "its batch script was killed" in cli.status(cluster)["reason"]
 
 
+@pytest.mark.slow
 def test_cancel_ends_mpi(cli: Cli, backend: SlurmBackend, image: Image) -> None:
     if why := mpi.missing():
         unavailable("slurm", why)
@@ -304,6 +311,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_doctor_runs_in_the_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
     defaults = {"walltime": "10m", "environment": PROFILE["environment"]}
     write_site(cli, backend, containers=image.site(), defaults=defaults)
@@ -328,6 +336,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 def test_python_cluster_with_workers_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, scheduler: str
@@ -338,6 +347,7 @@ def test_python_cluster_with_workers_in_the_image(
     backend.wait_empty(20)
 
 
+@pytest.mark.slow
 def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
     write_site(cli, backend, containers=image.site())
     done = cli.python_run(OWNER, "local", "/no/such/image")
@@ -346,7 +356,7 @@ def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image
     backend.wait_empty(20)
 
 
-LAYOUTS = ["workers", pytest.param("mpi", marks=pytest.mark.slow)]
+LAYOUTS = ["workers", SLOW("mpi")]
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"image": "/no/such/image"}, "no image /no/such/image"),
     "runtime": ({"image": "mine", "runtime": "singularity"}, "no command singularity"),
@@ -364,7 +374,9 @@ def reason_of(cli: Cli, cluster: str) -> str:
     return reason
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", ["image", *map(SLOW, [name for name in FAULTS if name != "image"])]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_container_that_cannot_start_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, fault: str, layout: str
@@ -375,6 +387,7 @@ def test_a_container_that_cannot_start_ends_the_cluster(
     assert words in reason_of(cli, cli.submit(profile))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_image_without_dask_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, layout: str
@@ -392,6 +405,7 @@ FAULTS_OF_FAKES = {
 """Not those that the runtime itself reports: its messages are not those of the fakes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "fault"),
     [*(("apptainer", fault) for fault in FAULTS_OF_FAKES), ("pyxis", "image"), ("pyxis", "dask")],
@@ -407,6 +421,7 @@ def test_other_runtimes_that_cannot_start_end_the_cluster(
     assert FAULTS_OF_FAKES[fault] in reason_of(cli, cli.submit(profile))
 
 
+@pytest.mark.slow
 def test_waiting_jobs_are_cancelled_at_the_end(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:
@@ -425,6 +440,7 @@ def test_waiting_jobs_are_cancelled_at_the_end(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 def test_waiting_jobs_are_cancelled_at_the_end_of_an_attempt(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:

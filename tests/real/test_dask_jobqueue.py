@@ -36,8 +36,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 CPUS, GPUS, MEMORY = 64, 28, 600
 """Of the node; the memory is in GiB."""
 NODE = {"gpus_per_node": GPUS, "cpus_per_node": CPUS, "memory_per_node": f"{MEMORY}GiB"}
-RUN = ("Slurm-deployment", "PBS-class", "LSF-class", "SGE-class")
-"""Examples whose jobs run in `make test`; those of the others run in `make slow`."""
+RUN = ("Slurm-deployment", "PBS-class")
+"""Examples in `make test`, where the first one runs; the others are in `make slow`."""
 MANY = 12
 """Workers of one job that are too many to run on a small test machine."""
 
@@ -178,7 +178,10 @@ def on_its_own(
     return pytest.mark.parametrize("example", rows)
 
 
-@on_its_own(*(example for example in EXAMPLES if example.refused))
+@on_its_own(
+    *(example for example in EXAMPLES if example.refused),
+    quick=lambda example: str(example) == "Slurm-cori",
+)
 def test_every_refused_line_is_named(large: Backend, site: str, example: Example) -> None:
     named: set[str] = set()
     line = rf"^(?:keyword |dask configuration jobqueue\.{large.name}\.)([\w-]+): "
@@ -205,7 +208,7 @@ def test_slurm_refuses_the_directive_that_is_refused_before(
     assert "SCRATCH," in large.slurm.attempt("sbatch", str(script)).stderr
 
 
-@on_its_own(*EXAMPLES)
+@on_its_own(*EXAMPLES, quick=lambda example: str(example) in RUN)
 def test_the_batch_scheduler_gets_what_an_example_requests(
     large: Backend, site: str, example: Example
 ) -> None:
@@ -222,7 +225,7 @@ def test_the_batch_scheduler_gets_what_an_example_requests(
 
 @on_its_own(
     *(example for example in EXAMPLES if workers_of(example) <= MANY),
-    quick=lambda example: str(example) in RUN,
+    quick=lambda example: str(example) == RUN[0],
 )
 def test_an_example_runs(large: Backend, site: str, example: Example) -> None:
     with cluster(accepted(example), site, large, "main") as made:

@@ -137,7 +137,7 @@ def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
     assert cli("cancel", cluster).returncode == 0
 
 
-@pytest.mark.conformance
+@pytest.mark.conformance("sge", "pbs")
 def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"]["cpu"] |= {"name": "nosuchqueue"}

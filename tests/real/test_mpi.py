@@ -27,6 +27,7 @@ from .programs import SLEEP, WHO
 from .test_clusters import connected, says
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+"""A variant: `make test` starts one cluster for each feature of `layout: mpi`."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
@@ -54,6 +55,7 @@ def cli(backend: SlurmBackend, home: Path, launcher: str) -> Cli:
 PROFILE: dict[str, Any] = {"layout": "mpi", "gpus": 8, "env": {"WANTED": "8"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_folders_that_other_users_left_do_not_stop_the_launcher(
     cli: Cli, backend: SlurmBackend, home: Path
@@ -72,8 +74,8 @@ def test_folders_that_other_users_left_do_not_stop_the_launcher(
     assert not list(scratch.glob("gpujobs-*"))
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
-@pytest.mark.parametrize("launcher", ["mpirun", "srun", "mpiexec"], indirect=True)
+@pytest.mark.parametrize("worker_class", ["cuda", SLOW("nanny")])
+@pytest.mark.parametrize("launcher", ["mpirun", SLOW("srun"), SLOW("mpiexec")], indirect=True)
 def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:
     profile = {**PROFILE, "run": ["python", "who.py"], "workers": {"worker_class": worker_class}}
     cli.write("who.py", WHO)
@@ -142,6 +144,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_environment_of_ranks_on_other_nodes(cli: Cli, backend: SlurmBackend, home: Path) -> None:
     """Open MPI starts its ranks through an agent like ssh, which passes no variables."""
@@ -219,7 +222,7 @@ def test_built_in_launchers_leave_all_cores_to_a_rank(scheduler: str, library: s
             "gpujobs.mpi",
             'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
         ),
-        ("dask_mpi", ""),
+        SLOW("dask_mpi", ""),
     ],
     ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
 )
@@ -249,6 +252,7 @@ def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywo
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 def test_one_node_has_names_of_rank_0(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
@@ -280,7 +284,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-OFTEN = ("wrong-option", "fewer-gpus", "broken-dask-mpi")
+OFTEN = ("wrong-option",)
 
 
 @pytest.mark.parametrize("case", [case if case in OFTEN else SLOW(case) for case in DEATHS])
@@ -299,6 +303,7 @@ def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: st
     assert code == (9 if case == "command-fails" else 70)
 
 
+@pytest.mark.slow
 def test_dead_rank_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(PROFILE)
     connected(cli, cluster, 8)
@@ -321,6 +326,7 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) -> None:
     """Open MPI's ranks under an srun that does not speak to them: each would be rank 0 of 1."""
@@ -334,15 +340,16 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     backend.wait_empty(15, done.stdout.strip())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
         ("from dask_mpi import initialize\ninitialize()\nfrom distributed import Client\nClient()", 1, "the script needs `if __name__"),
         (SCRIPT.format(module="dask_mpi", keywords="", end="sys.exit(7)"), 7, "rank 1 on node1: exit code 7"),
-        SLOW(SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
+        (SCRIPT.format(module="dask_mpi", keywords="", end="raise ValueError('no good')"), 1, "ValueError: no good"),
         (SCRIPT.format(module="dask_mpi", keywords='worker_options={"name": "x"}', end=""), 1, "`name` is set by gpujobs"),
-        SLOW(SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
+        (SCRIPT.format(module="dask_mpi", keywords='worker_class="distributed.Worker"', end=""), 1, "profile plans dask_cuda"),
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
 )  # fmt: skip
@@ -403,6 +410,7 @@ def test_a_script_that_ends_before_a_worker_has_started(
     until(lambda: not processes_with(cluster), 30)
 
 
+@pytest.mark.slow
 def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
@@ -482,7 +490,7 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
 
 
 # -- from Python -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("scheduler", ["local", "job"])
+@pytest.mark.parametrize("scheduler", ["local", SLOW("job")])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_cluster_class(
     backend: SlurmBackend,

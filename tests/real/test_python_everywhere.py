@@ -56,6 +56,7 @@ def make(
     backend.wait_empty(60)
 
 
+@pytest.mark.conformance("sge", "pbs")
 def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=2)
     cluster.scale(4)
@@ -81,6 +82,7 @@ def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
         cluster.wait_for_workers(2, timeout=patience(120))
 
 
+@pytest.mark.conformance("sge", "pbs")
 def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
     queue = {**backend.site()["queues"]["main"], "name": "nosuch"}
     cluster = make(site={"queues": {"nosuch": queue}})

@@ -33,7 +33,7 @@ def held(cli: Cli, **profile: object) -> tuple[str, str]:
     return cluster, cli.status(cluster)["jobs"][0]["id"]
 
 
-@pytest.mark.conformance
+@pytest.mark.conformance("sge")
 def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     site = backend.site()
     site["queues"]["main"] |= {"gpus_per_node": 8}  # the nodes have four
@@ -47,8 +47,8 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
     assert backend.queue() == []
 
 
-@pytest.mark.conformance
-@pytest.mark.parametrize("slots", [6, 7, 12])
+@pytest.mark.conformance("sge")
+@pytest.mark.parametrize("slots", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 12))])
 def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int) -> None:
     site = backend.site()
     site["queues"]["main"] |= {"cpus_per_node": slots, "gpu_fractions": True}
@@ -58,7 +58,7 @@ def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int)
     assert "there are queues that can run it" in estimate.stdout, estimate
 
 
-@pytest.mark.conformance
+@pytest.mark.conformance("sge")
 def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]

@@ -32,6 +32,7 @@ def report(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.conformance("sge")
 def test_a_correct_site(cli: Cli, backend: Backend) -> None:
     found = report(cli, "here", "--live", "--run")
     assert found["correct"] and not found["findings"]
@@ -52,6 +53,7 @@ def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.conformance("sge")
 def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"]["short"] |= {"max_walltime": "20m", "gpus_per_node": 8, "cpus_per_node": 99}
@@ -70,6 +72,7 @@ def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     assert backend.queue() == []
 
 
+@pytest.mark.conformance("sge")
 def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")
     assert done.returncode == 0, done.stderr
@@ -94,6 +97,7 @@ QUOTA = """{
 """
 
 
+@pytest.mark.conformance("sge")
 @pytest.mark.parametrize("backend", ["sge"], indirect=True)
 def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: SgeBackend) -> None:
     path = cli.write("quota", QUOTA)

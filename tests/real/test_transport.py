@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from ..support.cli import ROOT, Cli, text_of
 from ..support.processes import patience
 from .programs import WHO
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+"""A variant: `make test` has a fallback, a measurement and isolated jobs."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
@@ -62,12 +65,14 @@ def test_ucxx_that_does_not_work_falls_back_once_and_says_so(
     assert found["encrypted"] is True
 
 
+@pytest.mark.slow
 def test_ucxx_only_is_an_end_with_a_reason(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}
     _, said = submit(cli, site, {"network": {"protocol": "ucxx"}}, code=5)
     assert "ucxx does not work on node" in said
 
 
+@pytest.mark.slow
 def test_fast_network_left_unused_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, backend.site(), {"env": {"WANTED": "2", "FAKE_NVML_NVLINK": "1"}})
     assert "NVLink between 2 GPUs seen and left unused: dask uses tls, not ucxx" in " ".join(
@@ -76,11 +81,13 @@ def test_fast_network_left_unused_is_told(cli: Cli, backend: SlurmBackend) -> No
     assert "NVLink between 2 GPUs seen and left unused" in cli("status", cluster).stdout
 
 
+@pytest.mark.slow
 def test_wrong_interface_names_those_that_exist(cli: Cli, backend: SlurmBackend) -> None:
     _, said = submit(cli, backend.site(), {"network": {"interface": "ib7"}}, code=5)
     assert "has no interface ib7; it has lo" in said
 
 
+@pytest.mark.slow
 def test_not_encrypted_is_told(cli: Cli, backend: SlurmBackend) -> None:
     cluster, said = submit(cli, backend.site(), {"network": {"encryption": False}})
     assert "not encrypted" in said
@@ -88,6 +95,7 @@ def test_not_encrypted_is_told(cli: Cli, backend: SlurmBackend) -> None:
     assert "not encrypted: dask uses tcp" in cli("status", cluster).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 def test_cluster_class_falls_back(
     backend: SlurmBackend, home: Any, scheduler: str, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +172,7 @@ def test_rates_are_kept(cli: Cli, backend: SlurmBackend) -> None:
     assert tried(cli, other)
 
 
+@pytest.mark.slow
 def test_ucxx_as_the_only_protocol(cli: Cli, backend: SlurmBackend) -> None:
     """The cluster has no certificate."""
     profile = {**faked(backend), "network": {"protocol": "ucxx"}}
@@ -173,6 +182,7 @@ def test_ucxx_as_the_only_protocol(cli: Cli, backend: SlurmBackend) -> None:
     assert cli.status(cluster)["transport"]["measured"]["ucxx"]["within"] > 0
 
 
+@pytest.mark.slow
 def test_tcp_wins_where_it_is_faster(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, measured(backend), faked(backend, FAKE_UCXX="slow"))
     assert json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"].startswith("tls://")
@@ -189,6 +199,7 @@ def test_a_transfer_that_hangs_ends(cli: Cli, backend: SlurmBackend) -> None:
     assert found["measured"]["tls"]["within"] > 0
 
 
+@pytest.mark.slow
 def test_the_users_settings_of_ucx_reach_all_processes(cli: Cli, backend: SlurmBackend) -> None:
     profile = faked(backend, UCX_TLS="all")
     cli.write("tls.py", TLS_SETTING)
@@ -236,8 +247,8 @@ ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
     [
         ({}, ALL_WITH.format("^sm")),
         # `gpujobs scale` may add jobs
-        pytest.param(ONE_JOB, ALL_WITH.format("^sm"), marks=pytest.mark.slow),
-        ({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
+        SLOW(ONE_JOB, ALL_WITH.format("^sm")),
+        SLOW({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
     ],
     ids=["two-jobs", "one-job", "never-another-job"],
 )
@@ -253,7 +264,8 @@ def test_settings_of_isolated_jobs(
     assert "UCX keeps your" not in cli("status", cluster).stdout
 
 
-@pytest.mark.parametrize("place", ["site", pytest.param("profile", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["site", "profile"])
 def test_ones_own_settings_win_and_that_is_said_once(
     cli: Cli, backend: SlurmBackend, place: str
 ) -> None:

@@ -15,7 +15,10 @@ from ..support.cli import Cli
 from ..support.fakes import FakeBackend
 from ..support.processes import until
 
-pytestmark = [pytest.mark.conformance, pytest.mark.parametrize("backend", FAKES, indirect=True)]
+pytestmark = [
+    pytest.mark.conformance("pbs"),
+    pytest.mark.parametrize("backend", FAKES, indirect=True),
+]
 Submit = Callable[..., str]
 
 
