@@ -29,19 +29,6 @@ def write_new(path: Path, content: str | bytes, *, durable: bool = False) -> Non
             os.fsync(file.fileno())
 
 
-def write_once(path: Path, content: str) -> None:
-    """Write a file that must not exist yet; no reader sees it without its content.
-
-    Raises FileExistsError.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        write_new(temporary, content)
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_atomically(path: Path, content: str, *, durable: bool = False) -> None:
     """Replace a file in one step; the new one has mode 0600. See `write_new` for ``durable``."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -88,33 +75,42 @@ def private_folder(path: Path) -> None:
     except OSError as error:
         hint = "see `directory` of the site"
         raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
-    check_folder(path)
+    _check(path)
 
 
 def check_folder(path: Path) -> None:
-    """Raise InputError if others could change a folder, in which there are keys."""
-    if problem := folder_problem(path):
-        hint = f"chmod 700 {path}, or use another folder"
-        raise InputError(f"{problem}; gpujobs stores keys below it", hint=hint)
+    """Raise InputError if others could change the folder of a cluster, in which there are keys."""
+    for folder in (path.parent, path):
+        _check(folder)
 
 
 def folder_problem(path: Path) -> str:
-    """Return why others could change a folder; "" if only this user can, or if it is missing."""
+    """Return why others could change the folder of a cluster; "" if they cannot, or it is missing.
+
+    Who can write the folder above could put another one in its place.
+    """
     try:
-        problem = _ownership_problem(path.lstat())
-    except OSError:
-        return ""
-    return f"{path} {problem}" if problem else ""
-
-
-def _ownership_problem(status: os.stat_result) -> str:
-    if stat.S_ISLNK(status.st_mode):
-        return "is a symbolic link"
-    if status.st_uid != os.getuid():
-        return "belongs to another user"
-    if status.st_mode & 0o022:
-        return "is writable by other users"
+        check_folder(path)
+    except InputError as error:
+        return error.problems[0].message.partition(";")[0]
     return ""
+
+
+def _check(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return
+    hint = "use another folder: see `directory` of the site"
+    if stat.S_ISLNK(status.st_mode):
+        problem = "is a symbolic link"
+    elif status.st_uid != os.getuid():
+        problem = "belongs to another user"
+    elif status.st_mode & 0o022:
+        problem, hint = "is writable by other users", f"chmod 700 {path}, or {hint}"
+    else:
+        return
+    raise InputError(f"{path} {problem}; gpujobs stores keys below it", hint=hint)
 
 
 @contextlib.contextmanager

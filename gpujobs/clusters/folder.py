@@ -23,13 +23,14 @@ from ..injob.folder import (
     DamagedError,
     Ended,
     EndKind,
+    Folder,
     modified_at,
     open_file,
 )
 from ..injob.names import ARCHIVE, CERTIFICATE, KEY
 from ..injob.transport import FILE, Choice
 from ..text import clean
-from .files import folder_problem, logger, private_folder, write_atomically, write_new, write_once
+from .files import folder_problem, logger, private_folder, write_atomically, write_new
 
 # -- one key and one self-signed certificate per cluster -------------------------------------------
 # distributed verifies the chain and not the host name, so the same pair serves the dask
@@ -139,8 +140,8 @@ def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
         logger.warning("%s; its jobs are not asked to exit", problem)
         return
     try:
-        write_once(folder / "ended", Ended(kind, exit_code, reason).json())
-    except OSError:  # it exists, or the folder is gone
+        Folder(str(folder)).try_to_end(Ended(kind, exit_code, reason))
+    except OSError:  # the folder is gone
         return
 
 
@@ -206,8 +207,14 @@ def _now_at(folder: Path) -> float:
     return written
 
 
-def tail(path: Path, lines: int = 10) -> list[str]:
-    """Return the last lines of a log, without control characters; at most 64 KiB are read."""
+def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
+    """Return the last lines of a log of a cluster, without control characters.
+
+    At most 64 KiB are read, and nothing of a folder that others can change.
+    """
+    path = folder / "logs" / log
+    if folder_problem(folder):
+        return []
     try:
         with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -49,7 +49,7 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
 
 def last_output(record: ClusterRecord, count: int) -> list[str]:
     """Return the last lines of the output of `run`, without control characters."""
-    return folders.tail(record.path / "logs" / "run.log", count)
+    return folders.tail(record.path, "run.log", count)
 
 
 def _job_number(record: ClusterRecord, worker: str) -> int | None:

@@ -322,5 +322,5 @@ def job_error(record: ClusterRecord, job: JobReport) -> str:
 
 def with_log(record: ClusterRecord, job: JobReport, lines: int = 8) -> JobReport:
     """Return the report of a job with the last lines of its log, or of `run` if that failed."""
-    path = record.path / "logs" / ("run.log" if job.run_failed else f"job-{job.number}.log")
-    return replace(job, log=tuple(folders.tail(path, lines)))
+    name = "run.log" if job.run_failed else f"job-{job.number}.log"
+    return replace(job, log=tuple(folders.tail(record.path, name, lines)))

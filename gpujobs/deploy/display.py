@@ -133,7 +133,7 @@ class JobsDisplay(ABC):
         logs = await get_logs(cluster=cluster, scheduler=scheduler, workers=workers)
         if workers is True:  # also of jobs whose workers never connected
             for path in sorted((self.folder / "logs").glob("job-*.log")):
-                logs[path.stem] = Log("\n".join(tail(path, 500)))
+                logs[path.stem] = Log("\n".join(tail(self.folder, path.name, 500)))
         return logs
 
     # -- in a notebook -----------------------------------------------------------------------------

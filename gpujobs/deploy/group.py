@@ -193,7 +193,7 @@ class WorkerGroup:
     def as_record(self, record: GroupRecord, present: int) -> GroupRecord:
         """Return the record of the group with its target (see `workers`), and why it is missed."""
         problem = self.error or self.refused or self.attempts.error or self.ceiling.refusal
-        return replace(record, workers=self.workers(present), error=_without_log(problem))
+        return replace(record, workers=self.workers(present), error=without_log(problem))
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
@@ -218,7 +218,7 @@ class WorkerGroup:
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 
 
-def _without_log(problem: object) -> str:
+def without_log(problem: object) -> str:
     """Return a problem in one line, without the lines of a failed job's log."""
     lines = (line.strip() for line in str(problem or "").splitlines())
     return " ".join(line for line in lines if line[:1] != "|")

@@ -240,7 +240,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
         reason = state.ended.reason if state.ended else ""
         past = (past for past in self.pool.jobs.past if past.number == job.report.number)
         last = next(past, job.report)
-        log = folders.tail(self.pool.record.path / "logs" / "scheduler.log", 5) or last.log
+        log = folders.tail(self.pool.record.path, "scheduler.log", 5) or last.log
         lines = "\n".join(["", *quoted(log)])
         return f"the dask scheduler's job {job.report.id} ended: {reason or last.reason}{lines}"
 

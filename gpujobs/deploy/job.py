@@ -270,6 +270,11 @@ class PoolJobs:
         leaving = (job for job in self.past if job.phase is JobPhase.LEAVING)
         return {name for job in leaving for name in job.workers}
 
+    def last_failure(self) -> str:
+        """Return "; the last job that failed: REASON", or "" if none has."""
+        failed = (job.reason for job in reversed(self.past) if job.phase is JobPhase.FAILED)
+        return next((f"; the last job that failed: {reason}" for reason in failed), "")
+
     def devices(self, but: str | None = None) -> set[str]:
         """Return the GPUs of this machine that jobs use, ``but`` not those of that group."""
         jobs = (job for job in self.active.values() if job.report.group != but)

@@ -13,7 +13,7 @@ from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, Una
 from ..injob.folder import EndKind
 from ..text import plural
 from .control import DaskSide
-from .group import WorkerGroup, by_devices
+from .group import WorkerGroup, by_devices, without_log
 from .job import PoolJob
 from .pool import JobPool
 
@@ -455,4 +455,4 @@ class Scaler:
         if ended is not None and ended.kind in (EndKind.IDLE, EndKind.SHUTDOWN):
             self.dask.log(str(error))
         else:
-            logger.error("%s", error)
+            logger.error("%s", without_log(error))  # who waits gets all of it

@@ -33,6 +33,7 @@ async def wait_for(
             _check_reachable(scaler, n_workers)
             jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
+                jobs += pool.jobs.last_failure()
                 raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
             progress.show(
                 f"{found}/{n_workers} workers, {jobs}", clock_text(time.monotonic() - started)

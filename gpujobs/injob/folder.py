@@ -539,16 +539,20 @@ class Folder:
             return set()
 
     def end(self, ended: Ended) -> bool:
-        """Write `ended`; return False if another process has written it before."""
+        """Write `ended`; return False if another process has written it before, or it cannot."""
+        try:
+            return self.try_to_end(ended)
+        except OSError as error:
+            log(f"cannot write {self.path / 'ended'}: {error}")
+            return False
+
+    def try_to_end(self, ended: Ended) -> bool:
+        """Do `end`, but raise OSError if the file cannot be written."""
         try:
             return self._write_ended(ended)
-        except OSError as error:
-            problem = error
-        with contextlib.suppress(OSError):
-            (self.path / RESERVE).unlink()  # the disk may be full
+        except OSError:  # the disk may be full
+            (self.path / RESERVE).unlink(missing_ok=True)
             return self._write_ended(ended)
-        log(f"cannot write {self.path / 'ended'}: {problem}")
-        return False
 
     def _write_ended(self, ended: Ended) -> bool:
         temporary = self.path / f"ended.{os.urandom(6).hex()}"

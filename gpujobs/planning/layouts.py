@@ -134,7 +134,7 @@ class WorkersLayout(Layout):
     def _check_gpus_per_job(self, gpus: int, per_job: int, queue: Queue) -> None:
         per_node = queue.gpus_per_node or 1
         if per_job > per_node:
-            message = f"its nodes have {per_node} GPUs"
+            message = f"its nodes have {plural(per_node, 'GPU')}"
             hint = f"gpus_per_job: {per_node}, or layout: mpi for one job of several nodes"
             raise QueueMismatch("gpus_per_job", message, limit="gpus_per_node", hint=hint)
         if queue.exclusive and per_job != per_node:

@@ -489,7 +489,7 @@ class _Planner:
             names = " or ".join(group.group for group in groups)
             self.diagnostics.note(
                 f"the job that starts first, of group {names}, runs the dask scheduler and `run`; "
-                f"their {' and '.join(differ)} differ: `head: {{group: …}}` chooses the group"
+                f"they differ in {' and '.join(differ)}: `head: {{group: …}}` chooses the group"
             )
 
     def _root(self) -> str:

@@ -9,7 +9,7 @@ from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue
 from ..config.spec import ClusterSpec
-from ..errors import InputError, Problem
+from ..errors import InputError, Position, Problem
 from ..schedulers import Scheduler
 from ..text import number_text, plural, size_text, walltime_text
 from . import shape
@@ -199,7 +199,7 @@ class QueueFit:
             message = f"jobs of {nodes} nodes; it allows {queue.max_nodes}"
             raise QueueMismatch("gpus", message, limit="max_nodes")
         if queue.min_nodes and nodes < queue.min_nodes:
-            message = f"jobs of {nodes} nodes; it requires {queue.min_nodes}"
+            message = f"jobs of {plural(nodes, 'node')}; it requires {queue.min_nodes}"
             hint = self.layout.hint("min_nodes", queue)
             raise QueueMismatch("gpus", message, limit="min_nodes", hint=hint)
         self._check_node_hours(nodes)
@@ -488,17 +488,28 @@ class QueueChooser:
                 )
 
     def _no_fit(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
-        (key, first), *others = mismatches.items()
-        position, prefix = self.spec.position(*first.key.split(".")), self.diagnostics.prefix
-        if others:
-            reasons = [self._reason(key, mismatch) for key, mismatch in mismatches.items()]
-            message = "\n".join([f"{prefix}no queue fits:", *reasons, *self._not_tried()])
-            return Problem(message, position, hint=first.hint)
-        related = None
-        if first.limit or first.place:
-            related = self.spec.site_position(*first.site_place(key))
-        message = "\n".join([f"{prefix}queue {key}: {first}", *self._not_tried()])
-        return Problem(message, position, hint=first.hint, related=related)
+        if len(mismatches) > 1:
+            return self._none_fits(mismatches)
+        ((key, found),) = mismatches.items()
+        limited = found.limit or found.place
+        related = self.spec.site_position(*found.site_place(key)) if limited else None
+        message = "\n".join([f"{self.diagnostics.prefix}queue {key}: {found}", *self._not_tried()])
+        position = self.spec.position(*found.key.split("."))
+        return Problem(message, position, hint=found.hint, related=related)
+
+    def _none_fits(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
+        kind = ("gpus", "gpus_per_node")  # the queue is for other workers: says nothing of a value
+        keys = {found.key for found in mismatches.values() if (found.key, found.limit) != kind}
+        position = self.spec.position(*(keys.copy() or {"gpus"}).pop().split("."))
+        several = len(keys) > 1
+        if several:  # no line of the profile is the reason
+            position = Position(position.source)
+        reasons = [self._reason(key, found, several) for key, found in mismatches.items()]
+        message = "\n".join([f"{self.diagnostics.prefix}no queue fits:", *reasons])
+        hints = {found.hint: key for key, found in mismatches.items() if found.hint}
+        if several or len(hints) > 1:
+            hints = {f"for queue {key}: {hint}": key for hint, key in hints.items()}
+        return Problem("\n".join([message, *self._not_tried()]), position, hint="; ".join(hints))
 
     def _not_tried(self) -> list[str]:
         keys = [key for key, queue in self.site.queues.items() if not queue.auto]
@@ -506,8 +517,10 @@ class QueueChooser:
             return []
         return [f"  not tried, because `queue: auto` does not choose them: {', '.join(keys)}"]
 
-    def _reason(self, key: str, mismatch: QueueMismatch) -> str:
-        return f"  {key}: {mismatch} ({self.spec.site_position(*mismatch.site_place(key))})"
+    def _reason(self, key: str, mismatch: QueueMismatch, with_key: bool) -> str:
+        place = str(self.spec.site_position(*mismatch.site_place(key)))
+        place += f"; `{mismatch.key}`" if with_key else ""
+        return f"  {key}: {mismatch} ({place})"
 
 
 def smallest_job(queue: Queue, per_worker: int = 1) -> int:

@@ -12,7 +12,9 @@ import pytest
 
 from gpujobs.clusters.ledger import Intent
 from gpujobs.clusters.monitor import ClusterMonitor
+from gpujobs.clusters.progress import LibraryProgress
 from gpujobs.deploy.adaptive import check_bounds
+from gpujobs.deploy.waiting import wait_for
 from gpujobs.errors import GpujobsError, InputError, RefusedError
 
 from ..support.churn import CPU_QUEUE, GROUPS
@@ -446,6 +448,25 @@ def test_a_requeued_job_that_has_a_successor_is_removed(tmp_path: Path) -> None:
         slurm.requeue(slurm.alive[0])
         await asyncio.sleep(120)
         assert numbers(cluster) == [2, 3] and slurm.jobs[0].state == "CANCELLED"
+
+    run(tmp_path, story)
+
+
+def test_a_wait_that_times_out_has_the_reason_of_the_last_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.broken = [""]
+        await cluster.scale_to(1)
+        while not cluster.pool.jobs.past:
+            await asyncio.sleep(1)
+        waiting = wait_for(cluster._scaler, 1, 0.001, LibraryProgress(quiet=True))
+        with pytest.raises(TimeoutError, match=r": (1 \w+|no jobs); the last job that failed: \w+"):
+            await waiting
+        await asyncio.sleep(1800)
+        (error,) = cluster.pool.errors
+        (logged,) = [r.getMessage() for r in caplog.records if "in a row" in r.getMessage()]
+        assert logged in " ".join(str(error).split()) and "\n" not in logged
 
     run(tmp_path, story)
 

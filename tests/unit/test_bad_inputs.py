@@ -162,6 +162,33 @@ def test_25_a_limit_of_the_queue_names_both_positions(
         assert re.search(r"see .*s\.yaml:5:\d", error)
 
 
+QUEUES = """\
+description: x
+scheduler: slurm
+queues:
+  short: {gpus_per_node: 4, max_walltime: 1h}
+  big: {gpus_per_node: 4, max_walltime: 1d, min_nodes: 2}
+"""
+
+
+def test_25_queues_with_different_reasons_have_no_line_in_common(home: Path) -> None:
+    (home / "s.yaml").write_text(QUEUES)
+    error = error_of(home, "gpus: 4\nwalltime: 2h\n")
+    assert re.search(
+        r"svd\.yaml: no queue fits:\n  short: .* \(\S+s\.yaml:4:43; `walltime`\)\n", error
+    )
+    assert re.search(r"  big: jobs of 1 node; it requires 2 \(\S+s\.yaml:5:\d+; `gpus`\)", error)
+    error = error_of(home, "gpus: 8\nwalltime: 2d\nlayout: mpi\n")
+    assert "svd.yaml:2:11: no queue fits:" in error and "`walltime`" not in error
+
+
+def test_25_hints_name_their_queue(home: Path) -> None:
+    (home / "s.yaml").write_text(QUEUES.replace("4, max_walltime: 1h", "2, max_walltime: 1h"))
+    error = error_of(home, "gpus: 8\nwalltime: 1h\ngpus_per_job: 8\n")
+    assert "hint: for queue short: gpus_per_job: 2, or" in error
+    assert "; for queue big: gpus_per_job: 4, or" in error
+
+
 def test_25_more_jobs_than_allowed(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 2"))
     message = error_of(home, "gpus: 12\n")

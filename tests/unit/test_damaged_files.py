@@ -408,20 +408,21 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("how", ["linked", "writable", "foreign"])
-def test_folders_that_others_can_change(
-    ledger: Ledger, name: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("how", ["linked", "writable", "above", "foreign"])
+def test_folders_that_others_can_change(ledger: Ledger, name: str, how: str) -> None:
     folder = ledger.get("p-2cab").path
+    folder = folder.parent if how == "above" else folder
+    hint = f"chmod 700 {folder}, or use" if how in ("writable", "above") else "use another folder"
     problem = {
         "linked": f"{folder} is a symbolic link",
         "writable": f"{folder} is writable by other users",
+        "above": f"{folder} is writable by other users",
         "foreign": f"{folder} belongs to another user",
     }[how]
     if how == "linked":
         folder.rename(folder.with_name("elsewhere"))
         folder.symlink_to(folder.with_name("elsewhere"))
-    elif how == "writable":
+    elif how in ("writable", "above"):
         folder.chmod(0o770)
     elif os.geteuid() == 0:
         os.chown(folder, 12345, -1)
@@ -432,6 +433,7 @@ def test_folders_that_others_can_change(
     assert problem in done.output, done.output
     assert "tls://" not in done.output and "a line" not in done.output
     assert done.exit_code == (2 if name in ("logs", "connect", "scale") else 0)
+    assert not done.exit_code or f"hint: {hint}" in done.output
 
 
 def finish(ledger: Ledger, name: str) -> None:

@@ -137,7 +137,7 @@ def test_groups_that_differ_are_noted(home: Path) -> None:
     assert not made_plan(home, "run: ls\ngroups: {a: {}, b: {}}\n").notes
     differ = "run: ls\ngroups: {a: {walltime: 2h}, b: {env: {X: '1'}}}\n"
     (note,) = made_plan(home, differ).notes
-    assert "of group a or b" in note and "walltime and environment differ" in note
+    assert "of group a or b" in note and "they differ in walltime and environment: " in note
     assert not made_plan(home, differ + "head: {group: a}\n").notes
     path = home / "differ.yaml"
     path.write_text(differ)

@@ -221,10 +221,13 @@ def test_a_reader_sees_every_change(tmp_path: Path) -> None:
 
 
 def test_tail(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert folder.tail(log) == []
+    log = tmp_path / "p-0001" / "logs" / "run.log"
+    log.parent.mkdir(parents=True)
+    assert folder.tail(tmp_path / "p-0001", "run.log") == []
     log.write_bytes(b"junk\n" * 50_000 + b"\x1b[2Jlast \xff\n")
-    assert folder.tail(log, 2) == ["junk", "[2Jlast \ufffd"]
+    assert folder.tail(tmp_path / "p-0001", "run.log", 2) == ["junk", "[2Jlast \ufffd"]
+    tmp_path.chmod(0o777)
+    assert folder.tail(tmp_path / "p-0001", "run.log") == []
 
 
 def test_certificate(tmp_path: Path) -> None:
