@@ -200,8 +200,21 @@ def no_mapping(model: str, key: str, value: object, *, python: bool) -> str:
     return f"{text} for CPU workers; `gpus` has a worker each" if model == "Workers" else text
 
 
+_GPUS_IN_PYTHON = (
+    (
+        "gpus: auto takes the free ones, else",
+        "n_workers='auto' takes the free ones, gpus_per_job=0",
+    ),
+    ("gpus: 0", "gpus_per_job=0"),
+    (r"gpus: (\d+(?: or \d+)?)", r"n_workers for \1 GPUs"),
+)
+"""The number of GPUs, which Python classes do not have, in hints."""
+
+
 def in_python(hint: str, keys: Iterable[str]) -> str:
     """Return a hint such as ``queue: main`` as keywords; ``keys`` are those of profiles."""
+    for words, python in _GPUS_IN_PYTHON:
+        hint = re.sub(rf"(?<![\w.]){words}(?!\w)", python, hint)
     names = "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
     pattern = rf"(?<![\w.{{])`?({names}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|\d+:[\d:]+|[\w.+-]+)`?"
     return re.sub(pattern, lambda found: keyword_text(found[1], _python_value(found[2])), hint)

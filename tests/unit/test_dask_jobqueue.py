@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 import gpujobs
+from gpujobs.config.hints import in_python
+from gpujobs.config.model import key_names
+from gpujobs.config.profile import Profile
 from gpujobs.deploy.conversions import extra_args_settings, job_notes
 from gpujobs.deploy.group import WorkerGroup
 from gpujobs.deploy.keywords import PARAMETERS, spec_of
@@ -507,3 +510,21 @@ def test_hints_about_values_are_in_python(home: Path) -> None:
 def test_parameters_of_the_classes() -> None:
     own = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
     assert set(own) - {"self", "keywords"} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("hint", "python"),
+    [
+        ("gpus: 4 or 8", "n_workers for 4 or 8 GPUs"),
+        ("gpus: 0", "gpus_per_job=0"),
+        ("walltime: 2h", "walltime='2h'"),
+        ("gpus_per_job: 2, or layout: mpi", "gpus_per_job=2, or layout='mpi'"),
+    ],
+)
+def test_hints_about_gpus_are_about_workers(hint: str, python: str) -> None:
+    assert in_python(hint, key_names(Profile)) == python
+
+
+def test_a_log_directory_that_is_no_path(home: Path) -> None:
+    with pytest.raises(InputError, match="log_directory: 5 is not the path of a folder"):
+        gpujobs.GPUSLURMCluster(site(home, "slurm"), log_directory=5, quiet=True)  # type: ignore[arg-type]

@@ -75,6 +75,19 @@ OF_THE_CLASS = {
 """Keywords that are no part of a plan."""
 
 
+def test_a_misspelled_keyword_comes_before_missing_gpus() -> None:
+    with pytest.raises(InputError, match=r"keyword n_worker: (.|\n)*hint: use n_workers"):
+        GPULocalCluster(n_worker=2, quiet=True)
+
+
+def test_more_workers_than_gpus() -> None:
+    gpus = len(this_machine(None).gpus)
+    with pytest.raises(InputError, match=f"{gpus + 1} GPUs? wanted, {gpus} free") as caught:
+        GPULocalCluster(n_workers=gpus + 1, quiet=True)
+    hint = "n_workers='auto' takes the free ones, gpus_per_job=0 CPU workers"
+    assert [problem.hint for problem in caught.value.problems] == [hint]
+
+
 def planned(**keywords: Any) -> Plan:
     """Return the plan of keywords, with two GPUs."""
     spec = spec_of(keywords, "local", 2, ("local",), vocabulary=LOCAL)
