@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gpujobs.cli.main import main
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
@@ -149,3 +151,10 @@ def test_status_of_a_cluster_that_waits(home: Path) -> None:
     (home / "other").mkdir()
     (home / "other" / "ended").write_text(Ended(EndKind.DONE, 0).json())
     assert not judge(own, read_state(own.path), {}, now=time.time()).reason
+
+
+def test_the_option_has_its_own_place(home: Path) -> None:
+    (home / "p.yaml").write_text("gpus: 1\nafter: other-0001\n")
+    done = CliRunner().invoke(main, ["submit", "p.yaml", "--site", "s.yaml", "--after", "a b"])
+    assert "error: --after a b: `after`: 'a b' must be the id of a cluster" in done.output
+    assert "--set" not in done.output and done.exit_code == 2

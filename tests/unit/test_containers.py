@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
+from gpujobs.clusters.runnotes import image_notes
 from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.errors import InputError
@@ -120,6 +121,19 @@ def test_python_of_the_image(home: Path, site: Path) -> None:
         home, {"gpus": 1, "environment": {**own, "setup": "module load cuda"}}, "c.yaml"
     )
     assert plan.groups[0].python == "/opt/conda/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("image", "note"),
+    [
+        ("org/name:1", "org/name:1 on this host; the nodes need it, or is it docker://org/name:1?"),
+        ("/sw/x.sif", "no image /sw/x.sif on this host; the nodes need it"),
+    ],
+)
+def test_a_bare_image_may_be_an_address(home: Path, site: Path, image: str, note: str) -> None:
+    plan = made_plan(home, {"gpus": 1, "environment": {"container": {"image": image}}}, "c.yaml")
+    (found,) = image_notes(plan)
+    assert found.endswith(note)
 
 
 @pytest.mark.parametrize(

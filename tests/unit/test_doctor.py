@@ -8,7 +8,18 @@ import sys
 
 import pytest
 
-from gpujobs.doctor.job import _check_scratch
+from gpujobs.clusters.folderstate import FolderState
+from gpujobs.clusters.judge import judge
+from gpujobs.doctor import jobcheck
+from gpujobs.doctor.checks import CheckState
+from gpujobs.doctor.job import _check_scratch, _check_transport, _check_versions
+from gpujobs.doctor.jobcheck import JobFacts
+from gpujobs.injob.folder import Gpu, RegisteredWorker
+from gpujobs.injob.transport import Choice
+
+from .report_data import RECORD
+
+NVLINK: Gpu = {"node": "n1", "uuid": "GPU-1", "model": "A100", "memory": 1, "fast": ["NVLink"]}
 
 
 def test_free_space_is_readable() -> None:
@@ -29,3 +40,32 @@ def test_a_host_without_a_route_is_no_reason_for_a_warning() -> None:
     code = "from gpujobs.doctor.job import _listener\nwith _listener() as found: print(found)"
     done = subprocess.run([*argv, code], capture_output=True, text=True, check=False)
     assert "8.8.8.8" not in done.stderr and ":" in done.stdout, done.stderr
+
+
+def test_dask_cuda_in_the_job_is_too_old() -> None:
+    check = _check_versions({**jobcheck.versions(), "dask-cuda": "24.10.0"})
+    assert (check.state, check.result) == (
+        CheckState.FAILED,
+        "dask-cuda 24.10.0 in the job is too old",
+    )
+    assert "gpujobs[cuda12]" in check.remedy
+    assert _check_versions(jobcheck.versions()).state is CheckState.OK
+
+
+@pytest.mark.parametrize(
+    ("transport", "workers", "remedy"),
+    [
+        (Choice("tls", "ucxx: ModuleNotFoundError"), {}, "if ucxx is missing: pip install"),
+        (
+            Choice("tls"),
+            {"a": {"gpu": NVLINK}},
+            "list ucxx in `network.protocols` of the site file",
+        ),
+    ],
+)
+def test_the_remedy_for_ucxx_depends_on_the_site(
+    transport: Choice, workers: dict[str, RegisteredWorker], remedy: str
+) -> None:
+    facts = JobFacts(address="tls://n1:1", bandwidth=None)  # type: ignore[typeddict-item]
+    report = judge(RECORD, FolderState(transport=transport, workers=workers), {}, now=1.0)
+    assert _check_transport(facts, report).remedy.startswith(remedy)

@@ -79,6 +79,7 @@ def test_all_origins_of_a_value_in_their_order(folder: Path) -> None:
         ("account", None, None, "built-in", ["account.pattern", "account.required"]),
         ("site", "./t.yaml", "t", "command line", []),
         ("network.encryption", None, True, "built-in", []),
+        ("network.protocol", "auto", "tls", "built-in", []),
     ],
 )
 def test_values_of_the_plan(
@@ -88,6 +89,8 @@ def test_values_of_the_plan(
     assert (found["value"], found["used"], found["set_by"]["kind"]) == (value, {"": used}, kind)
     assert [limit["limit"] for limit in found["limits"]] == limits
     assert found["description"]
+    if key == "network.protocol":  # as docs/transport.md says
+        assert "the fastest of the site's protocols" in found["description"]
 
 
 def test_names_of_the_users_choice(folder: Path) -> None:
