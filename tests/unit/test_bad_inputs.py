@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gpujobs.cli.main import main
 from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
@@ -30,6 +32,31 @@ def test_15_no_control_characters_anywhere(home: Path, key: str, bad: str) -> No
         value = {part: value}
     message = error_of(home, {"gpus": 1, key.split(".")[0]: value})
     assert "control character" in message or "is not" in message or "up to 40" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'"\e[31mred": 1',
+        r'workers: {"\e[31mred": 1}',
+        r'groups: {"\e[31mred": {gpus: 1}}',
+        r'env: {"\e[31mred": x}',
+        r'queue: "\e[31mred"',
+        r'site: "\e[31mred"',
+    ],
+)
+def test_15_no_control_characters_in_messages(home: Path, text: str) -> None:
+    (home / "p.yaml").write_text(f"gpus: 1\n{text}\n")
+    site = [] if text.startswith("site") else ["--site", "s.yaml"]
+    done = CliRunner().invoke(main, ["plan", "p.yaml", *site])
+    assert done.exit_code == 2 and "red" in done.output and "\x1b" not in done.output
+
+
+def test_15_no_control_characters_of_a_site_in_messages(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("  gpu: {", r'  "\e[31mred": {'))
+    (home / "p.yaml").write_text("gpus: 1\nqueue: blue\n")
+    done = CliRunner().invoke(main, ["plan", "p.yaml", "--site", "s.yaml"])
+    assert done.exit_code == 2 and "red" in done.output and "\x1b" not in done.output
 
 
 @pytest.mark.parametrize(

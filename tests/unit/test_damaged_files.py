@@ -24,11 +24,13 @@ from gpujobs.clusters.history import read_history, with_samples
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.monitor import ClusterMonitor, with_log
 from gpujobs.clusters.notebook import Card, card_html
+from gpujobs.clusters.scale import cancel
 from gpujobs.clusters.submit import scripts_of
 from gpujobs.clusters.usage import make_usage
 from gpujobs.clusters.usagejson import usage_json
 from gpujobs.config.spec import read_spec, write_spec
-from gpujobs.errors import GpujobsError
+from gpujobs.deploy import GPUJobQueueCluster
+from gpujobs.errors import GpujobsError, InputError
 from gpujobs.planning.plan import make_plan
 from gpujobs.schedulers import CommandResult
 
@@ -164,16 +166,22 @@ RECORD: dict[str, Any] = {
     "unlisted": {"1": 1795421690.0},
     "version": 2,
 }
+FREE = ("node", "model", "reason", "error", "host", "site", "queue", "remark", "problem", "contact")
+"""Keys whose values are any text."""
 WRONG: list[Any] = [None, [], {}, "x\x1b[31m\ud800", -1, 10**15, 10**40, True, float("inf")]
 
 
 class Slurm(System):
     """A clock that stands still, and a Slurm that lists one of the two jobs of each cluster."""
 
+    def __init__(self) -> None:
+        self.calls: list[Sequence[str]] = []
+
     def time(self) -> float:
         return NOW
 
     def run(self, argv: Sequence[str], **_: Any) -> CommandResult:
+        self.calls.append(argv)
         rows = f"{SQUEUE_HEADER}7|0|RUNNING|node1|N/A|None|p-2cab\n"
         listed = rows if argv[0] == "squeue" else ""
         return CommandResult(list(argv), 0, listed, "")
@@ -253,6 +261,18 @@ def wrong_texts(name: str) -> Iterator[str]:
             yield lines_of(changed) if name in LINES else json.dumps(changed)
 
 
+def coloured(value: Any) -> Any:
+    """Return a copy of ``value`` in which the texts that are free have a control character."""
+    if isinstance(value, dict):
+        return {
+            key: coloured(item) if key in FREE or not isinstance(item, str) else item
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [item if isinstance(item, str) else coloured(item) for item in value]
+    return f"{value}\x1b[31m" if isinstance(value, str) else value
+
+
 def lines_of(rows: list[Any]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
@@ -285,15 +305,14 @@ def test_wrong_values_in_the_ledger(ledger: Ledger, ended: bool) -> None:
             assert "good-0001" in table, (place, wrong)
 
 
+@pytest.mark.usefixtures("bounds")
 def test_wrong_values_in_the_specification(home: Path) -> None:
     path = home / "spec.json"
     write_spec(make_spec(home, "gpus: 1\nrun: [python, p.py]\n", str(home / "s.yaml")), path)
     value = json.loads(path.read_text())
     plan_of(path)
     for place in places(value):
-        for wrong in [
-            value for value in WRONG if value not in (10**15, 10**40)
-        ]:  # bounds of the profile
+        for wrong in WRONG:
             path.write_text(json.dumps(damaged(value, place, wrong)))
             with contextlib.suppress(GpujobsError):
                 plan_of(path)
@@ -434,6 +453,42 @@ def test_folders_that_others_can_change(ledger: Ledger, name: str, how: str) -> 
     assert "tls://" not in done.output and "a line" not in done.output
     assert done.exit_code == (2 if name in ("logs", "connect", "scale") else 0)
     assert not done.exit_code or f"hint: {hint}" in done.output
+
+
+def test_no_client_of_a_folder_that_others_can_change(ledger: Ledger) -> None:
+    folder = ledger.get("p-2cab").path
+    folder.chmod(0o777)
+    with pytest.raises(InputError, match=f"{folder} is writable by other users"):
+        GPUJobQueueCluster.from_name("p-2cab")
+
+
+def test_cancel_writes_nothing_into_a_folder_that_others_can_change(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = ledger.get("p-2cab").path
+    (folder / "ended").unlink()
+    folder.chmod(0o777)
+    system = Slurm()
+    cancel(ledger.update("p-2cab", intent=None), ledger, system=system)
+    assert not (folder / "ended").exists() and "its jobs are not asked to exit" in caplog.text
+    assert any(argv[0] == "scancel" for argv in system.calls)
+
+
+def test_no_control_characters_of_files_in_any_output(ledger: Ledger) -> None:
+    for name, text in {**FILES, **LINES}.items():
+        rows = [coloured(value) for value in (text if name in LINES else [text])]
+        (ledger.get("p-2cab").path / name).write_text(lines_of(rows))
+    for name in TEXTS:
+        (ledger.get("p-2cab").path / name).write_text("a line \x1b[31m\n")
+    path = ledger.folder / "p-2cab.json"
+    path.write_text(
+        json.dumps({**coloured(json.loads(path.read_text())), "finished": True, "intent": None})
+    )
+    commands = (*COMMANDS.values(), ["status", "--all"], ["report", "p-2cab", "-o", "-"])
+    outputs = [CliRunner().invoke(main, arguments).output for arguments in commands]
+    assert [output for output in outputs if "\x1b" in output] == []
+    assert sum("[31m" in output for output in outputs) > 3
+    assert "</html>" in outputs[-1] and not Path("-").exists()  # "-" is stdout
 
 
 def finish(ledger: Ledger, name: str) -> None:
