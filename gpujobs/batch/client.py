@@ -1,4 +1,4 @@
-"""The client of one site's batch scheduler: runs its commands, and retries if it is unreachable."""
+"""Run the commands of a site's batch scheduler: with retries, and recovery of lost replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..text import printable
 from . import process
 from .process import HOST, System
 
-# -- names of users of this host; `$LOGNAME` may be that of another one ----------------------------
+# -- names of users of this host -------------------------------------------------------------------
 
 
 def user_name(number: int | None = None) -> str:
@@ -37,7 +37,7 @@ def with_canceller(status: JobStatus) -> JobStatus:
     return replace(status, reason=f"cancelled by {f'user {name}' if name.isdigit() else name}")
 
 
-# -- runs one command of a batch scheduler, with the site's path and the variables that it needs----
+# -- one command of a batch scheduler --------------------------------------------------------------
 
 
 SHORTEST_TIMEOUT = 5.0
@@ -89,7 +89,7 @@ def delays(first: float = FIRST_DELAY) -> Iterator[float]:
         delay = min(LONGEST_DELAY, delay * 2)
 
 
-# -- the client of one site's batch scheduler: runs its commands, and retries if it is unreachab----
+# -- the client of a batch scheduler ---------------------------------------------------------------
 
 
 logger = logging.getLogger("gpujobs")

@@ -1,4 +1,4 @@
-"""The only module on this side that starts processes: argv lists, a time limit, no shell."""
+"""Start processes, the only module outside jobs that does: argv lists, a time limit, no shell."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="replace").replace("\r\n", "\n")
 
 
-# -- the host as far as clusters are watched from it: its clock, and the commands that run on it----
+# -- the host: its clock and its commands, which a simulation replaces -----------------------------
 
 
 class System:

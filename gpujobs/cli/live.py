@@ -1,4 +1,4 @@
-"""Text that is rewritten on a terminal, drawn by rich; elsewhere plain lines."""
+"""Output: data, messages, and text that rich rewrites on a terminal."""
 
 from __future__ import annotations
 

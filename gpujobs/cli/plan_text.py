@@ -1,4 +1,4 @@
-"""A plan as human-readable text and as JSON."""
+"""The output of `gpujobs plan` and `gpujobs explain`, as text and as JSON."""
 
 from __future__ import annotations
 

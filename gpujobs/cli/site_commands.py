@@ -1,4 +1,4 @@
-"""Commands about sites: doctor, sites, schema. `check_commands` has those that check a file."""
+"""Commands about sites and queues: doctor, sites, schema, queues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..doctor.sitereport import SiteReport
 
 
-# -- the command `sites init`: a draft of a site file from the batch scheduler of this host --------
+# -- sites init ------------------------------------------------------------------------------------
 
 
 @click.command("init")
@@ -60,7 +60,7 @@ def init_site(name: str | None, output: Path | None) -> None:
     progress.write(f"{output}: {open_questions} comments are to be filled in")
 
 
-# -- commands that check site files: sites check, sites show ---------------------------------------
+# -- sites check, sites show -----------------------------------------------------------------------
 
 
 EXIT_FINDINGS = 1
@@ -159,7 +159,7 @@ def show_site(site: str, with_origins: bool) -> None:
             progress.write(f"{name}: {text}")
 
 
-# -- the command about queues: queues --------------------------------------------------------------
+# -- queues ----------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -189,7 +189,7 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
         echo(freequeues.queues_text(found))
 
 
-# -- commands about sites: doctor, sites, schema. `check_commands` has those that check a file -----
+# -- doctor, sites list, schema --------------------------------------------------------------------
 
 
 NOT_VERIFIED = "# not verified"

@@ -1,4 +1,4 @@
-"""The output of `gpujobs status`, once or again and again."""
+"""Clusters as they change: `status`, `submit --wait`, `top`."""
 
 from __future__ import annotations
 

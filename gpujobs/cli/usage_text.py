@@ -1,4 +1,4 @@
-"""GPU hours in human-readable output: the text of `gpujobs report`, and a line of `submit`."""
+"""The output of `gpujobs report`: text, the HTML page, and a line of `submit --wait`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _remark(job: JobUsage) -> str:
     return ", ".join(parts)
 
 
-# -- the HTML page of `gpujobs report`: one file, without a script and without a network request----
+# -- the HTML page of `gpujobs report` -------------------------------------------------------------
 
 
 TEMPLATE = "report.html.j2"

@@ -1,4 +1,4 @@
-"""Connect to a cluster from outside its jobs."""
+"""Connect to a cluster from outside its jobs, and read the activity of its workers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def environment_lines(record: ClusterRecord) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-# -- what the workers of a running cluster do now, as the dask scheduler says ----------------------
+# -- the tasks, CPU and memory of running workers --------------------------------------------------
 
 
 _TIMEOUT = 5.0

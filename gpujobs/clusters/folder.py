@@ -32,7 +32,7 @@ from ..injob.transport import FILE, Choice
 from ..text import clean
 from .files import folder_problem, logger, private_folder, write_atomically, write_new
 
-# -- one key and one self-signed certificate per cluster -------------------------------------------
+# -- the certificate of a cluster ------------------------------------------------------------------
 # distributed verifies the chain and not the host name, so the same pair serves the dask
 # scheduler, all workers and all clients.
 
@@ -86,7 +86,7 @@ def make_certificate(folder: Path) -> None:
     write_new(folder / CERTIFICATE, builder.sign(key, hashes.SHA256()).public_bytes(pem))
 
 
-# -- make a cluster's folder and write its files from this side of the batch scheduler -------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 SPEC = "spec.json"

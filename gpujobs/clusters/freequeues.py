@@ -1,4 +1,4 @@
-"""The free nodes, GPUs and CPUs of each queue and GPU type of a site, for `gpujobs queues`."""
+"""The free nodes, GPUs and CPUs of a site's queues, and the order for `--prefer`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..schedulers.inventory import Ask, Inventory, LiveNode
 from ..text import table, walltime_text
 from .machine import this_machine
 
-# -- the client of a site's batch scheduler, for questions that a user waits for -------------------
+# -- the client of a site's batch scheduler --------------------------------------------------------
 
 
 TIMEOUT = 10.0
@@ -55,7 +55,7 @@ def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
     return ask
 
 
-# -- the free nodes, GPUs and CPUs of each queue and GPU type of a site, for `gpujobs queues` ------
+# -- free resources of queues ----------------------------------------------------------------------
 
 
 logger = logging.getLogger("gpujobs")

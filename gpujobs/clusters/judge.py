@@ -133,7 +133,7 @@ def _suspended(jobs: tuple[JobReport, ...]) -> str:
     return f"{number} suspended" if number else ""
 
 
-# -- the one judge of submitted clusters -----------------------------------------------------------
+# -- the state of each job -------------------------------------------------------------------------
 
 
 UNLISTED_TIMEOUT = 60.0

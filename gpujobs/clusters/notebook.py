@@ -45,7 +45,7 @@ def _without_control_characters(value: object) -> object:
     return printable(value) if type(value) is str else value  # not Markup, of a template
 
 
-# -- a cluster in a notebook: HTML from its report. It contains no script, and escapes all value----
+# -- a cluster in a notebook -----------------------------------------------------------------------
 
 
 TEMPLATE = "cluster.html.j2"

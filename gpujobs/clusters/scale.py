@@ -1,4 +1,4 @@
-"""Change the number of jobs of a cluster."""
+"""Change the number of jobs of a cluster; cancel clusters, and find those without an owner."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _line_inside(position: Position, message: str) -> Position:
     return replace(position, line=position.line + int(found[1]), column=1, text="")
 
 
-# -- submit a planned cluster: make the folder, write the intent, submit, and undo all on failur----
+# -- submit a planned cluster ----------------------------------------------------------------------
 
 
 FAILED = 70

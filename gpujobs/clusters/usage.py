@@ -1,4 +1,4 @@
-"""Where the GPU hours of a cluster went, as numbers; `gpuhours` makes them.
+"""Where the GPU hours of a cluster went: a `UsageReport` from its report and history.
 
 Times are in seconds since the epoch.
 """
@@ -243,7 +243,7 @@ def targets_of(record: ClusterRecord) -> Steps:
     return list(found.items())
 
 
-# -- shorter time series: charts and JSON need few points of samples of days -----------------------
+# -- shorter time series ---------------------------------------------------------------------------
 
 
 MOST_POINTS = 250
@@ -302,7 +302,7 @@ def _parts(samples: Sequence[T]) -> Iterator[Sequence[T]]:
         yield samples[first : first + size]
 
 
-# -- where the GPU hours of a cluster went: pure functions of its report and its history -----------
+# -- from a report and the history of a cluster to its GPU hours -----------------------------------
 # Times are in seconds since the epoch.
 
 
@@ -443,7 +443,7 @@ def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage
             yield job
 
 
-# -- the time line of a job: pending, starting, running, and what it lost --------------------------
+# -- the time line of a job ------------------------------------------------------------------------
 # Times are in seconds since the epoch.
 
 

@@ -308,7 +308,7 @@ def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
     return Scalar(parse, {"type": "string", "enum": [*words, *others]})
 
 
-# -- models: the keys that a file may have, declared once for reading and for the JSON Schema ------
+# -- models: the keys that a file may have ---------------------------------------------------------
 
 
 M = TypeVar("M", bound="Model")

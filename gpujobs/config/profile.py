@@ -201,7 +201,7 @@ class Workers(Model):
         return "pool" if self.rmm_pool_size else "plain"
 
 
-# -- the profile: the job that a user wants --------------------------------------------------------
+# -- the profile -----------------------------------------------------------------------------------
 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")

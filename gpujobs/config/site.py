@@ -60,7 +60,7 @@ from .sitekinds import (
     account_directive,
 )
 
-# -- the queues of a site file: shapes of nodes, and limits of jobs --------------------------------
+# -- the queues of a site file ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ class Queue(Model):
         return self.named_types.get(wanted or self.gpu_type or "")
 
 
-# -- the site file: facts about a machine, written once by its administrators for all users --------
+# -- the site file ---------------------------------------------------------------------------------
 
 
 T = TypeVar("T")

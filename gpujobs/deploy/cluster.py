@@ -1,4 +1,4 @@
-"""GPUJobQueueCluster: a dask cluster in batch jobs, elastic, watched, owned by this process."""
+"""GPUJobQueueCluster, a dask cluster in batch jobs that this process owns, and GPULocalCluster."""
 
 from __future__ import annotations
 

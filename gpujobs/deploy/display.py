@@ -1,4 +1,4 @@
-"""How cluster objects display themselves and their jobs."""
+"""How cluster objects display themselves, and their table of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of one kind in a cluster that this process owns: how many there should be."""
+"""The workers of one kind: their number, and the limits of replacements and of `adapt`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..planning.plan import JobGroup, Plan
 from ..text import plural, quoted
 from .job import PoolJob
 
-# -- how many jobs adaptive scaling may request: by the site's limits, and by refusals -------------
+# -- the most jobs that `adapt` may request --------------------------------------------------------
 
 
 REFUSAL_TIME = 600.0
@@ -79,7 +79,7 @@ def _by_limits(limits: Sequence[JobLimit], jobs: int) -> tuple[int, str]:
     return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")
 
 
-# -- bounds the submissions that replace jobs, so that no cause of failure submits without end -----
+# -- the limit of replacements ---------------------------------------------------------------------
 
 
 MOST_ATTEMPTS = 3
@@ -131,7 +131,7 @@ class Attempts:
         return self._system.monotonic() < self._not_before
 
 
-# -- the workers of one kind in a cluster that this process owns: how many there should be ---------
+# -- the workers of one kind -----------------------------------------------------------------------
 
 
 class WorkerGroup:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 
-# -- options of a dask scheduler in this process, at a site that requires encryption ---------------
+# -- options of a local dask scheduler that a site with required encryption refuses ----------------
 
 
 def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None:
@@ -99,7 +99,7 @@ _REJECTED = (
 """Other options open no listener, or one that is encrypted."""
 
 
-# -- choose a protocol that both this process and the cluster can use ------------------------------
+# -- the protocol ----------------------------------------------------------------------------------
 
 
 def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
@@ -131,7 +131,7 @@ def _ucxx_problem(interface: str | None) -> str:
     return f"ucxx does not work on {socket.gethostname()}: {lines[-1][:300]}"
 
 
-# -- the dask scheduler of a cluster that this process owns: in this process, or in a job ----------
+# -- the dask scheduler ----------------------------------------------------------------------------
 
 
 ADDRESS_INTERVAL = 0.2

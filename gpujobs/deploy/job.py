@@ -130,7 +130,7 @@ class PoolJob:
         return self.report.id
 
 
-# -- the jobs of a pool: those that are active, and how the others ended ---------------------------
+# -- the active and the past jobs of a pool --------------------------------------------------------
 
 
 START_UP = 120.0

@@ -38,7 +38,7 @@ from .conversions import (
 )
 from .options import CONFIGURABLE, Configuration, check_mapping
 
-# -- the keywords of the cluster classes: which keys of the profile each one sets ------------------
+# -- the keywords of each class --------------------------------------------------------------------
 
 
 PER_JOB = ("cores", "memory", "processes")
@@ -153,7 +153,7 @@ JOBQUEUE = Vocabulary(
 """Of dask-jobqueue, with the same meaning here."""
 
 
-# -- keywords of the cluster classes, as the same document that a profile file gives ---------------
+# -- keywords as a profile -------------------------------------------------------------------------
 
 
 _KEYS = tuple(key_names(Profile))

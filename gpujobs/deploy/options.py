@@ -1,4 +1,4 @@
-"""Options of a cluster object that are not part of the profile."""
+"""Options of a cluster object outside the profile; the only import of dask_jobqueue."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
-# -- options of a cluster object that are not part of the profile ----------------------------------
+# -- options of a cluster object -------------------------------------------------------------------
 
 
 CONFIGURABLE = ("log_directory", "scheduler_options")

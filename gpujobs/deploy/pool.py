@@ -32,7 +32,7 @@ from ..schedulers import JobState
 from .group import WorkerGroup, count_ends
 from .job import PoolJob, PoolJobs
 
-# -- cancels jobs of a pool until the batch scheduler no longer has them ---------------------------
+# -- cancel jobs until the batch scheduler no longer has them --------------------------------------
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
@@ -95,7 +95,7 @@ def cancel_cluster(record: ClusterRecord, ledger: Ledger, system: System) -> Non
         logger.warning("%s was closed, but %s; its jobs exit by themselves", record.id, error)
 
 
-# -- renders the jobs of a pool: numbers, names of workers, GPUs of this machine -------------------
+# -- render jobs -----------------------------------------------------------------------------------
 
 
 WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
@@ -201,7 +201,7 @@ class Submitter:
         return tuple(free[:wanted])
 
 
-# -- the jobs of a cluster that this process owns: submit, remove and replace them -----------------
+# -- the pool --------------------------------------------------------------------------------------
 
 
 LOST_TIMEOUT = 60.0

@@ -17,7 +17,7 @@ from .group import WorkerGroup, by_devices, without_log
 from .job import PoolJob
 from .pool import JobPool
 
-# -- retires the workers of jobs that were released, also those that connect late ------------------
+# -- retire the workers of released jobs -----------------------------------------------------------
 
 
 class Retirer:
@@ -52,7 +52,7 @@ class Retirer:
             task.add_done_callback(self._background.discard)
 
 
-# -- how many jobs of a group a pool may have: by the limits, refusals, and the maximum of `adap----
+# -- the room for more jobs of a group -------------------------------------------------------------
 
 
 def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
@@ -82,7 +82,7 @@ def _clamped(
     return group.ceiling.clamp(jobs, limits, devices)
 
 
-# -- brings one group of workers as close to its target as is possible -----------------------------
+# -- one group of workers --------------------------------------------------------------------------
 
 
 logger = logging.getLogger("gpujobs")
@@ -190,7 +190,7 @@ class GroupScaler:
         self._reported = reason or self._reported
 
 
-# -- keeps the jobs of a pool at a target: submits, removes and replaces whole jobs ----------------
+# -- all groups of a pool --------------------------------------------------------------------------
 
 
 REFRESH_INTERVAL = 1.0

@@ -1,4 +1,4 @@
-"""`wait_for_workers`: wait, show the progress, and raise why waiting is in vain."""
+"""`wait_for_workers`, and the lease of the owning process."""
 
 from __future__ import annotations
 

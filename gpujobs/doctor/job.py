@@ -1,4 +1,4 @@
-"""Submit a small cluster for `gpujobs doctor --run` and collect its facts."""
+"""The checks of `gpujobs doctor`: on this host, and in a small cluster (`--run`)."""
 
 from __future__ import annotations
 

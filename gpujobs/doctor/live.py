@@ -1,4 +1,4 @@
-"""Compares a site file with the batch scheduler of this host, for `gpujobs sites check --live`."""
+"""Compare a site file with the batch scheduler of this host, for `gpujobs sites check --live`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import matches, plural, size_text, walltime_text
 from .checks import Check, passed, warning
 
-# -- the differences between a site file and the report of its batch scheduler. Pure ---------------
+# -- the differences between a site file and its batch scheduler -----------------------------------
 
 
 LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
@@ -240,7 +240,7 @@ def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:
     return [node for node in nodes if not types or node.gpu_type in ("", *types)]
 
 
-# -- compares a site file with the batch scheduler of this host, for `gpujobs sites check --live----
+# -- ask the batch scheduler -----------------------------------------------------------------------
 
 
 OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"

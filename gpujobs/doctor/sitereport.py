@@ -15,7 +15,7 @@ from ..planning.sitecheck import NO_SETTINGS, Finding, Trial, Tried, findings, t
 from ..text import plural
 from .checks import Check, any_failed, checks_text, failed, passed
 
-# -- checks the bash text of a site and the scripts of its trials with ``bash -n`` -----------------
+# -- syntax of bash text ---------------------------------------------------------------------------
 
 
 _TEXTS: tuple[Loc, ...] = (
@@ -44,7 +44,7 @@ def _script_problems(results: Sequence[Tried]) -> Iterator[Problem]:
             seen.add(program)
 
 
-# -- the report of `gpujobs sites check`: the trials of a site, and all findings at once -----------
+# -- the report ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

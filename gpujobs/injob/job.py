@@ -1,4 +1,4 @@
-"""A job, as its supervisor sees it: the parts that heads and jobs of workers share."""
+"""The supervisor of a job: the part that heads and jobs of workers share, and its attempts."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def job_log(options: SuperviseOptions) -> Path:
     return Folder(options.folder).logs / f"job-{options.job}.log"
 
 
-# -- the attempts of a cluster: it starts again after its walltime, a preemption or a failed nod----
+# -- attempts of a cluster with `requeue` ----------------------------------------------------------
 # The jobs of all attempts are submitted at once. Those of each attempt wait until all jobs of the
 # one before have ended, and exit at once if the cluster itself has ended.
 
@@ -193,7 +193,7 @@ def _wait_for(folder: Folder, attempt: int) -> bool:
     return True
 
 
-# -- a job, as its supervisor sees it: the parts that heads and jobs of workers share --------------
+# -- the supervisor of a job -----------------------------------------------------------------------
 
 
 FOLDER_TIMEOUT = 120

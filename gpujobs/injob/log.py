@@ -1,4 +1,4 @@
-"""Logs of a job."""
+"""Logs of a job, and its walltime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sub-commands of `injob.pyz`."""
+"""The sub-commands of `injob.pyz`; `supervise` decides whether the job is the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that the client and the jobs of a cluster must compute alike."""
+"""Names of workers and sizes in GPUs, which the client and the jobs must compute alike."""
 
 from __future__ import annotations
 

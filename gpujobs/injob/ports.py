@@ -122,7 +122,7 @@ async def _start(listener: Any, start: Callable[[], Awaitable[None]], ports: ran
     raise _none_free(ports)
 
 
-# -- listeners that accept connections from the loopback interface only, also those of ucxx and ----
+# -- listeners on the loopback interface only, also those of ucxx and ws ---------------------------
 # distributed-ucxx, and distributed over ws, listen on all interfaces, whatever the host of the
 # address, and have no option for it. Whoever reaches such a listener can run code as its user.
 

@@ -1,4 +1,4 @@
-"""One MPI rank of `layout: mpi`: a worker of dask-mpi, or the user's script."""
+"""The MPI ranks of `layout: mpi`: workers of dask-mpi or a script, and their environment."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _tests_name(node: ast.If) -> bool:
     return "__name__" in names
 
 
-# -- start MPI outside of the container: by the batch script, in whose place this process stands----
+# -- start the MPI launcher outside of the container -----------------------------------------------
 # The image has neither the launcher nor the batch scheduler's commands. Files of the cluster's
 # folder connect this process with `gpujobs_launch` of the batch script.
 
@@ -177,7 +177,7 @@ def launch(options: LaunchOptions) -> int:
     return int(exit_code)
 
 
-# -- the environment of MPI ranks, which launchers may not pass on to the other nodes of a job -----
+# -- the environment of ranks on other nodes -------------------------------------------------------
 
 
 _NEEDED = re.compile(r"(DASK|GPUJOBS|UCX)_.*|PYTHONPATH|LD_LIBRARY_PATH")
@@ -237,7 +237,7 @@ def _before_setup(folder: Path) -> dict[str, str] | None:
     return dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
 
 
-# -- one MPI rank of `layout: mpi`: a worker of dask-mpi, or the user's script ---------------------
+# -- one MPI rank ----------------------------------------------------------------------------------
 
 
 _CLIENT_RANK = 1

@@ -1,4 +1,4 @@
-"""Workers report their GPU, and the dask scheduler writes down its workers."""
+"""In dask's processes: workers report their GPU and transfers, the dask scheduler writes them."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]
         self._counted.pop(address, None)
 
 
-# -- workers report their GPU, and the dask scheduler writes down its workers ----------------------
+# -- the registry of workers -----------------------------------------------------------------------
 
 
 _NAME = "gpujobs"

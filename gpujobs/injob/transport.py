@@ -1,4 +1,4 @@
-"""The choice among the protocols of dask's processes, from what was measured. No side effects."""
+"""The choice among the protocols of dask's processes: by a trial, or by rates of the last day."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def ucx_settings(environ: Mapping[str, str], hidden_gpus: int) -> tuple[dict[str
     return dict(ISOLATED_UCX), ""
 
 
-# -- measure how fast GPU memory moves between two processes, for each protocol --------------------
+# -- `trial`: two processes that measure the rates of GPU memory -----------------------------------
 # One process, the peer, sends blocks to those that connect. The other one measures.
 
 
@@ -288,7 +288,7 @@ def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# -- the head's choice of the protocol: by a trial in its job, or by one of the last day -----------
+# -- the head's choice: by a trial, or by the rates of the last day --------------------------------
 
 
 CLAIM = "trial-claim"

@@ -1,4 +1,4 @@
-"""`workers`: the process of a job that runs dask's nannies. Their workers are forks."""
+"""`workers`: the process of a job that runs dask's nannies, whose workers it forks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distributed import Nanny
 
 
-# -- one import for all workers of a job: a server of `multiprocessing` that is forked, not star----
+# -- the forked server of the workers --------------------------------------------------------------
 # The process of the nannies imports dask, and then forks the server before it does anything else.
 # The server forks the workers. It has one thread, and has never used a GPU: a CUDA context does
 # not survive a fork.
@@ -184,7 +184,7 @@ def missing(
     ]
 
 
-# -- `workers`: the process of a job that runs dask's nannies. Their workers are forks -------------
+# -- the process of the nannies --------------------------------------------------------------------
 
 
 _METHOD = "distributed.worker.multiprocessing-method"

@@ -1,4 +1,4 @@
-"""A job with workers only."""
+"""The supervisor of a job with workers only: it notices a lost head, and retires its workers."""
 
 from __future__ import annotations
 

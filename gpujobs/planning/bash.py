@@ -1,4 +1,4 @@
-"""Text that goes into a batch script as it is."""
+"""Text that goes into a batch script as it is; errors and notes of planning."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def expand_directory(text: str) -> str:
     return str(Path(_PATH_VARIABLE.sub(value, text)).expanduser())
 
 
-# -- collects the errors and notes of planning, so that all errors are reported in one run ---------
+# -- errors and notes of planning ------------------------------------------------------------------
 
 
 class Diagnostics:

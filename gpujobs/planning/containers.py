@@ -1,4 +1,4 @@
-"""The container of a cluster's jobs, from the profile and the site."""
+"""Containers of jobs: image, runtime and mounts; the copy of a site's environment on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many GPUs, or how many CPU workers, the profile asks for."""
+"""How many GPUs or CPU workers the profile asks for, and those of this machine."""
 
 from __future__ import annotations
 

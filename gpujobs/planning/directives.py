@@ -1,4 +1,4 @@
-"""The directives of a job: request, account and extra directives of the site, then the user's."""
+"""The directives of a job: account, options, requests of site and user, and their checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .bash import Diagnostics
 from .layouts import Layout
 from .shape import JobShape, Place, Software, Values, resource_values
 
-# -- the account of a job: the site says how it is named, the profile which one it is --------------
+# -- the account of a job --------------------------------------------------------------------------
 
 
 def find_account(
@@ -138,7 +138,7 @@ def check_memory_units(text: str, scheduler: Scheduler) -> None:
             )
 
 
-# -- the command that starts the processes of a job where its script runs on another node ----------
+# -- the launcher of jobs whose script runs on another node ----------------------------------------
 
 
 def workers_launcher(
@@ -301,7 +301,7 @@ def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
     diagnostics.profile_error(message, "options", name, hint=did_you_mean(name, known))
 
 
-# -- the directives of a job: request, account and extra directives of the site, then the user's----
+# -- the directives of a job -----------------------------------------------------------------------
 
 
 def _request_keys(*, gpus: bool, nodes: int) -> tuple[str, ...]:

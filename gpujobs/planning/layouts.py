@@ -1,4 +1,4 @@
-"""The two values of `layout`, each a class."""
+"""Layouts: how workers are divided into jobs, named and started."""
 
 from __future__ import annotations
 

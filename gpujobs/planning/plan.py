@@ -246,7 +246,7 @@ def _check_groups(diagnostics: Diagnostics) -> None:
         diagnostics.raise_problems()
 
 
-# -- from a profile and a site to a plan: plain data that determines every job ---------------------
+# -- the plan --------------------------------------------------------------------------------------
 
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]

@@ -1,4 +1,4 @@
-"""The choice of a queue: the first one of the site whose limits allow the jobs of the profile."""
+"""The choice of a queue: the first one whose limits allow the jobs of the profile."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class QueueFit:
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
 
 
-# -- finds other GPUs that a job may get: those whose jobs have the same directives ----------------
+# -- jobs on different GPUs that the batch scheduler cannot tell apart -----------------------------
 
 
 HINT = "in the site file, name the type in `request`, as {gpu_type}"
@@ -338,7 +338,7 @@ def report_same_requests(diagnostics: Diagnostics, same: SameRequests) -> None:
         diagnostics.note(f"{message}; the job may get those")
 
 
-# -- the choice of a queue: the first one of the site whose limits allow the jobs of the profile----
+# -- the choice of a queue -------------------------------------------------------------------------
 
 
 class QueueChooser:

@@ -14,7 +14,7 @@ from .plan import Plan
 from .shape import JobGroup, JobShape
 from .templates import fill, load_template
 
-# -- jobs on one node that may be unable to open the GPUs of each other: only they can find out ----
+# -- jobs on one node that may not open each other's GPUs ------------------------------------------
 
 
 _NOTE = (
@@ -45,7 +45,7 @@ def single_job(plan: Plan) -> bool:
     return fixed and sum(jobs.shape.jobs for jobs in plan.all_jobs) == 1
 
 
-# -- the command lines of a job: supervisor, dask scheduler, workers, and the user's command -------
+# -- command lines ---------------------------------------------------------------------------------
 
 
 SHORTEST_WARNING, LONGEST_WARNING = 10, 60
@@ -206,7 +206,7 @@ def _scheduler_words(plan: Plan, jobs: JobGroup) -> list[str]:
     ]
 
 
-# -- from a plan to batch scripts, through the Jinja templates -------------------------------------
+# -- scripts ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Equal jobs: their number and resources, and the error for a queue that cannot run them."""
+"""The shape of equal jobs: number, GPUs, CPUs, memory and other resources."""
 
 from __future__ import annotations
 

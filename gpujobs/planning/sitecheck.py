@@ -1,4 +1,4 @@
-"""Finds the errors of a site file: plans and renders the jobs that each of its queues allows.
+"""Find the errors of a site file: plan and render the jobs that each of its queues allows.
 
 Pure, as planning is.
 """
@@ -22,7 +22,7 @@ from .plan import Plan, make_plan
 from .queues import HINT, SameRequests, same_requests_text, smallest_job
 from .render import Script, render
 
-# -- the profiles with which a site is checked: each shape of jobs that each of its queues allow----
+# -- trial profiles: each shape of jobs that a queue allows ----------------------------------------
 
 
 WALLTIME = 600
@@ -245,7 +245,7 @@ def _is_wanted(site: Site, key: str, wanted: str) -> bool:
     return wanted in (key, site.queue_name(key))
 
 
-# -- finds the errors of a site file: plans and renders the jobs that each of its queues allows ----
+# -- findings --------------------------------------------------------------------------------------
 
 
 SOURCE = "a profile for every queue"

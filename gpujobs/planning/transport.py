@@ -1,4 +1,4 @@
-"""The protocols that dask's processes use, and whether they are encrypted."""
+"""The protocols of dask's processes: which are allowed, encrypted, slow with some GPU memory."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .formats import find_integer, quoted_path, ranges
 from .jobs import JobId, JobState, JobStatus
 from .lsf_inventory import LSFInventory
 
-# -- the output of LSF's bjobs and bhist: rows, long records, and the status that follows ----------
+# -- the output of bjobs and bhist -----------------------------------------------------------------
 
 
 _STATES = {
@@ -164,7 +164,7 @@ def _signal_number(name: str) -> int:
     return int(getattr(signal, f"SIG{name}", 0))
 
 
-# -- LSF: bsub, bjobs, bhist, bkill ----------------------------------------------------------------
+# -- the class -------------------------------------------------------------------------------------
 
 
 _AWAY = re.compile(

@@ -14,7 +14,7 @@ from .formats import find_integer, integer, members, ranges
 from .jobs import JobId, JobState, JobStatus
 from .sge_inventory import GridEngineInventory
 
-# -- the output of Grid Engine's qstat and qacct, and the status that follows from it --------------
+# -- the output of qstat and qacct -----------------------------------------------------------------
 
 
 _FAILURES = {
@@ -171,7 +171,7 @@ def _seconds(text: str) -> int:
     return total
 
 
-# -- grid Engine (Sun's, Son of, Univa, Altair): qsub, qstat, qacct, qdel --------------------------
+# -- the class -------------------------------------------------------------------------------------
 
 
 _AWAY = re.compile(

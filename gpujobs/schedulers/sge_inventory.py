@@ -20,7 +20,7 @@ from .inventory import (
 )
 from .jobs import CommandResult
 
-# -- grid Engine's resource quotas: the most GPUs of one user in a queue, from ``qconf -srqs`` -----
+# -- resource quotas: the most GPUs of one user in a queue, from ``qconf -srqs`` -------------------
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _rule(line: str) -> QuotaRule:
     return QuotaRule(dict(filters), dict(re.findall(r"([\w.-]+)=([^,\s]+)", what)))
 
 
-# -- grid Engine's queues, hosts and resources: qstat, qconf ---------------------------------------
+# -- queues, hosts and resources -------------------------------------------------------------------
 
 
 _INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")

@@ -98,7 +98,7 @@ def is_listing(stdout: str, columns: str) -> bool:
     return titled and stdout.endswith("\n") and all(map(_ROW.match, rows))
 
 
-# -- slurm: sbatch, squeue, sacct, scancel ---------------------------------------------------------
+# -- the class -------------------------------------------------------------------------------------
 
 
 _LONG_OPTIONS = {
