@@ -1,4 +1,4 @@
-"""Commands about submitted clusters: status, top, report, logs, connect, scale, cancel."""
+"""Commands about submitted clusters: status, report, logs, connect, scale, cancel."""
 
 from __future__ import annotations
 
@@ -35,27 +35,6 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
         view.watch(as_json=as_json)
     else:
         view.print_once(as_json=as_json)
-
-
-@click.command()
-@options.cluster_argument
-@click.option(
-    "--interval",
-    type=options.SECONDS,
-    default=2.0,
-    show_default=True,
-    help="Seconds between two refreshes.",
-)
-@click.option("--once", is_flag=True, help="Print the table once.")
-def top(cluster_id: str, interval: float, once: bool) -> None:
-    """Show what each worker does: tasks, CPU, memory, and its GPU.
-
-    On a terminal the table is refreshed until the cluster ends, or Ctrl-C.
-    """
-    from . import status
-
-    ledger = options.open_ledger()
-    status.show(ledger.get(cluster_id), ledger, interval=interval, once=once)
 
 
 @click.command()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from ..clusters.report import (
     ClusterReport,
@@ -18,6 +20,9 @@ from ..clusters.report import (
 from ..injob.idle import RULES
 from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, quoted, table
+
+if TYPE_CHECKING:
+    from ..clusters.connect import WorkerActivity
 
 SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
@@ -37,11 +42,17 @@ def status_json(reports: Sequence[ClusterReport]) -> str:
     return json.dumps(document, indent=1)
 
 
-def status_text(report: ClusterReport) -> str:
-    """Return one cluster in full, with the last lines of the logs of failed jobs."""
+def status_text(
+    report: ClusterReport, activities: Mapping[str, WorkerActivity] | None = None
+) -> str:
+    """Return one cluster in full, with the last lines of the logs of failed jobs.
+
+    ``activities``: of workers by their names, for a table of the workers instead of their GPUs.
+    """
     lines = [*_facts(report), "", _job_table(report)]
-    if gpus := _gpu_table(report):
-        lines += ["", gpus]
+    workers = _gpu_table(report) if activities is None else worker_table(report, activities)
+    if workers:
+        lines += ["", workers]
     for job in [job for job in report.jobs if job.log][:SHOWN_LOGS]:
         lines += last_lines("run" if job.run_failed else f"job {job.number}", job.log)
     return "\n".join(lines)
@@ -200,3 +211,44 @@ def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
 
 def _memory(n_bytes: int | None) -> str:
     return "-" if n_bytes is None else measured_size_text(n_bytes)
+
+
+def worker_table(report: ClusterReport, activities: Mapping[str, WorkerActivity]) -> str:
+    """Return a row for each connected worker, "" if there are none; see `status_text`."""
+    if report.finished or not report.connected:
+        return ""
+    rows = [
+        (
+            name,
+            job.node or "-",
+            *_activity_cells(activities.get(name)),
+            *_gpu_cells([gpu for gpu in job.gpus if gpu.worker == name]),
+        )
+        for job in report.jobs
+        for name in job.connected
+    ]
+    header = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
+    return table(header, rows)
+
+
+def _activity_cells(found: WorkerActivity | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return "-", "-", "-", "-"
+    memory = measured_size_text(found.memory)
+    if found.memory_limit:
+        memory = f"{memory} of {measured_size_text(found.memory_limit)}"
+    return str(found.executing), str(found.waiting), f"{found.cpu:.0f} %", memory
+
+
+def _gpu_cells(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
+    """Return the GPUs of one worker in one row: the mean of use, the sum of memory."""
+    if not gpus:
+        return "-", "-", "-"
+    model = gpus[0].model or "GPU"
+    if len(gpus) > 1:
+        model = f"{len(gpus)} x {model}"
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    used = [gpu.used for gpu in gpus if gpu.used is not None]
+    if not busy or not used:
+        return model, "-", "-"
+    return model, f"{fmean(busy):.0f} %", measured_size_text(sum(used))

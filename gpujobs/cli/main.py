@@ -78,7 +78,6 @@ for command in (
     profile_commands.render,
     profile_commands.explain,
     cluster_commands.status,
-    cluster_commands.top,
     cluster_commands.report,
     cluster_commands.logs,
     cluster_commands.connect,

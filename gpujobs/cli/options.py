@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -15,22 +14,7 @@ if TYPE_CHECKING:
     from ..config.spec import ClusterSpec
 
 P = ParamSpec("P")
-
-
-class Seconds(click.FloatRange):
-    """Seconds between two refreshes."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number; nan and inf are refused."""
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
-SECONDS = Seconds(min=0.5, max=86400)
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 def open_ledger() -> Ledger:
@@ -78,11 +62,23 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )
-prefer_option = click.option(
-    "--prefer",
-    type=click.Choice(["soonest"]),
+soonest_option = click.option(
+    "--soonest",
+    is_flag=True,
     help="Let `queue: auto` first try the queues that have enough free GPUs now.",
 )
+
+
+def former_option(name: str, hint: str, *, is_flag: bool = False) -> Callable[[T], T]:
+    """Return an option that does not exist any more; its error is ``hint``."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(f"{name} does not exist any more: {hint}", ctx)
+
+    return click.option(name, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)
+
+
 after_option = click.option(
     "--after",
     metavar="ID[:ok|:any]",
@@ -107,14 +103,14 @@ def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
 
 
 def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:
-    """Add PROFILE, --site, --set and --prefer to a command; it receives their ClusterSpec."""
+    """Add PROFILE, --site, --set and --soonest to a command; it receives their ClusterSpec."""
 
     @functools.wraps(command)
     def load_and_run(
         profile: Path,
         site: str | None,
         settings: tuple[str, ...],
-        prefer: str | None,
+        soonest: bool,
         *arguments: P.args,
         **options: P.kwargs,
     ) -> None:
@@ -122,13 +118,14 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
 
         own = spec.settings_document(settings)
         loaded = spec.load_spec(profile, site=site, settings=own)
-        if prefer:
+        if soonest:
             from ..clusters import freequeues
 
-            loaded = freequeues.with_preference(loaded, prefer)
+            loaded = freequeues.with_order(loaded, soonest=True)
         command(loaded, *arguments, **options)
 
     decorated: Callable[..., None] = load_and_run
-    for decorate in (prefer_option, settings_option, site_option, profile_argument):
+    former = former_option("--prefer", "use --soonest")
+    for decorate in (former, soonest_option, settings_option, site_option, profile_argument):
         decorated = decorate(decorated)
     return decorated

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.profile_options
-@click.option("--dry-run", is_flag=True, help="Print the scripts and submit nothing.")
+@options.former_option("--dry-run", "use `gpujobs render PROFILE`", is_flag=True)
 @click.option(
     "--wait",
     "wait_for_end",
@@ -33,15 +33,10 @@ if TYPE_CHECKING:
 )
 @options.after_option
 @options.json_option
-def submit(
-    spec: ClusterSpec, dry_run: bool, wait_for_end: bool, after: str | None, as_json: bool
-) -> None:
+def submit(spec: ClusterSpec, wait_for_end: bool, after: str | None, as_json: bool) -> None:
     """Submit the cluster that PROFILE describes; print its id."""
     if after is not None:
         spec = options.with_after(spec, after)
-    if dry_run:
-        _print_scripts(spec, None)
-        return
     from ..clusters import handle, submit
 
     plan = submit.make_cluster_plan(spec)
@@ -63,8 +58,18 @@ def submit(
 @options.profile_options
 @click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
 def render(spec: ClusterSpec, number: int | None) -> None:
-    """Print the batch scripts of PROFILE."""
-    _print_scripts(spec, number)
+    """Print the batch scripts of PROFILE, all or only one. Submits nothing."""
+    from ..clusters import submit
+
+    plan = submit.make_cluster_plan(spec)
+    scripts = submit.scripts_of(spec, plan, _example_id(plan))
+    if number is not None and number >= len(scripts):
+        raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
+    _write_notes(plan)
+    progress.write(_submit_text(spec, plan))
+    for script in scripts:
+        if number is None or script is scripts[number]:
+            click.echo(script.text, nl=False)
 
 
 @click.command()
@@ -162,21 +167,6 @@ def _estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     from ..clusters import submit
 
     return submit.estimate(spec, plan)
-
-
-def _print_scripts(spec: ClusterSpec, number: int | None) -> None:
-    """Print all scripts, or only the one with ``number``."""
-    from ..clusters import submit
-
-    plan = submit.make_cluster_plan(spec)
-    scripts = submit.scripts_of(spec, plan, _example_id(plan))
-    if number is not None and number >= len(scripts):
-        raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
-    _write_notes(plan)
-    progress.write(_submit_text(spec, plan))
-    for script in scripts:
-        if number is None or script is scripts[number]:
-            click.echo(script.text, nl=False)
 
 
 def _submit_text(spec: ClusterSpec, plan: Plan) -> str:

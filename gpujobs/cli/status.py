@@ -1,4 +1,4 @@
-"""Clusters as they change: `status`, `submit --wait`, `top`."""
+"""Clusters as they change: `status` and `submit --wait`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ..clusters.connect import ActivityReader, WorkerActivity
+from ..clusters.connect import WorkerActivity, read_activities
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import LogFollower, last_output
 from ..clusters.monitor import ClusterMonitor, with_log
-from ..clusters.report import ClusterReport, JobReport, WorkerGpu
+from ..clusters.report import ClusterReport
 from ..errors import GpujobsError, JobFailedError
 from ..schedulers import JobState
-from ..text import clock_text, measured_size_text, table
+from ..text import clock_text
 from . import display, live
-from .display import progress_text
 from .live import echo, progress
 from .usage_text import usage_line
 
@@ -54,12 +52,12 @@ class StatusView:
         self._monitor = ClusterMonitor(self._choose(), ledger)
         self._reports: list[ClusterReport] = []
 
-    def print_once(self, *, as_json: bool) -> None:
-        """Query the clusters and print them."""
+    def print_once(self, *, as_json: bool, watched: bool = False) -> None:
+        """Query the clusters and print them; ``watched``: as `watch` shows them."""
         self._query()
         if as_json:
             echo(display.status_json([_with_details(report) for report in self._reports]))
-        elif text := self._text():
+        elif text := self._text(watched=watched):
             echo(text)
         else:
             progress.write(_NONE_ACTIVE)
@@ -69,12 +67,12 @@ class StatusView:
         console = live.terminal(sys.stdout)
         if as_json or console is None:
             for _ in self._refreshes():
-                self.print_once(as_json=as_json)
+                self.print_once(as_json=as_json, watched=True)
             return
         with live.area(console) as area:
             for _ in self._refreshes():
                 self._query()
-                area.update(live.styled(self._text(output=True) or _NONE_ACTIVE), refresh=True)
+                area.update(live.styled(self._text(watched=True) or _NONE_ACTIVE), refresh=True)
 
     def _refreshes(self) -> Iterator[None]:
         yield
@@ -90,18 +88,14 @@ class StatusView:
     def _choose(self) -> list[ClusterRecord]:
         return choose(self._ledger, self._cluster_ids, everything=self._everything)
 
-    def _text(self, *, output: bool = False) -> str:
-        """Return the clusters as text, "" if there are none; ``output``: with the last of `run`."""
+    def _text(self, *, watched: bool) -> str:
+        """Return the clusters as text, "" if there are none."""
         if not self._reports:
             return ""
         if not self._cluster_ids:
             return display.status_table(self._reports)
-        parts: list[str] = []
-        for report in self._reports:
-            parts.append(display.status_text(_with_details(report)))
-            if output and (lines := last_output(report.record, _OUTPUT_LINES)):
-                parts += display.last_lines("run", lines)
-        return "\n".join(parts)
+        details = map(_with_details, self._reports)
+        return "\n".join(map(_watched_text if watched else display.status_text, details))
 
     def _sleep(self) -> None:
         """Sleep until the next refresh, and find the clusters that were submitted meanwhile."""
@@ -128,6 +122,20 @@ def _with_details(report: ClusterReport) -> ClusterReport:
         else:
             jobs[index] = with_samples(report.record, job, time.time())
     return replace(report, jobs=tuple(jobs))
+
+
+def _watched_text(report: ClusterReport) -> str:
+    """Return a cluster in full, with the tasks of its workers and the last output of `run`."""
+    activities: Mapping[str, WorkerActivity] = {}
+    lines: list[str] = []
+    if report.connected and not report.finished:
+        try:
+            activities = read_activities(report)
+        except GpujobsError as error:
+            lines = ["", f"{error}; tasks are not known"]
+    if output := last_output(report.record, _OUTPUT_LINES):
+        lines += display.last_lines("run", output)
+    return "\n".join([display.status_text(report, activities), *lines])
 
 
 # -- wait for a cluster, as `gpujobs submit --wait` does -------------------------------------------
@@ -186,80 +194,3 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
 def _show_usage(cluster: ClusterHandle) -> None:
     if line := usage_line(cluster.usage()):
         progress.write(line)
-
-
-# -- `gpujobs top`: a table of what the workers of one cluster do now ------------------------------
-
-
-_HEADER = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
-
-
-def show(record: ClusterRecord, ledger: Ledger, *, interval: float, once: bool) -> None:
-    """Print the table; on a terminal, every ``interval`` seconds until the cluster ends."""
-    monitor = ClusterMonitor([record], ledger)
-    console = live.terminal(sys.stdout)
-    with ActivityReader() as reader:
-        if once or console is None:
-            echo(_text(monitor.report(), reader))
-            return
-        with live.area(console) as area:
-            while True:
-                report = monitor.report()
-                area.update(live.styled(_text(report, reader)), refresh=True)
-                if report.finished:
-                    return
-                time.sleep(interval)
-
-
-def _text(report: ClusterReport, reader: ActivityReader) -> str:
-    """Return the table of a cluster, above it how far it has come."""
-    notes = [f"{report.record.id}: {report.state}, {progress_text(report)}"]
-    notes += report.folder.damaged
-    if report.finished or not report.connected:
-        return "\n".join(notes)
-    activities: Mapping[str, WorkerActivity] = {}
-    try:
-        activities = reader.read(report)
-    except GpujobsError as error:
-        notes.append(f"{error}; tasks are not known")
-    now = time.time()
-    jobs = [with_samples(report.record, job, now) for job in report.jobs]
-    return "\n".join([*notes, "", worker_table(jobs, activities)])
-
-
-def worker_table(jobs: Sequence[JobReport], activities: Mapping[str, WorkerActivity]) -> str:
-    """Return a row for each connected worker; ``activities`` are by the worker's name."""
-    rows = [
-        (
-            name,
-            job.node or "-",
-            *_activity(activities.get(name)),
-            *_gpus([gpu for gpu in job.gpus if gpu.worker == name]),
-        )
-        for job in jobs
-        for name in job.connected
-    ]
-    return table(_HEADER, rows)
-
-
-def _activity(found: WorkerActivity | None) -> tuple[str, str, str, str]:
-    if found is None:
-        return "-", "-", "-", "-"
-    memory = measured_size_text(found.memory)
-    if found.memory_limit:
-        memory = f"{memory} of {measured_size_text(found.memory_limit)}"
-    return str(found.executing), str(found.waiting), f"{found.cpu:.0f} %", memory
-
-
-def _gpus(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
-    """Return the GPUs of one worker in one row: the mean of use, the sum of memory."""
-    if not gpus:
-        return "-", "-", "-"
-    model = gpus[0].model or "GPU"
-    if len(gpus) > 1:
-        model = f"{len(gpus)} x {model}"
-    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
-    used = [gpu.used for gpu in gpus if gpu.used is not None]
-    if not busy or not used:
-        return model, "-", "-"
-    return model, f"{fmean(busy):.0f} %", measured_size_text(sum(used))

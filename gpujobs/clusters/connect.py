@@ -8,8 +8,7 @@ import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..batch.client import user_name
@@ -144,41 +143,21 @@ class WorkerActivity:
     """Percent of one core."""
 
 
-class ActivityReader:
-    """Queries the dask schedulers of clusters.
+def read_activities(cluster: ClusterReport) -> dict[str, WorkerActivity]:
+    """Return the activity of each worker of a cluster, by its name.
 
-    It is not a client of dask: it does not keep a cluster without work from its end.
+    This is not a client of dask: it does not keep a cluster without work from its end. Raises
+    GpujobsError if the dask scheduler does not run, or cannot be reached from here.
     """
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._runner.close()
-
-    def read(self, cluster: ClusterReport) -> dict[str, WorkerActivity]:
-        """Return the activity of each worker of a cluster, by its name.
-
-        Raises GpujobsError if the dask scheduler does not run, or cannot be reached from here.
-        """
-        address = address_of(cluster.record, cluster.folder)
-        silence_ucx(urlsplit(address).scheme)
-        security = security_of(cluster.record, cluster.folder)
-        identify = asyncio.wait_for(_identity(address, security), _TIMEOUT)
-        try:
-            identity = self._runner.run(identify)
-        except (OSError, TimeoutError) as error:
-            raise UnavailableError(f"no answer from the dask scheduler at {address}") from error
-        workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
-        return {str(worker["name"]): _activity(worker) for worker in workers.values()}
+    address = address_of(cluster.record, cluster.folder)
+    silence_ucx(urlsplit(address).scheme)
+    security = security_of(cluster.record, cluster.folder)
+    try:
+        identity = asyncio.run(asyncio.wait_for(_identity(address, security), _TIMEOUT))
+    except (OSError, TimeoutError) as error:
+        raise UnavailableError(f"no answer from the dask scheduler at {address}") from error
+    workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
+    return {str(worker["name"]): _activity(worker) for worker in workers.values()}
 
 
 async def _identity(address: str, security: Security | None) -> dict[str, Any]:

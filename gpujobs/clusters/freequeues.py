@@ -1,4 +1,4 @@
-"""The free nodes, GPUs and CPUs of a site's queues, and the order for `--prefer`."""
+"""The free nodes, GPUs and CPUs of a site's queues, and the order for `--soonest`."""
 
 from __future__ import annotations
 
@@ -60,8 +60,6 @@ def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
 
 logger = logging.getLogger("gpujobs")
 
-PREFERENCES = ("soonest",)
-"""Orders in which `queue: auto` may try the queues instead of the site's."""
 _Job = tuple[str, object]
 """The queue and the GPU type of a job; None: any type."""
 
@@ -106,20 +104,9 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
     return [replace(free, start=_start(starts, free)) for free in found]
 
 
-def with_preference(spec: ClusterSpec, prefer: str | None) -> ClusterSpec:
-    """Return ``spec`` with the order in which `queue: auto` tries the queues.
-
-    ``prefer``: one of `PREFERENCES`; None: the order of the site. Raises as `free_queues` does.
-    """
-    if prefer is None:
-        return spec
-    if prefer not in PREFERENCES:
-        known = ", ".join(map(repr, PREFERENCES))
-        raise InputError(
-            f"prefer: {prefer!r} is not one of {known}",
-            hint="leave it out for the order of the site",
-        )
-    return soonest_first(spec, free_queues(spec.site))
+def with_order(spec: ClusterSpec, *, soonest: bool) -> ClusterSpec:
+    """Return ``spec`` with `soonest_first` or the order of the site. Raises as `free_queues`."""
+    return soonest_first(spec, free_queues(spec.site)) if soonest else spec
 
 
 def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec:

@@ -16,7 +16,7 @@ from ..config.spec import ClusterSpec, load_spec, make_spec
 from ..errors import GpujobsError, JobFailedError
 from . import connect, logs, scale
 from . import submit as submission
-from .freequeues import with_preference
+from .freequeues import with_order
 from .history import read_history
 from .ledger import ClusterRecord, Ledger
 from .monitor import ClusterMonitor
@@ -46,16 +46,16 @@ def plan(
     *,
     site: str | None = None,
     settings: Mapping[str, object] | None = None,
-    prefer: str | None = None,
+    soonest: bool = False,
 ) -> Plan:
     """Return the jobs that ``profile`` describes, checked against the limits of the site.
 
     ``site`` is a name or a path, ``settings`` are keys that are laid over the profile.
-    ``prefer="soonest"``: `queue: auto` first tries the queues with enough free GPUs, for which the
-    batch scheduler is queried. Nothing is submitted. Raises InputError with the place of each
+    ``soonest``: `queue: auto` first tries the queues with enough free GPUs, for which the batch
+    scheduler is queried. Nothing is submitted. Raises InputError with the place of each
     problem.
     """
-    return submission.make_cluster_plan(_spec(profile, site, settings, prefer))
+    return submission.make_cluster_plan(_spec(profile, site, settings, soonest))
 
 
 def submit(
@@ -63,14 +63,14 @@ def submit(
     *,
     site: str | None = None,
     settings: Mapping[str, object] | None = None,
-    prefer: str | None = None,
+    soonest: bool = False,
 ) -> ClusterHandle:
     """Submit the cluster that ``profile`` describes; the arguments are those of `plan`.
 
     It does not depend on this process. Raises InputError, RefusedError in the batch scheduler's
     words, or UnavailableError; no job is left then.
     """
-    spec = _spec(profile, site, settings, prefer)
+    spec = _spec(profile, site, settings, soonest)
     return submit_planned(spec, submission.make_cluster_plan(spec))
 
 
@@ -202,11 +202,11 @@ def _spec(
     profile: Profile,
     site: str | None,
     settings: Mapping[str, object] | None,
-    prefer: str | None,
+    soonest: bool,
 ) -> ClusterSpec:
     own = Document(settings or {}, source="settings")
     if not isinstance(profile, Mapping):
         spec = load_spec(Path(profile), site=site, settings=own)
     else:
         spec = make_spec(own.over(Document(profile, source="profile")), site=site)
-    return with_preference(spec, prefer)
+    return with_order(spec, soonest=soonest)

@@ -14,7 +14,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from ..clusters import folder as folders
 from ..clusters.connect import security_of, silence_ucx
-from ..clusters.freequeues import with_preference
+from ..clusters.freequeues import with_order
 from ..clusters.ledger import Ledger
 from ..clusters.machine import this_machine
 from ..clusters.submit import make_cluster_plan
@@ -61,9 +61,9 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         (``head={…}``), else in the first worker job; this process only connects.
     scheduler_options
         Options of a local dask scheduler, as ``{"dashboard_address": ":8787"}``.
-    prefer
-        ``"soonest"``: ``queue="auto"`` first tries the queues that have enough free GPUs now;
-        default: in the order of the site.
+    soonest
+        ``queue="auto"`` first tries the queues that have enough free GPUs now; default: the queues
+        in the order of the site.
     asynchronous, loop, silence_logs, quiet
         As in dask's clusters.
     log_directory
@@ -105,7 +105,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         log_directory: str | None = None,
         scheduler: str = "local",
         scheduler_options: dict[str, Any] | None = None,
-        prefer: str | None = None,
+        soonest: bool = False,
         asynchronous: bool = False,
         loop: Any = None,
         silence_logs: Any = "error",
@@ -133,18 +133,18 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         )
         notes = job_notes({**configuration.values, **keywords})
         with hints_in_python():
-            self._open(with_preference(spec, prefer), options, n_workers, notes)
+            self._open(with_order(spec, soonest=soonest), options, n_workers, notes)
 
     @classmethod
     def from_profile(
-        cls, path: str | Path, *, site: str | None = None, prefer: str | None = None, **options: Any
+        cls, path: str | Path, *, site: str | None = None, soonest: bool = False, **options: Any
     ) -> GPUJobQueueCluster:
         """Return the cluster that a profile file describes, with its `gpus` as first workers.
 
         The site selects the class. The profile's `run:` is not run. ``options`` are those of the
         class that are not keys of a profile.
         """
-        spec = with_preference(load_spec(Path(path), site=site), prefer)
+        spec = with_order(load_spec(Path(path), site=site), soonest=soonest)
         self = cls.__new__(class_for(spec.site.site.scheduler, cls))
         self._open(spec, ClusterOptions.of(options), None)
         return self

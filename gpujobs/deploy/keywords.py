@@ -44,7 +44,7 @@ from .options import CONFIGURABLE, Configuration, check_mapping
 PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
 PARAMETERS = (
-    "site", "n_workers", "log_directory", "scheduler", "scheduler_options", "prefer",
+    "site", "n_workers", "log_directory", "scheduler", "scheduler_options", "soonest",
     "asynchronous", "loop", "silence_logs", "quiet",
 )  # fmt: skip
 """Parameters of the classes that are not part of the profile."""
@@ -145,6 +145,7 @@ JOBQUEUE = Vocabulary(
         "idle_timeout": "use scheduler_options={'idle_timeout': …}",
         "client_timeout": "leave it out: the cluster ends with the Python process that owns it",
         "after": "use `gpujobs submit --after`",
+        "prefer": "use soonest=True",
         "requeue": "leave it out: a job close to its walltime gets a successor",
         "walltime_exit": "leave it out: it is for `run` of `gpujobs submit`",
         "start_workers": "use wait_for_workers",

@@ -189,11 +189,11 @@ def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) 
         return str(json.loads(done.stdout)["jobs"][0]["queue"])
 
     try:
-        assert queue("--prefer", "soonest") == queue() == "left"
+        assert queue("--soonest") == queue() == "left"
         cluster = cli.submit({"gpus": 4, "gpus_per_job": 4}, "--site", path, name="fill.yaml")
-        until(lambda: queue("--prefer", "soonest") == "right", 60, "the other queue")
+        until(lambda: queue("--soonest") == "right", 60, "the other queue")
         assert queue() == "left"
-        second = cli.submit({"gpus": 4}, "--site", path, "--prefer", "soonest", name="second.yaml")
+        second = cli.submit({"gpus": 4}, "--site", path, "--soonest", name="second.yaml")
         until(lambda: "RUNNING" in cli.status(second)["state"], 60, "the second cluster")
         cli("cancel", cluster, second)
         backend.wait_empty(15)

@@ -219,7 +219,7 @@ def test_completion_in_bash(local: Cli) -> None:
 
     assert completed("gpujobs", "can") == ["cancel"]
     assert completed("gpujobs", "cancel", "p-") == [cluster]
-    assert "--dry-run" in completed("gpujobs", "submit", "--d")
+    assert "--soonest" in completed("gpujobs", "submit", "--so")
     assert completed("gpujobs", "sites", "show", "example-sl") == ["example-slurm"]
     assert completed("gpujobs", "submit", "--site", "loc") == ["local"]
 
@@ -235,25 +235,19 @@ with Client() as client:
 """
 
 
-def test_top(local: Cli) -> None:
+def test_watch(local: Cli) -> None:
     local.write("work.py", WORK)
     workers = {"memory": "1GiB", "threads": 1}
     cluster = local.submit({"gpus": 0, "workers": workers, "run": ["python", "work.py"]})
     row = rf"^{cluster}-0 +\S+ +1 +1 +\d+ % +\d[\d.]*MiB of 1GiB +- +- +-$"
-    with terminal(local, "top", cluster, "--interval=0.5", columns=120) as window:
+    with terminal(local, "status", cluster, "--watch", columns=120) as window:
         until(lambda: re.search(row, window.shown, re.M), 60, "a worker with three tasks")
         assert window.shown.count("WORKER ") == 1  # the table is rewritten
+        until(lambda: re.search(r"^  \| it works$", window.shown, re.M), 60, "the output of run")
         assert local("cancel", cluster).returncode == 0
         assert window.end(40) == 0
-        assert f"{cluster}: CANCELLED" in window.shown
-    assert local("top", cluster).stdout.startswith(f"{cluster}: CANCELLED")
-
-
-def test_watch_shows_the_output_of_run(local: Cli) -> None:
-    local.write("work.py", WORK)
-    cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "work.py"]})
-    with terminal(local, "status", cluster, "--watch", columns=100) as window:
-        until(lambda: re.search(r"^  \| it works$", window.shown, re.M), 60)
+        assert f"{cluster} on local: CANCELLED" in window.shown
+    assert local("status", cluster, "--watch").stdout.startswith(f"{cluster} on local: CANCELLED")
 
 
 def test_no_color(local: Cli) -> None:

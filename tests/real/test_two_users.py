@@ -113,7 +113,6 @@ def test_a_hostile_profile_does_nothing_before_it_is_submitted(owner: Cli, home:
     for command in ("plan", "render"):
         owner(command, path)
         owner(command, path, "--set", f"name=$({touch})")
-    owner("submit", path, "--dry-run")
     path = str(owner.write("q.yaml", f"gpus: !!python/object/apply:os.system ['{touch}']\n"))
     assert owner("plan", path).returncode == 2
     assert not mark.exists()

@@ -45,7 +45,7 @@ PROFILES: dict[str, dict[str, object]] = {
     "train": {"gpus": 1, "run": ["true"]},
 }
 """What the pages submit."""
-FOLLOWS = re.compile(r"--watch|--wait|logs -f|top [\w-]+$")
+FOLLOWS = re.compile(r"--watch|--wait|logs -f")
 """Commands that end when the cluster does."""
 
 

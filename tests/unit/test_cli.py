@@ -142,18 +142,17 @@ def test_completion(run, shell: str) -> None:  # type: ignore[no-untyped-def]
 
 
 # -- data goes to stdout ------------------------------------------------------------------------------------------------
-def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_render_prints_the_scripts_and_submits_nothing(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     profile = tmp_path / "svd.yaml"
     profile.write_text(text_of({"gpus": 8, "account": "p12345", "run": ["python", "svd.py"]}))
-    dry = run("submit", str(profile), "--site", "example-slurm", "--dry-run")
-    assert dry.returncode == 0, dry.stderr
-    assert dry.stdout == run("render", str(profile), "--site", "example-slurm").stdout
-    assert dry.stdout.startswith("#!") and "svd-0000" in dry.stdout
+    done = run("render", str(profile), "--site", "example-slurm")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!") and "svd-0000" in done.stdout
     assert not (tmp_path / ".gpujobs").exists() and not (tmp_path / ".local").exists()
     other = run(
         "render", str(profile), "--site", "example-slurm", "--set", "gpus=16", "--set", "name=other"
     )
-    assert "other-0000" in other.stdout and other.stdout != dry.stdout
+    assert "other-0000" in other.stdout and other.stdout != done.stdout
 
 
 @pytest.mark.parametrize(
@@ -167,13 +166,13 @@ def test_dry_run_is_what_render_prints_and_submits_nothing(run, tmp_path: Path) 
         ("directives: [--partition=x]", "partition is written by gpujobs"),
     ],
 )
-def test_plan_and_dry_run_refuse_what_submit_refuses(  # type: ignore[no-untyped-def]
+def test_plan_and_render_refuse_what_submit_refuses(  # type: ignore[no-untyped-def]
     run, tmp_path: Path, limit: str, message: str
 ) -> None:
     path = site(tmp_path, "here", "x")
     path.write_text(f"{path.read_text()}{limit}\n")
     (tmp_path / "p.yaml").write_text("gpus: 8\nwalltime: 1h\n")
-    commands = (["plan"], ["render"], ["submit", "--dry-run"], ["submit"])
+    commands = (["plan"], ["render"], ["submit"])
     found = [run(*words, "p.yaml", "--site", "./here.yaml") for words in commands]
     assert {done.returncode for done in found} == {2} and {done.stdout for done in found} == {""}
     assert len({done.stderr for done in found}) == 1 and message in found[0].stderr
@@ -281,8 +280,7 @@ def test_3_after_one_that_cannot_be_cancelled_the_others_are(run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"],
-     ["top", "x-0000", "--interval", "nan"], ["top", "x-0000", "--interval", "inf"]], ids=" ".join
+    "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"]], ids=" ".join
 )  # fmt: skip
 def test_2_wrong_usage(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     done = run(*arguments)

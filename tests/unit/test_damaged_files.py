@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from click.testing import CliRunner
 from gpujobs.batch.process import System
 from gpujobs.cli.display import status_json, status_table, status_text
 from gpujobs.cli.main import main
-from gpujobs.cli.status import worker_table
 from gpujobs.cli.usage_text import page, usage_text
 from gpujobs.clusters.history import read_history, with_samples
 from gpujobs.clusters.ledger import Ledger
@@ -240,10 +240,11 @@ def show(ledger: Ledger) -> str:
     for report in reports:
         if report.record.id != "p-2cab":
             continue
-        job_reports = [with_log(report.record, job) for job in report.jobs]
+        logged = [with_log(report.record, job) for job in report.jobs]
+        sampled = [with_samples(report.record, job, NOW) for job in logged]
         status_text(report)
         json.loads(status_json([report]))
-        worker_table([with_samples(report.record, job, NOW) for job in job_reports], {})
+        status_text(replace(report, jobs=tuple(sampled)), {})
         usage = make_usage(report, read_history(report.record.path), NOW)
         usage_text(usage)
         json.dumps(usage_json(usage), allow_nan=False)
@@ -418,7 +419,6 @@ def test_records_of_a_wrong_kind(
 
 COMMANDS = {
     "status": ["status", "p-2cab"],
-    "top": ["top", "p-2cab", "--once"],
     "report": ["report", "p-2cab"],
     "logs": ["logs", "p-2cab"],
     "connect": ["connect", "p-2cab"],

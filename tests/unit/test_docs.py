@@ -141,11 +141,14 @@ def test_every_command_and_option_is_documented() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     assert sorted(sections) == sorted(main.commands)
-    common = {"--site", "--set", "--prefer", "--help"}
+    common = {"--site", "--set", "--soonest", "--help"}
     for name, command in main.commands.items():
         for one in command.commands.values() if isinstance(command, click.Group) else [command]:
             words = {
-                word for item in one.params if isinstance(item, click.Option) for word in item.opts
+                word
+                for item in one.params
+                if isinstance(item, click.Option) and not item.hidden
+                for word in item.opts
             }
             assert not [
                 word

@@ -300,33 +300,31 @@ def test_the_queue_with_free_gpus_is_chosen_first(two_queues: Path) -> None:
         return str(json.loads(result.stdout)["jobs"][0]["queue"])
 
     assert queue() == "none"
-    assert queue("--prefer", "soonest") == "gpuq"
+    assert queue("--soonest") == "gpuq"
     (two_queues / "p.yaml").write_text("gpus: 4\nrun: ls\nqueue: none\n")
-    assert queue("--prefer", "soonest") == "none"
+    assert queue("--soonest") == "none"
 
 
 def test_the_queue_with_free_gpus_is_chosen_first_in_python(two_queues: Path) -> None:
-    def queue(**keywords: str) -> str:
+    def queue(**keywords: bool) -> str:
         return gpujobs.plan("p.yaml", site="./q.yaml", **keywords).groups[0].queue
 
-    assert (queue(), queue(prefer="soonest")) == ("none", "gpuq")
+    assert (queue(), queue(soonest=True)) == ("none", "gpuq")
     quiet = {"scheduler_options": {"dashboard_address": ":0"}}
-    with gpujobs.GPUPBSCluster("./q.yaml", prefer="soonest", **quiet) as cluster:
+    with gpujobs.GPUPBSCluster("./q.yaml", soonest=True, **quiet) as cluster:
         assert "#PBS -q gpuq\n" in cluster.job_script()
 
 
-@pytest.mark.parametrize("prefer", ["fastest", "", 1])
-def test_an_unknown_preference(two_queues: Path, prefer: Any) -> None:
-    message = f"prefer: {prefer!r} is not one of 'soonest'"
-    for function in (gpujobs.plan, gpujobs.submit):
-        with pytest.raises(InputError, match=message):
-            function("p.yaml", site="./q.yaml", prefer=prefer)
-    with pytest.raises(InputError, match=message):
-        gpujobs.GPUPBSCluster("./q.yaml", prefer=prefer)
-    with pytest.raises(InputError, match=message):
-        gpujobs.GPUPBSCluster.from_profile("p.yaml", site="./q.yaml", prefer=prefer)
-    done = CliRunner().invoke(main, ["plan", "p.yaml", "--site", "./q.yaml", "--prefer", "fastest"])
-    assert done.exit_code == 2 and "'fastest' is not 'soonest'" in done.stderr
+def test_the_former_options_name_the_new_ones(two_queues: Path) -> None:
+    with pytest.raises(InputError, match=r"prefer: has no meaning here\n.*use soonest=True"):
+        gpujobs.GPUPBSCluster("./q.yaml", prefer="soonest")
+    words = ["submit", "p.yaml", "--site", "./q.yaml"]
+    for option, hint in {
+        "--prefer=soonest": "use --soonest",
+        "--dry-run": "use `gpujobs render PROFILE`",
+    }.items():
+        done = CliRunner().invoke(main, [*words, option])
+        assert done.exit_code == 2 and hint in done.stderr and done.stdout == ""
 
 
 def test_the_order_of_queues_is_stored(home: Path) -> None:

@@ -1,11 +1,14 @@
-"""`gpujobs top`: the row of each worker."""
+"""`gpujobs status ID --watch`: the row of each worker."""
 
 from __future__ import annotations
 
-from gpujobs.cli.status import worker_table
+from gpujobs.cli.display import worker_table
 from gpujobs.clusters.connect import WorkerActivity
-from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu
+from gpujobs.clusters.folderstate import FolderState
+from gpujobs.clusters.report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
 from gpujobs.schedulers import JobId, JobState
+
+from .report_data import RECORD
 
 GIB = 2**30
 
@@ -29,8 +32,11 @@ def test_rows() -> None:
             gpu("svd-1", 2, None, None),
         ),
     )
+    report = ClusterReport(
+        RECORD, ClusterState.RUNNING, None, "", None, (job,), FolderState(), connected=3
+    )
     busy = WorkerActivity(executing=1, waiting=3, memory=2 * GIB, memory_limit=64 * GIB, cpu=99.6)
-    rows = [line.split("  ") for line in worker_table([job], {"svd-0": busy}).splitlines()[1:]]
+    rows = [line.split("  ") for line in worker_table(report, {"svd-0": busy}).splitlines()[1:]]
     assert [[cell.strip() for cell in row if cell] for row in rows] == [
         ["svd-0", "node1", "1", "3", "100 %", "2GiB of 64GiB", "2 x H200", "60 %", "16GiB"],
         ["svd-1", "node1", "-", "-", "-", "-", "H200", "-", "-"],
