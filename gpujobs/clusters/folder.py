@@ -171,12 +171,6 @@ def write_job_ids(folder: Path, suffix: str, targets: Iterable[str]) -> None:
     write_atomically(folder / f"job-ids{suffix}", "".join(f"{target}\n" for target in targets))
 
 
-def spec_path(folder: Path) -> Path:
-    """Return the file with the cluster's specification; release 0.1 called it `order.json`."""
-    old = folder / "order.json"
-    return old if old.exists() else folder / SPEC
-
-
 # -- read ------------------------------------------------------------------------------------------
 def has_owner(folder: Path) -> bool:
     """Return whether the process that owns the cluster lives."""

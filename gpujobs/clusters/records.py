@@ -214,16 +214,9 @@ class ClusterRecord:
 
 def parse(value: dict[str, Any]) -> ClusterRecord:
     """Return a record from its JSON. Raises DamagedError."""
-    version = value.get("version")
-    if version == 1:  # of release 0.1
-        value["multi_cluster"] = value.pop("cluster", None)
-    elif version != VERSION:
+    if value.get("version") != VERSION:
         raise DamagedError("it was written by another version of gpujobs")
-    if "groups" not in value:  # of release 0.1
-        value["groups"] = [_only_group(value)]
-    if isinstance(value.get("intent"), dict):
-        value["intent"].setdefault("time", value.get("created"))
-    record: ClusterRecord = typed({**value, "version": VERSION}, ClusterRecord)
+    record: ClusterRecord = typed(value, ClusterRecord)
     if problem := _contradiction(record):
         raise DamagedError(problem)
     return record
@@ -242,11 +235,3 @@ def _contradiction(record: ClusterRecord) -> str:
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""
-
-
-def _only_group(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the group of a record that was written before there were groups."""
-    for name in ("gpus", "walltime"):
-        value.pop(name, None)
-    numbers = ("workers", "workers_per_job", "gpus_per_job")
-    return {"name": "", **{name: value.pop(name, None) for name in numbers}}

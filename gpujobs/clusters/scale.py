@@ -188,7 +188,7 @@ def _used_devices(report: ClusterReport) -> tuple[str, ...]:
 
 def _spec_of_more(record: ClusterRecord, group: GroupRecord, jobs: int) -> ClusterSpec:
     """Return the specification of ``jobs`` more jobs of a group."""
-    spec = read_spec(folders.spec_path(record.path))
+    spec = read_spec(record.path / folders.SPEC)
     settings: dict[str, object] = {"workers": {"count": jobs}}
     if group.gpus_per_job:
         settings = {"gpus": jobs * group.gpus_per_job, "gpus_per_job": group.gpus_per_job}

@@ -164,8 +164,7 @@ class _SiteOfSpec(TypedDict):
 
 
 class _MoreOfSpec(TypedDict, total=False):
-    from_site: list[str]  # missing in release 0.1
-    queue_order: list[str]
+    queue_order: list[str]  # missing in release 0.2.0
 
 
 class _SpecFile(_MoreOfSpec):
@@ -174,6 +173,7 @@ class _SpecFile(_MoreOfSpec):
     name: str
     workdir: str
     python: str
+    from_site: list[str]
 
 
 def read_spec(path: Path) -> ClusterSpec:
@@ -188,7 +188,7 @@ def read_spec(path: Path) -> ClusterSpec:
             name=value["name"],
             workdir=Path(value["workdir"]),
             python=value["python"],
-            from_site=frozenset(value.get("from_site", ())),
+            from_site=frozenset(value["from_site"]),
             queue_order=tuple(value.get("queue_order", ())),
         )
     except InputError:

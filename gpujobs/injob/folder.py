@@ -97,23 +97,17 @@ class Ended:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Ended:
-        """Return an `Ended` from its JSON. gpujobs 0.1 wrote no kind, and its bash no time."""
+        """Return an `Ended` from its JSON, in which keys may be missing or of a later version."""
         exit_code, reason = value.get("exit_code", EXIT_FAILED), str(value.get("reason") or "")
         try:
             kind = EndKind(value.get("kind"))
         except ValueError:
-            kind = _kind_of_old(exit_code, reason)
+            kind = EndKind.FAILED if exit_code else EndKind.DONE
         return cls(kind, exit_code, reason, value.get("job"), value.get("time", 0.0))
 
     def json(self) -> str:
         """Return one line of JSON."""
         return json.dumps({**asdict(self), "kind": self.kind.value}) + "\n"
-
-
-def _kind_of_old(exit_code: int, reason: str) -> EndKind:
-    if reason == "cancelled by gpujobs":
-        return EndKind.CANCELLED
-    return EndKind.DONE if exit_code == 0 else EndKind.FAILED
 
 
 # -- the reader ------------------------------------------------------------------------------------

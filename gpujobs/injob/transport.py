@@ -91,7 +91,7 @@ class Choice:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Choice:
-        """Return an object from its JSON; gpujobs 0.1 wrote only the first two keys."""
+        """Return an object from its JSON."""
         measured = value.get("measured") or {}
         return cls(
             str(value.get("scheme") or ""),

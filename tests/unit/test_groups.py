@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,11 +223,6 @@ def test_records(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(RECORD)
     assert ledger.get("svd-0000") == RECORD and (RECORD.workers, RECORD.gpus) == (3, 2)
-    old = asdict(replace(RECORD, id="old", submissions=()))
-    del old["groups"]
-    old |= {"workers": 4, "workers_per_job": 2, "gpus": 4, "gpus_per_job": 2, "walltime": 60}
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    assert ledger.get("old").groups == (GroupRecord("", 4, 2, 2),)
 
 
 def test_the_log_of_a_worker_of_a_group() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -194,20 +193,6 @@ def test_folder_state(tmp_path: Path) -> None:
     assert state.seen == {"a", "b"} and state.encrypted is True
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        ({"exit_code": 0, "reason": ""}, EndKind.DONE),
-        ({"exit_code": 70, "reason": "x"}, EndKind.FAILED),
-        ({"exit_code": 143, "reason": "cancelled by gpujobs"}, EndKind.CANCELLED),
-    ],
-)
-def test_ended_of_release_0_1(tmp_path: Path, content: dict[str, object], kind: EndKind) -> None:
-    (tmp_path / "ended").write_text(json.dumps(content))
-    ended = read_state(tmp_path).ended
-    assert ended is not None and ended.kind is kind
-
-
 def test_a_reader_sees_every_change(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     reader, path = FolderReader(tmp_path), tmp_path / "jobs" / "0.json"
@@ -250,32 +235,13 @@ def test_write_atomically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
 )
-def test_an_order_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+def test_a_specification_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     from gpujobs.config.spec import read_spec
 
-    path = tmp_path / "order.json"
+    path = tmp_path / "spec.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"order\.json"):
+    with pytest.raises(InputError, match=r"spec\.json"):
         read_spec(path)
-
-
-def test_the_specification_of_release_0_1_is_found(tmp_path: Path) -> None:
-    assert folder.spec_path(tmp_path) == tmp_path / folder.SPEC
-    (tmp_path / "order.json").touch()
-    assert folder.spec_path(tmp_path) == tmp_path / "order.json"
-
-
-def test_a_record_of_release_0_1(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    value = asdict(record(intent=Intent(0, 2)))
-    value.update(
-        version=1, cluster="other", intent={"first": 0, "count": 2, "group": "", "array": True}
-    )
-    del value["multi_cluster"]
-    (tmp_path / "svd-0001.json").write_text(json.dumps(value))
-    found = ledger.get("svd-0001")
-    assert found.multi_cluster == "other"
-    assert found.intent == Intent(0, 2, array=True, time=found.created)
 
 
 def test_a_new_submission_reopens_a_finished_cluster(tmp_path: Path) -> None:
