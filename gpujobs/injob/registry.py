@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dask.sizeof import sizeof
 from distributed import Scheduler, Worker
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -64,13 +62,11 @@ class AppendedLines:
 
 # -- how much data workers receive from each other, as a time series in the cluster's folder -------
 # A worker adds the bytes of each transfer to a sum, which its heartbeats carry to the dask
-# scheduler.
+# scheduler. Dask does not log the data of its own shuffles (p2p).
 
 
 METRIC = "gpujobs_received"
 """Name of the sum among the metrics of a worker."""
-_SHUFFLE = "shuffle_receive"
-"""Name of dask's handler of the data of a shuffle."""
 _FEW_WORKERS = 16
 """With more workers there are fewer samples, so that the size of the file is limited."""
 
@@ -89,35 +85,7 @@ def count_transfers(worker: Worker) -> None:
     """Have the heartbeats of a worker carry how many bytes it has received from workers."""
     log = _CountedLog(worker.transfer_incoming_log, worker.transfer_incoming_log.maxlen)
     worker.transfer_incoming_log = log
-    shuffles = _Shuffles(worker)
-    worker.metrics[METRIC] = lambda _: log.received + shuffles.received()
-
-
-class _Shuffles:
-    """The bytes that a worker receives in shuffles, which are not in the log of its transfers."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._handlers = worker.handlers
-        self._received = 0
-        self._own: Callable[..., Awaitable[Any]] | None = None
-
-    def received(self) -> int:
-        """Return the sum of all shuffles until now.
-
-        The first heartbeats begin to count: dask adds its handler after the worker has registered.
-        """
-        handler = self._handlers.get(_SHUFFLE)
-        if handler is not None and handler is not self._own:
-            self._own = self._handlers[_SHUFFLE] = self._counted(handler)
-        return self._received
-
-    def _counted(self, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        @functools.wraps(handler)
-        async def receive(*arguments: Any, data: Any, **keywords: Any) -> Any:
-            self._received += sizeof(data)
-            return await handler(*arguments, data=data, **keywords)
-
-        return receive
+    worker.metrics[METRIC] = lambda _: log.received
 
 
 class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from distributed import Client, Nanny, Scheduler, Worker, wait
 
 from gpujobs.clusters.history import read_history
@@ -72,23 +71,6 @@ def test_bytes_of_tasks(tmp_path: Path) -> None:
     found = received(tmp_path)
     assert found.keys() == {"p-1", "p-2"}
     assert 20 * SIZE <= found["p-1"] < 20.1 * SIZE and SIZE <= found["p-2"] < 1.1 * SIZE
-
-
-def test_bytes_of_shuffles(tmp_path: Path) -> None:
-    array = pytest.importorskip("dask.array")
-
-    async def body(client: Client, workers: list[Worker], _: TransferRecorder) -> None:
-        for worker in workers:
-            await worker.heartbeat()
-        before = array.ones((400, 400), chunks=(20, 400))
-        after = before.rechunk((400, 20), method="p2p")
-        await client.compute(after.sum())
-        for worker in workers:
-            await worker.heartbeat()
-
-    with_workers(tmp_path, body)
-    # A part of the 1.28 MB stays on its worker.
-    assert sum(received(tmp_path).values()) > 400 * 400 * 8 / 2
 
 
 def test_few_and_short_lines(tmp_path: Path) -> None:
