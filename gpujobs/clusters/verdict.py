@@ -119,6 +119,7 @@ def write_verdict(report: ClusterReport, *, asked: bool = True, usable: bool = T
         "possible": [name for job in jobs for name in job.workers],
         "head": report.folder.head is not None or any(heads),
         "unlisted": report.record.unlisted,
+        "undecided": [job.number for job in jobs if str(job.number) in report.record.unlisted],
         "asked": asked,
         "usable": usable,
     }

@@ -392,6 +392,7 @@ class _Verdict(TypedDict):
     possible: list[str]
     head: bool
     unlisted: dict[str, float]
+    undecided: list[int]
     asked: bool
     usable: bool
 

@@ -34,8 +34,8 @@ _FIRST_QUERY = 15
 _QUERY_INTERVAL = 60.0
 """Seconds between two queries about the jobs of a cluster."""
 _SECOND_QUERY = 22
-"""The same if the last one found a job that has just disappeared: the next one can decide that the
-job has ended, after the 20 s of `judge.NEVER_STARTED_TIMEOUT`."""
+"""The same while a job has just disappeared: one that never started has ended after the 20 s of
+`judge.NEVER_STARTED_TIMEOUT`, another one after the 60 s of `judge.UNLISTED_TIMEOUT`."""
 _VERDICT_INTERVAL = 2.0
 _REASONS_SHOWN = 3
 _SILENCE_TIMEOUT = 60.0
@@ -116,7 +116,6 @@ class JobsWatch:
         self._next_query = now + _FIRST_QUERY + self._delay
         self._next_look = now
         self._interval: float = _QUERY_INTERVAL
-        self._unlisted: set[str] = set()
         self._judge: ManagedProcess | None = None
 
     def verdict(self) -> JsonObject:
@@ -126,11 +125,8 @@ class JobsWatch:
             return {}
         self._next_look = now + _VERDICT_INTERVAL
         verdict = self._folder.read(VERDICT)
-        unlisted = set(verdict.get("unlisted", {}))
-        if not unlisted <= self._unlisted:
-            self._interval = _SECOND_QUERY
-            self._next_query = min(self._next_query, now + _SECOND_QUERY + self._delay)
-        self._unlisted = unlisted
+        self._interval = _SECOND_QUERY if verdict.get("undecided") else _QUERY_INTERVAL
+        self._next_query = min(self._next_query, now + self._interval + self._delay)
         if now >= self._next_query and self._workers_are_missing():
             self._ask()
         return verdict
@@ -145,7 +141,6 @@ class JobsWatch:
         age = silence(self._folder.path / VERDICT, self._clock)
         if age < self._interval or (self._judge is not None and self._judge.running):
             return
-        self._interval = _QUERY_INTERVAL
         self._next_query = time.monotonic() + _QUERY_INTERVAL
         path = self._folder.path
         argv = [sys.executable, str(path / JUDGE), str(path)]

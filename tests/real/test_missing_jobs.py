@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 import pytest
 
 from ..conftest import fresh_folder, make_cli, unavailable
+from ..support import mpi
 from ..support import slurm as slurm_support
 from ..support.backend import Backend, SlurmBackend
-from ..support.cli import Cli
-from ..support.processes import until
+from ..support.cli import Cli, text_of
+from ..support.processes import patience, until
 from ..support.slurm import PrivateSlurm
-from ..support.slurm_faults import fail_node, node_without_launch, restore_node
+from ..support.slurm_faults import failed_node, failing_prolog, node_without_launch
 
 PROFILE: dict[str, Any] = {
     "gpus": 2,
@@ -73,7 +76,9 @@ def test_node_that_cannot_launch(cli: Cli, backend: SlurmBackend) -> None:
         cluster = cli.submit(PROFILE)
         assert ended(cli, cluster)["reason"] == f"run: cannot start: {reason}"
         backend.wait_empty(15)
-    rows = [line.split() for line in cli("report", cluster).stdout.splitlines()]
+    report = cli("report", cluster).stdout
+    assert reason in report and "launch failed: its script did not run" in report.split("JOB ")[1]
+    rows = [line.split() for line in report.splitlines()]
     pending = rows[next(n for n, row in enumerate(rows) if row[:1] == ["JOB"])].index("PENDING")
     assert next(row for row in rows if row[:1] == ["1"])[2:][pending - 2] == "-"
 
@@ -133,29 +138,119 @@ def test_cluster_with_workers_enough_goes_on(cli: Cli, backend: SlurmBackend) ->
         waiting = cli("submit", str(profile), "--wait")
     assert waiting.returncode == 0, waiting.stderr
     assert f"note: {reason}\n" in waiting.stderr
-    assert f"gpujobs: {reason}\n" in cli("logs", waiting.stdout.strip()).stdout
+    assert f"gpujobs: {reason}\n" in cli("logs", "-f", waiting.stdout.strip()).stdout
+
+
+def two_nodes(backend: Backend, *directives: str) -> dict[str, Any]:
+    """Return a profile of two jobs, each with a node of its own, and a third one that is held."""
+    held = {"gpus": 1, "directives": [backend.hold]}
+    first = {"gpus": 2, "gpus_per_job": 1, "cpus_per_job": 16, "directives": [*directives]}
+    return {"groups": {"first": first, "second": held}, "start_workers": 3, "run": ["true"]}
+
+
+def job_without_head(cli: Cli, cluster: str) -> dict[str, Any]:
+    """Wait for the workers of both jobs of `two_nodes`; return the job that is not the head."""
+    started(cli, cluster)
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
+    return next(dict(job) for job in cli.status(cluster)["jobs"][:2] if not job["head"])
 
 
 @on_slurm
 @pytest.mark.slow
-def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend) -> None:
-    """Slurm's NODE_FAIL of a job whose workers were connected; the third job is held.
+@pytest.mark.parametrize("noticed", [True, False], ids=["down", "silent"])
+def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend, noticed: bool) -> None:
+    """Slurm's NODE_FAIL of a job whose workers were connected; a silent node is down after a while."""
+    with backend.slurm.setting("SlurmdTimeout", 10):
+        cluster = cli.submit(two_nodes(backend, "--no-requeue"))
+        other = job_without_head(cli, cluster)
+        with failed_node(backend.slurm, other["node"], noticed=noticed):
+            reason = ended(cli, cluster)["reason"]
+            lost = f"job {other['number']} ended: {other['node']}: "
+            assert reason.startswith(f"run: cannot start: {lost}")
+            backend.wait_empty(30)
 
-    Without ``--no-requeue``, Slurm starts the job again on another node, and the cluster goes on.
-    """
-    held = {"gpus": 1, "directives": [backend.hold]}
-    first = {"gpus": 2, "gpus_per_job": 1, "cpus_per_job": 16, "directives": ["--no-requeue"]}
-    groups = {"first": first, "second": held}
-    cluster = cli.submit({"groups": groups, "start_workers": 3, "run": ["true"]})
-    started(cli, cluster)
-    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 2, 60)
-    other = next(job for job in cli.status(cluster)["jobs"][:2] if not job["head"])
-    fail_node(backend.slurm, other["node"])
-    try:
-        reason = ended(cli, cluster)["reason"]
-        lost = f"job {other['number']} ended: {other['node']}: "
-        assert reason.startswith(f"run: cannot start: {lost}")
-        backend.wait_empty(30)
-    finally:
-        restore_node(backend.slurm, other["node"])
-        until(backend.slurm.ready, 60)
+
+@on_slurm
+@pytest.mark.slow
+def test_job_that_is_requeued_after_its_node_failed(cli: Cli, backend: SlurmBackend) -> None:
+    """It may still come: `run` waits for it, on another node."""
+    cluster = cli.submit(two_nodes(backend))
+    other = job_without_head(cli, cluster)
+    with failed_node(backend.slurm, other["node"]):
+        job = f"JobId={other['id']}"
+        until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "PENDING", 30)
+        verdict = cli.home / ".gpujobs" / cluster / "verdict.json"
+        until(verdict.exists, 60, "the verdict of the head")
+        assert json.loads(verdict.read_text())["gone"] == {}
+        backend.slurm.command("scontrol", "update", job, "StartTime=now")
+        backend.slurm.command("scontrol", "release", cli.status(cluster)["jobs"][2]["id"])
+        until(lambda: cli.status(cluster)["state"] == "DONE", 90, "the end of `run`", every=1)
+        assert cli.status(cluster)["jobs"][other["number"]]["node"] != other["node"]
+    backend.wait_empty(30)
+
+
+@on_slurm
+def test_job_that_its_user_holds(cli: Cli, backend: SlurmBackend) -> None:
+    """It may still come: `run` waits for it, and `--wait` and `status` say why."""
+    groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
+    profile = {"groups": groups, "start_workers": 2, "run": ["true"]}
+    waiting = cli.start("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert waiting.stdout
+    cluster = waiting.stdout.readline().strip()
+    folder = started(cli, cluster)
+    connected = time.time()
+
+    def verdict() -> dict[str, Any]:
+        return dict(json.loads(_text(folder / "verdict.json") or '{"time": 0}'))
+
+    until(lambda: verdict()["time"] > connected, 90, "a verdict with a head", every=0.5)
+    assert (verdict()["gone"], verdict()["head"]) == ({}, True)
+    status = cli.status(cluster)
+    words = "JobHeldUser: held by its user, until `scontrol release`"
+    assert f"1 second pending ({words})" in status["reason"]
+    backend.slurm.command("scontrol", "release", status["jobs"][1]["id"])
+    _, errors = waiting.communicate(timeout=patience(120))
+    assert waiting.returncode == 0 and words in errors, errors
+
+
+@on_slurm
+@pytest.mark.slow
+def test_group_whose_jobs_do_not_come(cli: Cli, backend: SlurmBackend) -> None:
+    """The cluster goes on as long as each group can have its `start_workers`."""
+    second = {"gpus": 2, "gpus_per_job": 1, "start_workers": 1, "directives": [backend.hold]}
+    profile = {"groups": {"first": {"gpus": 2}, "second": second}, "run": ["true"]}
+    waiting = cli.start("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert waiting.stdout
+    cluster = waiting.stdout.readline().strip()
+    folder = started(cli, cluster)
+    jobs = cli.status(cluster)["jobs"]
+    backend.kill_job(jobs[1]["id"])
+    until(lambda: "job 1 did not start: " in _text(folder / "logs" / "run.log"), 90)
+    assert not (folder / "ended").exists()
+    backend.kill_job(jobs[2]["id"])
+    _, errors = waiting.communicate(timeout=patience(120))
+    assert waiting.returncode == 5 and "run: cannot start: job 1 did not start: " in errors, errors
+    assert "job 2 did not start: " in ended(cli, cluster)["reason"]
+
+
+@on_slurm
+@pytest.mark.slow
+def test_allocation_of_mpi_that_does_not_come(cli: Cli, backend: SlurmBackend) -> None:
+    """With `layout: mpi` the only job is held after a failed launch, or loses a node."""
+    if why := mpi.missing():
+        unavailable("mpi", why)
+    site = backend.site() | {"mpi": mpi.LAUNCHERS["mpirun"]}
+    (cli.home / "sites" / "here.yaml").write_text(text_of(site))
+    profile = {"layout": "mpi", "gpus": 8, "run": ["sleep", "600"]}
+    with failing_prolog(backend.slurm):
+        done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
+    assert done.returncode == 5
+    assert "FAILED (launch failed requeued held: a node could not start it)" in done.stderr
+    assert backend.queue() == []
+    cluster = cli.submit({**profile, "directives": ["--no-requeue"]})
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 8, 90)
+    node = cli.status(cluster)["jobs"][0]["node"]
+    with failed_node(backend.slurm, node):
+        until(lambda: cli.status(cluster)["state"] == "FAILED", 60)
+        assert cli.status(cluster)["reason"] == "all its jobs have ended: NODE_FAIL"
+        backend.wait_empty(60)

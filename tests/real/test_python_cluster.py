@@ -49,7 +49,7 @@ def test_one_submission_for_n(make: Callable[..., Any], backend: SlurmBackend, h
         return {json.dumps(worker["gpu"]) for worker in workers}
 
     until(lambda: len(gpus()) == 8, 10)
-    with backend.slurm.usual_kill_wait():
+    with backend.slurm.setting("KillWait", 30):
         cluster.scale(2)
         assert calls(home, "scancel") == 1  # three jobs, one cancel
         records = Path(cluster.folder) / "jobs"
@@ -385,6 +385,16 @@ def test_f3_job_cancelled_from_outside_is_replaced(
     assert cluster.observed == cluster.plan
     gone = next(job for job in cluster.jobs if job["phase"] == "ENDED")
     assert gone["number"] == 0
+
+
+def test_f3_waiting_job_cancelled_from_outside_is_replaced(
+    make: Callable[..., Any], backend: SlurmBackend
+) -> None:
+    cluster = make(scale=2, directives=["--hold"])
+    until(lambda: {job["phase"] for job in cluster.jobs} == {"PENDING"}, 10)
+    backend.kill_job(cluster.jobs[0]["id"])
+    states = ["CANCELLED", "PENDING", "PENDING"]  # squeue lists it no more, and there is no sacct
+    until(lambda: sorted(job["state"] for job in cluster.jobs) == states, 60, every=0.5)
 
 
 def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:

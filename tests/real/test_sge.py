@@ -17,6 +17,7 @@ from ..support.processes import processes_with, until
 from ..support.sge import SgeBackend
 from .programs import SLEEP
 from .test_clusters import connected, says, state
+from .test_missing_jobs import ended, started
 
 pytestmark = pytest.mark.sge
 
@@ -73,6 +74,20 @@ def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None
     assert cli("cancel", cluster).returncode == 0
     backend.wait_empty(15, cluster)
     assert state(cli, cluster) == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_job_in_error_that_run_waits_for(cli: Cli, backend: SgeBackend) -> None:
+    groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": ["-h"]}}
+    cluster = cli.submit({"groups": groups, "start_workers": 2, "run": ["true"]})
+    started(cli, cluster)
+    job = cli.status(cluster)["jobs"][1]["id"]
+    backend.sge.command("qalter", "-o", "/nosuch/output", job)
+    backend.sge.command("qrls", job)
+    reason = ended(cli, cluster)["reason"]
+    assert reason.startswith("run: cannot start: job 1 did not start: ")
+    assert "can't open output file" in reason
+    backend.wait_empty(30)
 
 
 def test_a_python_cluster_replaces_a_job_in_error(

@@ -142,7 +142,7 @@ def data_is_kept(cli: Cli, cluster: str, stop: Callable[[], object]) -> None:
 
 @pytest.fixture
 def usual_kill_wait(backend: SlurmBackend) -> Iterator[None]:
-    with backend.slurm.usual_kill_wait():
+    with backend.slurm.setting("KillWait", 30):
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -298,10 +299,10 @@ class PrivateSlurm:
         until(lambda: not self.queue(), 60, "an empty queue")
 
     @contextlib.contextmanager
-    def usual_kill_wait(self) -> Iterator[None]:
-        """Wait 30 s between SIGTERM and SIGKILL, as a Slurm does by default."""
+    def setting(self, name: str, value: int) -> Iterator[None]:
+        """While this is open, a number of slurm.conf is another one."""
         text = self.conf.read_text()
-        self._reconfigure(text.replace("KillWait=5", "KillWait=30"))
+        self._reconfigure(re.sub(rf"^{name}=\d+$", f"{name}={value}", text, flags=re.M))
         try:
             yield
         finally:

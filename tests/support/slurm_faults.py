@@ -17,8 +17,11 @@ from .processes import processes_with, stop, until
 from .slurm import PID_NAMESPACE, PrivateSlurm
 
 
-def fail_node(slurm: PrivateSlurm, node: str) -> None:
-    """End all processes of a node at once, as a power failure does; Slurm then knows that it is down."""
+def fail_node(slurm: PrivateSlurm, node: str, *, noticed: bool = True) -> None:
+    """End all processes of a node at once, as a power failure does.
+
+    ``noticed``: Slurm then knows that it is down; else it waits for its SlurmdTimeout.
+    """
     daemon = slurm.daemons[f"slurmd-{node}"]
     daemon.kill()
     daemon.wait()
@@ -27,7 +30,8 @@ def fail_node(slurm: PrivateSlurm, node: str) -> None:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-    slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=failed")
+    if noticed:
+        slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=failed")
 
 
 def restore_node(slurm: PrivateSlurm, node: str) -> None:
@@ -37,9 +41,9 @@ def restore_node(slurm: PrivateSlurm, node: str) -> None:
 
 
 @contextlib.contextmanager
-def failed_node(slurm: PrivateSlurm, node: str) -> Iterator[None]:
-    """While this is open, a node is down."""
-    fail_node(slurm, node)
+def failed_node(slurm: PrivateSlurm, node: str, *, noticed: bool = True) -> Iterator[None]:
+    """While this is open, a node is down (see `fail_node`)."""
+    fail_node(slurm, node, noticed=noticed)
     try:
         yield
     finally:

@@ -332,8 +332,8 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
 
 GONE = {"1": "job 1 did not start: node2: launch failed"}
 VERDICT = {
-    "time": 1.0, "gone": GONE, "possible": ["c-0"], "head": True, "unlisted": {}, "asked": True,
-    "usable": True,
+    "time": 1.0, "gone": GONE, "possible": ["c-0"], "head": True, "unlisted": {}, "undecided": [],
+    "asked": True, "usable": True,
 }  # fmt: skip
 
 
@@ -373,7 +373,7 @@ def test_run_waits_for_jobs_that_do_not_come(
 def test_a_job_that_disappears_is_asked_about_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The judge here takes notes. Its first two answers do not list job 1."""
+    """The judge here takes notes. It cannot decide about job 1 in its first three answers."""
     now, real = 0.0, time.monotonic()
     folder = Folder(str(tmp_path / "c"))
     jobs_options = options(folder.path)
@@ -381,7 +381,8 @@ def test_a_job_that_disappears_is_asked_about_again_soon(
     verdict, asked = folder.path / "verdict.json", []
     judge = (
         "import json, sys, pathlib\nfolder = pathlib.Path(sys.argv[1])\n"
-        f"value = {dict(VERDICT, gone={}, unlisted={'1': 1.0})!r}\n"
+        "number = len(list(folder.glob('asked-*')))\n(folder / f'asked-{number}').touch()\n"
+        f"value = {dict(VERDICT, gone={})!r} | {{'undecided': [1] if number < 3 else []}}\n"
         "(folder / 'verdict.json').write_text(json.dumps(value))\n"
     )
     (folder.path / "judge.pyz").write_text(judge)
@@ -398,7 +399,7 @@ def test_a_job_that_disappears_is_asked_about_again_soon(
             asked.append(second)
             assert process is not None
             process._process.wait(20)
-    assert asked == [16, 40, 100, 160, 220]  # the answer is read at 18
+    assert asked == [16, 40, 64, 88, 148, 208]  # the answers are read 2 s later
 
 
 def test_workers_wait_for_a_head_that_does_not_come(tmp_path: Path) -> None:
