@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -32,6 +33,9 @@ FAKES = ["pbs", "torque", "lsf"]
 
 BACKENDS = ["slurm", "sge", *FAKES]
 """Batch schedulers with a fixture ``NAME_backend``; the first one runs every test in `make test`."""
+
+slow_variant = functools.partial(pytest.param, marks=pytest.mark.slow)
+"""A parameter for `make slow`: `make test` has another one, or few, of the same feature."""
 
 SITE = "site"
 """The batch scheduler of ``--site``, which then replaces the others."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import unavailable
+from ..conftest import slow_variant, unavailable
 from ..support import mpi
 from ..support.owner import backend, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, until
@@ -72,13 +72,13 @@ SCALES = {
     [
         ({}, 1),
         ({"scheduler": "job"}, 1),
-        pytest.param({"groups": {"gpu": {"gpus_per_job": 2}, "prep": PREP}}, 3, marks=pytest.mark.slow),
-        pytest.param({"adapt": True}, 1, marks=pytest.mark.slow),
-        pytest.param({"asynchronous": True}, 1, marks=pytest.mark.slow),
-        pytest.param({"asynchronous": True, "scheduler": "job"}, 1, marks=pytest.mark.slow),
-        pytest.param({"layout": "mpi", "n_workers": 4}, 4, marks=pytest.mark.slow),
-        pytest.param({"layout": "mpi", "n_workers": 4, "scheduler": "job"}, 4, marks=pytest.mark.slow),
-        pytest.param({"gpus_per_job": 0}, 2, marks=pytest.mark.slow),
+        slow_variant({"groups": {"gpu": {"gpus_per_job": 2}, "prep": PREP}}, 3),
+        slow_variant({"adapt": True}, 1),
+        slow_variant({"asynchronous": True}, 1),
+        slow_variant({"asynchronous": True, "scheduler": "job"}, 1),
+        slow_variant({"layout": "mpi", "n_workers": 4}, 4),
+        slow_variant({"layout": "mpi", "n_workers": 4, "scheduler": "job"}, 4),
+        slow_variant({"gpus_per_job": 0}, 2),
     ],
     ids=["local", "job", "groups", "adapt", "asynchronous", "asynchronous-job", "mpi", "mpi-job", "GPULocalCluster"],
 )  # fmt: skip

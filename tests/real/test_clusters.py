@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import slow_variant
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, processes_with, until
@@ -84,7 +85,7 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(10, cluster)
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", pytest.param("nanny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
 @pytest.mark.conformance("sge", "pbs")
 def test_workers_are_those_that_plan_promised(
     cli: Cli, backend: Backend, worker_class: str
@@ -262,8 +263,8 @@ def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     ("environment", "said"),
     [
         ({"python": "/nosuch/python"}, r"could not start, or was killed \(exit code 127\)"),
-        ({"setup": "exit 3"}, r"could not start, or was killed \(exit code 3\)"),
-        ({"setup": "export PYTHONPATH=/nosuch PYTHONHOME=/nosuch"}, "could not start"),
+        slow_variant({"setup": "exit 3"}, r"could not start, or was killed \(exit code 3\)"),
+        slow_variant({"setup": "export PYTHONPATH=/nosuch PYTHONHOME=/nosuch"}, "could not start"),
     ],
     ids=["no-python", "setup-exits", "python-broken"],
 )
@@ -282,8 +283,8 @@ def test_broken_environment(
     ("profile", "said"),
     [
         ({"env": {"FAKE_NVML_GPUS": "0"}}, "worker .* ended .exit code 1."),
-        ({"workers": {"options": {"pid_file": "/nosuch/w.pid"}}}, "nosuch/w.pid"),
-        ({"env": {"PYTHONPATH": "broken"}}, "broken on purpose"),
+        slow_variant({"workers": {"options": {"pid_file": "/nosuch/w.pid"}}}, "nosuch/w.pid"),
+        slow_variant({"env": {"PYTHONPATH": "broken"}}, "broken on purpose"),
     ],
     ids=["no-gpu", "wrong-option", "broken-dask-cuda"],
 )
@@ -336,6 +337,7 @@ def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     assert f"worker {cluster}-{other} on" in cli.status(cluster)["reason"]
 
 
+@pytest.mark.slow
 def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -347,7 +349,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     assert "exit code 137" in cli.status(cluster)["reason"]
 
 
-@pytest.mark.parametrize("role", ["head", "workers"])
+@pytest.mark.parametrize("role", ["head", slow_variant("workers")])
 def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
     """A batch scheduler without cgroups kills only the script, and gives its GPUs to others."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
@@ -462,6 +464,7 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(30)
 
 
+@pytest.mark.slow
 def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
     environment = {"setup": setup, "python": cli.python}
@@ -496,6 +499,7 @@ def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     assert cli("status", "--all").stdout == ""
 
 
+@pytest.mark.slow
 def test_batch_scheduler_away_for_a_while(cli: Cli, backend: Backend) -> None:
     import threading
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import images, mpi
 from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli, text_of
@@ -23,8 +22,6 @@ from ..support.images import MARK, Image
 from ..support.processes import patience, processes_with, until
 from .test_own_modules import FOUND, HELPER, MAIN
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-"""A variant: `make test` has a start, a failure and another runtime."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 PROFILE: dict[str, Any] = {
@@ -108,7 +105,7 @@ def check_places(found: dict[str, Any]) -> None:
         assert place["LD_LIBRARY_PATH"] != "/of/the/node"
 
 
-@pytest.mark.parametrize("cli", ["ordinary", SLOW("root")], indirect=True)
+@pytest.mark.parametrize("cli", ["ordinary", slow_variant("root")], indirect=True)
 def test_everything_of_a_cluster_runs_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image
 ) -> None:
@@ -236,7 +233,9 @@ def test_the_example_in_the_image(
     backend.wait_empty(20, cluster)
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", SLOW("singularity"), SLOW("pyxis")])
+@pytest.mark.parametrize(
+    "runtime", ["apptainer", slow_variant("singularity"), slow_variant("pyxis")]
+)
 def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: str) -> None:
     """A fake starts the image in which only its mounts are visible, and GPUs only if it is asked for them."""
     setup = f"{image.fake_setup(cli.python)}\nexport PYTHONPATH=/of/the/node"
@@ -356,7 +355,7 @@ def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image
     backend.wait_empty(20)
 
 
-LAYOUTS = ["workers", SLOW("mpi")]
+LAYOUTS = ["workers", slow_variant("mpi")]
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"image": "/no/such/image"}, "no image /no/such/image"),
     "runtime": ({"image": "mine", "runtime": "singularity"}, "no command singularity"),
@@ -375,7 +374,7 @@ def reason_of(cli: Cli, cluster: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "fault", ["image", *map(SLOW, [name for name in FAULTS if name != "image"])]
+    "fault", ["image", *map(slow_variant, [name for name in FAULTS if name != "image"])]
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_container_that_cannot_start_ends_the_cluster(

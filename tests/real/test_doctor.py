@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import nothing_left
+from ..conftest import nothing_left, slow_variant
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli
 
@@ -93,8 +93,8 @@ def test_from_here(
     [
         ("mkdir -p $HOME/b/dask_cuda; echo 'raise ImportError(\"no cuda.bindings\")' > $HOME/b/dask_cuda/__init__.py; "
          "export PYTHONPATH=$HOME/b:$PYTHONPATH", "job", "no cuda.bindings", "dask-cuda[cu12]"),
-        ("export FAKE_NVML_GPUS=0", "job", "ended", ""),
-        ("export TMPDIR=/proc", "job", "", ""),
+        slow_variant("export FAKE_NVML_GPUS=0", "job", "ended", ""),
+        slow_variant("export TMPDIR=/proc", "job", "", ""),
     ],
     ids=["no-dask-cuda", "no-gpu", "no-scratch"],
 )  # fmt: skip

@@ -92,6 +92,7 @@ with gpujobs.connect(sys.argv[1]) as client:
 """Print the pid of the worker that has a task."""
 
 
+@pytest.mark.slow
 def test_inference_survives_a_killed_worker(local: Cli) -> None:
     write_inputs(local.work / "in", 20)
     blocked = local.work / "in" / "011.npy"
@@ -114,6 +115,7 @@ def bars(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("[")]
 
 
+@pytest.mark.slow
 def test_inference_shows_its_progress_in_lines(local: Cli) -> None:
     page = (ROOT / "examples" / "inference" / "README.md").read_text()
     (command,) = re.findall(r"^\$ (.*)$", page, re.M)
@@ -127,6 +129,7 @@ def test_inference_shows_its_progress_in_lines(local: Cli) -> None:
     assert found[-1] == f"[{'#' * 40}] 40/40 files"
 
 
+@pytest.mark.slow
 def test_inference_repeats_a_file_that_fails_once(local: Cli) -> None:
     write_inputs(local.work / "in", 5)
     flawed = local.work / "in" / "003.npy"
@@ -143,6 +146,7 @@ def test_inference_repeats_a_file_that_fails_once(local: Cli) -> None:
     assert "failed" not in local("logs", cluster).stdout
 
 
+@pytest.mark.slow
 def test_inference_says_which_file_is_corrupt(local: Cli) -> None:
     write_inputs(local.work / "in", 5)
     corrupt = local.work / "in" / "003.npy"

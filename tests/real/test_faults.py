@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import slow_variant
 from ..support.cli import Cli
 from ..support.processes import patience, processes_with, run, until
 
@@ -27,7 +28,7 @@ def local(home: Path) -> Iterator[Cli]:
     until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20, "nothing left running")
 
 
-@pytest.mark.parametrize("kilobytes", [8, 56, 60, 64, 68, 80])
+@pytest.mark.parametrize("kilobytes", [8, 64, *map(slow_variant, (56, 60, 68, 80))])
 def test_full_disk(local: Cli, kilobytes: int) -> None:
     """Of each size, since each lets another write fail."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
@@ -90,7 +91,7 @@ def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
     assert done.stdout.count("result\n") >= 2
 
 
-@pytest.mark.parametrize("stdout", [">&-", "> /dev/full", "> >(exec true)"])
+@pytest.mark.parametrize("stdout", [">&-", *map(slow_variant, ("> /dev/full", "> >(exec true)"))])
 def test_the_id_is_not_lost_with_stdout(local: Cli, stdout: str) -> None:
     profile = local.write("p.yaml", {**CPU, "run": ["sleep", "600"]})
     wait = "sleep 1; " if "true" in stdout else ""

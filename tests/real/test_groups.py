@@ -98,6 +98,7 @@ def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> Non
     backend.wait_empty(10, cluster)
 
 
+@pytest.mark.slow
 def test_the_example(cli: Cli, backend: Backend) -> None:
     shutil.copytree(ROOT / "examples" / "groups", cli.work, dirs_exist_ok=True)
     words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
@@ -149,6 +150,7 @@ def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: B
     assert cli("status", "--all", "--json").stdout.count('"id"') == 0
 
 
+@pytest.mark.slow
 def test_a_group_that_waits_is_named_and_holds_no_other_up(cli: Cli, backend: Backend) -> None:
     """The first job that starts is the head, of whichever group; `run` waits for `start_workers`."""
     cli.write("sleep.py", SLEEP)
@@ -180,6 +182,7 @@ def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
     assert "group prep: queue cpu: 4 jobs; the site allows 3 of one user" in done.stderr
 
 
+@pytest.mark.slow
 def test_jobs_wait_for_a_head_of_another_group(cli: Cli, backend: Backend) -> None:
     """They wait as long as it is in the queue, not only for `start_timeout`."""
     cli.write("sleep.py", SLEEP)
@@ -199,8 +202,9 @@ def _age(path: Path) -> float:
     return time.time() - path.stat().st_mtime
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("waiting", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("waiting", [False, True])
 def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bool) -> None:
     """With ``waiting``, no job of one group has started when the first attempt ends."""
     if waiting and backend.name not in ("slurm", "sge"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from ..conftest import nothing_left
+from ..conftest import nothing_left, slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import processes_with, until
@@ -44,7 +44,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 # -- submit ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("directives", [[], ["--hold"]], ids=["runs", "waits"])
+@pytest.mark.parametrize("directives", [[], slow_variant(["--hold"])], ids=["runs", "waits"])
 def test_submit_killed_after_its_job_was_accepted(
     cli: Cli, backend: SlurmBackend, directives: list[str]
 ) -> None:
@@ -63,6 +63,7 @@ def test_submit_killed_after_its_job_was_accepted(
     assert state(cli, cluster) == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBackend) -> None:
     """`sbatch` outlives it: the job that comes later finds that its cluster has ended."""
     site = wrapped(cli, backend, "sbatch", 'sleep 8; exec REAL "$@"')
@@ -78,7 +79,7 @@ def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBacken
     assert not processes_with(f"GPUJOBS_JOB_NAME={cluster}\0")
 
 
-@pytest.mark.parametrize("moment", ["waiting", "running"])
+@pytest.mark.parametrize("moment", [slow_variant("waiting"), "running"])
 def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, moment: str) -> None:
     """It only watches: the cluster goes on, and other commands know it."""
     directives = ["--hold"] if moment == "waiting" else []
@@ -113,6 +114,7 @@ def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
 
 
 # -- in a job --------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
     run = ["python", "-c", "import time; print('here', flush=True); time.sleep(601)"]
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": run})
@@ -126,6 +128,7 @@ def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
     assert "run: ended with exit code 137" in found["reason"]
 
 
+@pytest.mark.slow
 def test_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend) -> None:
     """By its nanny: the cluster continues, as docs/elasticity.md says."""
     cluster = cli.submit({"gpus": 2})

@@ -118,6 +118,7 @@ with gpujobs.connect(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_when_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
     path = str(cli.write("p.yaml", {"gpus": 1, "idle_timeout": "30m"}))
@@ -167,6 +168,7 @@ def test_a_preempted_head_starts_again(cli: Cli, backend: Backend) -> None:
     assert "attempt  2 of 3" in cli("status", cluster).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
     cli.write("attempt.py", ATTEMPT)

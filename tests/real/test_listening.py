@@ -14,7 +14,7 @@ import pytest
 
 import gpujobs
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -50,7 +50,7 @@ def status_of(port: int, path: str) -> int:
         return int(answer.status)
 
 
-@pytest.mark.parametrize("dashboard", ["local", pytest.param("on", marks=pytest.mark.slow), "off"])
+@pytest.mark.parametrize("dashboard", ["local", *map(slow_variant, ("on", "off"))])
 def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     cluster, found = running(cli, **({} if dashboard == "local" else {"dashboard": dashboard}))
     lines = cli("connect", cluster).stdout
@@ -103,10 +103,11 @@ if __name__ == "__main__":
 INITIALIZE = "from dask_mpi import initialize; initialize()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "before"),
     [
-        pytest.param({"layout": "mpi", "run": ["python", "ports.py"]}, "", marks=pytest.mark.slow),
+        ({"layout": "mpi", "run": ["python", "ports.py"]}, ""),
         ({"layout": "mpi", "run_on": "ranks", "run": ["ports.py"]}, INITIALIZE),
     ],
     ids=["mpi", "ranks"],
@@ -125,6 +126,7 @@ def test_ports_of_the_site_with_mpi(
     assert set(ports) <= set(RANGE)
 
 
+@pytest.mark.slow
 def test_ports_of_the_site_from_python(
     backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

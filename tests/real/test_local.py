@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ..conftest import slow_variant
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
@@ -76,6 +77,7 @@ def test_a_submission_does_not_change_the_script_of_a_running_job(tmp_path: Path
         until((tmp_path / name).exists, 20)
 
 
+@pytest.mark.slow
 def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
     local.env |= {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = local.write("p.yaml", "gpus: 0\nrun: [echo, 日本]\n")
@@ -196,8 +198,8 @@ def test_walltime(local: Cli) -> None:
     assert time.monotonic() - started < 300  # not the time of `run`, 600 s
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "ws"])
-@pytest.mark.parametrize("encryption", [True, False])
+@pytest.mark.parametrize("protocol", ["tcp", slow_variant("ws")])
+@pytest.mark.parametrize("encryption", [True, slow_variant(False)])
 def test_protocols(local: Cli, protocol: str, encryption: bool) -> None:
     site = {
         "description": "x",
@@ -384,6 +386,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_dashboard_of_an_owner_listens_on_loopback(local: Cli) -> None:
     with_gpus(local, 1)
     done = local.python_run(OWNER.replace("import gpujobs", "import sys, gpujobs", 1))
@@ -394,6 +397,7 @@ def test_the_dashboard_of_an_owner_listens_on_loopback(local: Cli) -> None:
     assert sockets and set(sockets) == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     """UCX prints a warning in every process about a variable that ucxx sets."""
     run = {"gpus": 0, "run": ["printenv", "UCX_WARN_UNUSED_ENV_VARS"]}
@@ -416,6 +420,7 @@ def test_a_program_without_a_client_and_one_that_asks_for_workers(local: Cli) ->
     assert "0 of 1" not in shown and "distributed.nanny" not in shown
 
 
+@pytest.mark.slow
 def test_all_lines_of_setup_that_fail_are_said(local: Cli) -> None:
     setup = "module load nosuch\nsource venv/bin/activate\ntrue"
     profile = {"gpus": 0, "environment": {"setup": setup, "python": sys.executable}, "run": "echo"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from msgpack import _cmsgpack
 
 from gpujobs.schedulers.registry import get_scheduler
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
@@ -26,8 +25,6 @@ from ..support.processes import patience, processes_with, run, until
 from .programs import SLEEP, WHO
 from .test_clusters import connected, says
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-"""A variant: `make test` starts one cluster for each feature of `layout: mpi`."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
@@ -74,8 +71,10 @@ def test_folders_that_other_users_left_do_not_stop_the_launcher(
     assert not list(scratch.glob("gpujobs-*"))
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", SLOW("nanny")])
-@pytest.mark.parametrize("launcher", ["mpirun", SLOW("srun"), SLOW("mpiexec")], indirect=True)
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.parametrize(
+    "launcher", ["mpirun", slow_variant("srun"), slow_variant("mpiexec")], indirect=True
+)
 def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:
     profile = {**PROFILE, "run": ["python", "who.py"], "workers": {"worker_class": worker_class}}
     cli.write("who.py", WHO)
@@ -218,11 +217,11 @@ def test_built_in_launchers_leave_all_cores_to_a_rank(scheduler: str, library: s
     ("module", "keywords"),
     [
         ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-        SLOW(
+        slow_variant(
             "gpujobs.mpi",
             'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
         ),
-        SLOW("dask_mpi", ""),
+        slow_variant("dask_mpi", ""),
     ],
     ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
 )
@@ -287,7 +286,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 OFTEN = ("wrong-option",)
 
 
-@pytest.mark.parametrize("case", [case if case in OFTEN else SLOW(case) for case in DEATHS])
+@pytest.mark.parametrize("case", [case if case in OFTEN else slow_variant(case) for case in DEATHS])
 def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: str) -> None:
     (cli.work / "broken").mkdir()
     (cli.work / "broken" / "dask_mpi.py").write_text(BROKEN)
@@ -490,7 +489,7 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
 
 
 # -- from Python -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("scheduler", ["local", SLOW("job")])
+@pytest.mark.parametrize("scheduler", ["local", slow_variant("job")])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_cluster_class(
     backend: SlurmBackend,

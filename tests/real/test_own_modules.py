@@ -85,6 +85,7 @@ def test_python(slurm_backend: SlurmBackend, home: Path) -> None:
     nothing_left(slurm_backend)
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_folder_that_others_can_write_is_said_and_no_client_waits(
     slurm_backend: SlurmBackend, home: Path

@@ -24,6 +24,7 @@ from distributed import Client
 import gpujobs
 from gpujobs.errors import InputError, JobFailedError, RefusedError
 
+from ..conftest import slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
@@ -65,7 +66,7 @@ def wrap(home: Path, name: str, script: str, backend: SlurmBackend) -> None:
 
 # -- the end of a cluster --------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "how", ["killed", "shutdown", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cancelled", "idle", "node"))]
+    "how", ["killed", *map(slow_variant, ("shutdown", "cancelled", "idle", "node"))]
 )  # fmt: skip
 def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, capfd: Any, caplog: Any,
@@ -119,7 +120,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     assert max(counts) == 1, counts  # reported once, on stderr or to a handler or to both
 
 
-@pytest.mark.parametrize("how", ["shutdown", "idle"])
+@pytest.mark.parametrize("how", [slow_variant("shutdown"), "idle"])
 def test_the_end_of_a_dask_scheduler_in_this_process(
     make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, caplog: Any
 ) -> None:
@@ -151,7 +152,8 @@ def reports_its_end(cluster: Any, client: Any, reason: str, caplog: Any) -> None
     assert "reconnect" not in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["local", pytest.param("job", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["local", "job"])
 def test_the_limit_of_the_site_ends_a_cluster_without_tasks(
     make: Callable[..., Any], site: Callable[..., str], backend: SlurmBackend, mode: str
 ) -> None:
@@ -269,6 +271,7 @@ def with_limits(backend: SlurmBackend, limit: int) -> dict[str, Any]:
     return {"queues": {**queues, "main": {**queues["main"], "max_jobs": limit}, "short": short}}
 
 
+@pytest.mark.slow
 def test_adapt_submits_what_the_site_allows(
     site: Callable[..., str], backend: SlurmBackend, home: Path, capsys: Any
 ) -> None:
@@ -337,6 +340,7 @@ def test_adapt_submits_what_the_batch_scheduler_accepts(
 
 
 # -- jobs that the batch scheduler holds, suspends, requeues ---------------------------------------
+@pytest.mark.slow
 def test_held_suspended_and_requeued_jobs(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -369,6 +373,7 @@ def test_held_suspended_and_requeued_jobs(
     assert calls(home, "sbatch") == 1 and calls(home, "scancel") == 0  # its place was kept
 
 
+@pytest.mark.slow
 def test_leaving_jobs_do_not_count(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -389,6 +394,7 @@ def test_leaving_jobs_do_not_count(
     client.close()
 
 
+@pytest.mark.slow
 def test_a_cluster_without_jobs_has_not_ended(
     make: Callable[..., Any], site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
@@ -426,6 +432,7 @@ def test_cancelled_by_hand_and_scaled_down_from_the_shell(
 
 
 # -- the owner -------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_clusters_of_one_process_and_of_its_children(make: Callable[..., Any], home: Path) -> None:
     first = make(scale=1)
     found: list[Any] = []
@@ -479,6 +486,7 @@ print(client.submit(sum, [1, 2]).result())
 """
 
 
+@pytest.mark.slow
 def test_python_c_and_a_terminal(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
@@ -517,6 +525,7 @@ def test_python_c_and_a_terminal(
     backend.wait_empty(20)
 
 
+@pytest.mark.slow
 def test_a_new_event_loop_for_each_test(site: Callable[..., str], home: Path) -> None:
     path = site()
 
@@ -534,7 +543,7 @@ def test_a_new_event_loop_for_each_test(site: Callable[..., str], home: Path) ->
         asyncio.run(one())
 
 
-@pytest.mark.parametrize("state", ["pending", pytest.param("starting", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("state", ["pending", slow_variant("starting")])
 def test_owner_killed_before_its_workers_register(
     site: Callable[..., str], home: Path, backend: SlurmBackend, state: str
 ) -> None:

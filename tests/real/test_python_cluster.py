@@ -183,6 +183,7 @@ def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, ho
         gpujobs.GPUJobQueueCluster(queue="main")
 
 
+@pytest.mark.slow
 def test_dask_configuration(make: Callable[..., Any]) -> None:
     import dask
 
@@ -222,6 +223,7 @@ def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     found: list[Any] = []
@@ -270,6 +272,7 @@ def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     assert cluster.id in repr(cluster)
 
 
+@pytest.mark.slow
 def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     cluster = make()
     time.sleep(4)
@@ -282,6 +285,7 @@ def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     assert calls(home, "squeue") - before <= 2  # the site's poll is 1 s here; nothing moves
 
 
+@pytest.mark.slow
 def test_a_slow_batch_scheduler_does_not_stop_dask(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -325,6 +329,7 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
         cluster.wait_for_workers(1)
 
 
+@pytest.mark.slow
 def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> None:
     flag = home / "mended"
     cluster = make(
@@ -397,6 +402,7 @@ def test_f3_waiting_job_cancelled_from_outside_is_replaced(
     until(lambda: sorted(job["state"] for job in cluster.jobs) == states, 60, every=0.5)
 
 
+@pytest.mark.slow
 def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, walltime="1m")  # leaves 10 s before, its successor comes 15 s earlier
     cluster.wait_for_workers(1, timeout=patience(60))
@@ -411,6 +417,7 @@ def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> Non
     client.close()
 
 
+@pytest.mark.slow
 def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
     cluster = make(scale=8, gpus_per_job=4, directives=["--no-requeue"])
     cluster.wait_for_workers(8, timeout=patience(60))
@@ -424,6 +431,7 @@ def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBacken
         backend.slurm.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
+@pytest.mark.slow
 def test_f6_controller_away_during_scale_and_close(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
@@ -484,6 +492,7 @@ def test_f7_orphans_are_cancelled(
     backend.wait_empty(10)
 
 
+@pytest.mark.slow
 def test_f7_ctrl_c_in_the_client(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
@@ -559,6 +568,7 @@ def test_waiting_for_what_cannot_come(make: Callable[..., Any]) -> None:
         cluster.wait_for_workers(5)
 
 
+@pytest.mark.slow
 def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -> None:
     cluster = make()
     path = cluster.folder / "scheduler.json"
@@ -574,6 +584,7 @@ def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -
     assert re.search(said, (cluster.folder / "logs" / "job-0.log").read_text())
 
 
+@pytest.mark.slow
 def test_two_workers_on_one_gpu_are_told(make: Callable[..., Any]) -> None:
     cluster = make(
         scale=2,
@@ -608,6 +619,7 @@ def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
     assert [job["head"] for job in staying] == [True]  # the head's job always stays
 
 
+@pytest.mark.slow
 def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
     cluster = make(
         scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"}
@@ -667,6 +679,7 @@ def test_from_name_detaches_and_shuts_down(
     assert cli.status(cluster)["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[..., Any]) -> None:
     cluster = make(scale=1)
     cluster.wait_for_workers(1, timeout=patience(60))

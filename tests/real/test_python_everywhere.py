@@ -17,6 +17,7 @@ from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import JobFailedError, RefusedError
 
+from ..conftest import slow_variant
 from ..support.backend import Backend
 from ..support.cli import text_of
 from ..support.processes import patience, processes_with, until
@@ -75,6 +76,7 @@ def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> Non
     until(lambda: len([line for line in backend.queue() if cluster.id in line]) == 1, 60)
 
 
+@pytest.mark.slow
 def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
     cluster = make(site={"setup": "echo broken on purpose; exit 3"})
     cluster.scale(2)
@@ -91,6 +93,7 @@ def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend
     assert cluster.plan == set()
 
 
+@pytest.mark.slow
 def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=1)
     cluster.scale(2)
@@ -99,6 +102,7 @@ def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend
     until(lambda: f"{cluster.id}-2" in cluster.observed, 120)
 
 
+@pytest.mark.slow
 def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=1)
     with away(backend, 12):
@@ -107,7 +111,7 @@ def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> Non
     assert len([line for line in backend.queue() if cluster.id in line]) == 2
 
 
-@pytest.mark.parametrize("how", ["cancelled", "killed"])
+@pytest.mark.parametrize("how", ["cancelled", slow_variant("killed")])
 def test_a_head_that_goes_while_its_owner_lives(
     make: Callable[..., Any], backend: Backend, how: str, capfd: Any, caplog: Any
 ) -> None:

@@ -85,6 +85,7 @@ def test_what_groups_refuse(make: Callable[..., Any]) -> None:
         cluster.wait_for_workers(1)
 
 
+@pytest.mark.slow
 def test_one_groups_refusal_names_it_and_leaves_the_others(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
@@ -99,6 +100,7 @@ def test_one_groups_refusal_names_it_and_leaves_the_others(
     cluster.wait_for_workers(4, timeout=patience(60))
 
 
+@pytest.mark.slow
 def test_a_broken_group_is_named_after_three_starts(make: Callable[..., Any]) -> None:
     broken = {**PREP, "environment": {"python": "/nosuch/python"}}
     cluster = make(groups={"gpu": {"gpus": 2, "gpus_per_job": 2}, "prep": broken})
@@ -128,6 +130,7 @@ def test_one_group_adapts_to_the_tasks_that_it_can_run(make: Callable[..., Any])
     assert cluster._repr_html_().count(">adaptive<") == 1
 
 
+@pytest.mark.slow
 def test_two_groups_adapt_at_the_same_time(make: Callable[..., Any]) -> None:
     cluster = make(groups=GROUPS)
     options = {"interval": "200ms", "target_duration": "100ms", "hold": "1s"}
@@ -142,6 +145,7 @@ def test_two_groups_adapt_at_the_same_time(make: Callable[..., Any]) -> None:
         until(lambda: present(cluster) == {}, 60)
 
 
+@pytest.mark.slow
 def test_the_dask_scheduler_in_a_job_of_a_group(make: Callable[..., Any]) -> None:
     groups = {"gpu": {"gpus": 2, "gpus_per_job": 2}, "prep": {**PREP, "workers": {"count": 1}}}
     cluster = make(groups=groups, scheduler="job", head={"group": "prep"}, scheduler_options=None)
@@ -157,6 +161,7 @@ def test_the_dask_scheduler_in_a_job_of_a_group(make: Callable[..., Any]) -> Non
     attached.close()
 
 
+@pytest.mark.slow
 def test_a_profile_with_groups_starts_with_all(site: Callable[..., str], home: Path) -> None:
     groups = {"gpu": {"gpus": 2}, "prep": {**PREP, "workers": {"count": 2, "memory": "1GiB"}}}
     path = home / "profile.yaml"

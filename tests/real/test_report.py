@@ -202,6 +202,7 @@ def test_the_page_in_a_browser(
     assert not requests_of_pages(log)
 
 
+@pytest.mark.slow
 def test_a_request_and_a_console_message_are_noticed(
     browser: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ OVERFLOWING = """
 BRIGHT = "getComputedStyle(document.body).backgroundColor"
 
 
+@pytest.mark.slow
 def test_the_page_fits_wide_and_narrow_windows_light_and_dark(tmp_path: Path) -> None:
     if not shutil.which("chromium"):
         unavailable("chromium", "it is not installed")

@@ -17,7 +17,7 @@ import pytest
 from gpujobs.schedulers import CommandResult, Reply
 from gpujobs.schedulers.slurm import Slurm
 
-from ..conftest import fresh_folder, make_cli, nothing_left, unavailable
+from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unavailable
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
@@ -92,6 +92,7 @@ def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
 def test_interface_that_is_not_there(cli: Cli, backend: SlurmBackend) -> None:
     done = cli(
         "submit", str(cli.write("p.yaml", {"gpus": 1, "network": {"interface": "ib7"}})), "--wait"
@@ -147,7 +148,9 @@ def usual_kill_wait(backend: SlurmBackend) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "options", [["--batch", "--signal=TERM"], []], ids=["preempted softly", "cancelled by hand"]
+    "options",
+    [["--batch", "--signal=TERM"], slow_variant([])],
+    ids=["preempted softly", "cancelled by hand"],
 )
 def test_worker_job_that_is_stopped_hands_its_data_over(
     cli: Cli, backend: SlurmBackend, usual_kill_wait: None, options: list[str]
@@ -297,9 +300,9 @@ def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> 
     [
         "sbatch: error: fetch_config: DNS SRV lookup failed\n"
         "sbatch: fatal: Could not establish a configuration source",
-        "pbsconf error: pbs conf variables not found: PBS_HOME PBS_EXEC PBS_SERVER",
-        "lsb_init: Failed in an LSF library call: Unable to open file lsf.conf",
-        'error: SGE_ROOT directory "/opt/sge" doesn\'t exist',
+        slow_variant("pbsconf error: pbs conf variables not found: PBS_HOME PBS_EXEC PBS_SERVER"),
+        slow_variant("lsb_init: Failed in an LSF library call: Unable to open file lsf.conf"),
+        slow_variant('error: SGE_ROOT directory "/opt/sge" doesn\'t exist'),
     ],
 )
 def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: str) -> None:
@@ -316,6 +319,7 @@ def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: st
     assert cli("status", "--all", "--json").stdout.count('"id"') == 0
 
 
+@pytest.mark.slow
 def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     waiting = cli.start(
@@ -409,6 +413,7 @@ def with_accounting(shared_folder: Path) -> Iterator[SlurmBackend]:
         yield SlurmBackend(running)
 
 
+@pytest.mark.slow
 def test_accounting_knows_jobs_that_left_the_queue(
     with_accounting: SlurmBackend, home: Path
 ) -> None:
@@ -430,6 +435,7 @@ def test_accounting_knows_jobs_that_left_the_queue(
     assert found["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_the_draft_of_a_site_has_accounts_and_limits(
     with_accounting: SlurmBackend, home: Path
 ) -> None:
@@ -500,11 +506,13 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
     "body",
     [
         'if ONCE; then REAL "$@" > /dev/null; echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi; exec REAL "$@"',
-        'if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"',
+        slow_variant('if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"'),
         'if ONCE; then REAL "$@" > /dev/null; echo garbage; exit 0; fi; exec REAL "$@"',
-        'if ONCE; then echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; exit 1; fi; exec REAL "$@"',
-        'echo "sbatch: warning: there will be maintenance"; echo; REAL "$@"',
-        'REAL "$@" | sed "s/$/;cluster/"',
+        slow_variant(
+            'if ONCE; then echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; exit 1; fi; exec REAL "$@"'
+        ),
+        slow_variant('echo "sbatch: warning: there will be maintenance"; echo; REAL "$@"'),
+        slow_variant('REAL "$@" | sed "s/$/;cluster/"'),
     ],
     ids=[
         "reply-lost",
@@ -597,6 +605,7 @@ def test_a_name_of_the_user_that_is_not_his(cli: Cli, backend: SlurmBackend) -> 
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes a user without a name")
 def test_a_user_without_a_name(backend: SlurmBackend) -> None:
     unnamed = ("setpriv", "--reuid=471147", "--regid=471147", "--clear-groups")
@@ -660,6 +669,7 @@ def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
 def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
     # Adopted by this name, too: the first reply is lost.
     name = "n" * 40

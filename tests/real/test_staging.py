@@ -16,6 +16,7 @@ import pytest
 import gpujobs
 from gpujobs.errors import JobFailedError
 
+from ..conftest import slow_variant
 from ..support.owner import backend, site  # noqa: F401
 from ..support.processes import patience, until
 
@@ -94,6 +95,7 @@ def test_two_jobs_at_once_unpack_it_once(make: Callable[..., Any], home: Path) -
     assert not list((cluster.folder / "jobs").glob("*.staging"))
 
 
+@pytest.mark.slow
 def test_a_later_job_uses_the_copy_and_a_new_tarball_is_unpacked(
     make: Callable[..., Any], home: Path
 ) -> None:
@@ -111,7 +113,7 @@ def test_a_later_job_uses_the_copy_and_a_new_tarball_is_unpacked(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"this is no tarball", "tar: This does not look like a tar archive"),
+        slow_variant(b"this is no tarball", "tar: This does not look like a tar archive"),
         (None, "No such file or directory"),
     ],
 )
@@ -135,6 +137,7 @@ def test_a_broken_tarball_is_reported_in_one_line(
     assert not list(copies.glob("*/.complete"))
 
 
+@pytest.mark.slow
 def test_a_python_of_the_profile_has_priority(make: Callable[..., Any], home: Path) -> None:
     write_tarball(home)
     cluster = make(python=sys.executable)

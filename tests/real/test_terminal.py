@@ -125,6 +125,7 @@ def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
     assert re.search(r"is done after\s+\d\d:\d\d", last)
 
 
+@pytest.mark.slow
 def test_plain_lines_without_a_terminal(local: Cli) -> None:
     done = local("submit", sleeping(local, "4"), "--wait")
     assert done.returncode == 0
@@ -145,6 +146,7 @@ def test_ctrl_c_while_waiting(local: Cli) -> None:
     assert local.status(cluster)["state"] == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_closed_window_changes_nothing(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "5"), "--wait") as window:
         cluster = window.until(r"p-[0-9a-f]{4}")
@@ -250,6 +252,7 @@ def test_watch(local: Cli) -> None:
     assert local("status", cluster, "--watch").stdout.startswith(f"{cluster} on local: CANCELLED")
 
 
+@pytest.mark.slow
 def test_no_color(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     for value, coloured in (("", True), ("1", False)):

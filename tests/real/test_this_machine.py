@@ -13,6 +13,7 @@ from distributed.comm.registry import backends
 
 import gpujobs
 
+from ..conftest import slow_variant
 from ..support import mpi
 from ..support.cli import NVML, Cli
 from ..support.listeners import Listener, all_listeners, listeners_of
@@ -86,10 +87,8 @@ def check_loopback(cluster: str) -> None:
     assert exposed == {}
 
 
-@pytest.mark.parametrize(
-    "layout", ["workers", pytest.param("mpi", marks=pytest.mark.slow), "ranks"]
-)
-@pytest.mark.parametrize("protocol", ["auto", "ucxx", pytest.param("ws", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["workers", *map(slow_variant, ("mpi", "ranks"))])
+@pytest.mark.parametrize("protocol", ["auto", *map(slow_variant, ("ucxx", "ws"))])
 def test_listeners_are_on_the_loopback_interface(
     local: Cli, gpus: dict[str, str], protocol: str, layout: str
 ) -> None:
@@ -172,9 +171,9 @@ def options(**others: Any) -> dict[str, Any]:
     ("scheduler", "protocol"),
     [
         ("local", "ucxx"),
-        ("job", "ucxx"),
-        ("local", "ws"),
-        pytest.param("job", "wss", marks=pytest.mark.slow),
+        slow_variant("job", "ucxx"),
+        slow_variant("local", "ws"),
+        slow_variant("job", "wss"),
     ],
 )
 def test_a_python_cluster_is_on_the_loopback_interface(scheduler: str, protocol: str) -> None:
@@ -205,7 +204,7 @@ def visible_devices() -> str:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("busy", "keywords", "devices"),
-    [("1,3", {}, ["0,2", "2,0"]), ("1", {"gpus_per_worker": 2}, ["0,2"])],
+    [("1,3", {}, ["0,2", "2,0"]), slow_variant("1", {"gpus_per_worker": 2}, ["0,2"])],
 )
 def test_n_workers_auto_is_a_worker_on_each_free_gpu(
     monkeypatch: pytest.MonkeyPatch, busy: str, keywords: dict[str, int], devices: list[str]

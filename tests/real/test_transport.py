@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +11,12 @@ import pytest
 
 import gpujobs
 
-from ..conftest import nothing_left
+from ..conftest import nothing_left, slow_variant
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
 from ..support.processes import patience
 from .programs import WHO
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-"""A variant: `make test` has a fallback, a measurement and isolated jobs."""
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
@@ -247,8 +244,10 @@ ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
     [
         ({}, ALL_WITH.format("^sm")),
         # `gpujobs scale` may add jobs
-        SLOW(ONE_JOB, ALL_WITH.format("^sm")),
-        SLOW({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
+        slow_variant(ONE_JOB, ALL_WITH.format("^sm")),
+        slow_variant(
+            {**ONE_JOB, "requeue": 1}, "[None, None, None]"
+        ),  # has one job, and no other later
     ],
     ids=["two-jobs", "one-job", "never-another-job"],
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import slow_variant
 from ..support.cli import text_of
 from ..support.owner import backend, make, site  # noqa: F401
 from ..support.processes import patience, processes_with, until
@@ -88,6 +89,7 @@ def test_cuda_workers_are_forks_of_a_process_that_has_not_used_a_gpu(
     assert "not forked" not in log_of(cluster)
 
 
+@pytest.mark.slow
 def test_all_plain_workers_of_a_job_have_one_process_of_nannies(make: Callable[..., Any]) -> None:
     cluster = make(8, gpus_per_job=4, worker_class="nanny")
     workers = workers_of(cluster, 8)
@@ -135,7 +137,7 @@ def test_variables_that_libraries_read_when_they_are_loaded(
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        ({"worker": {"multiprocessing-method": "spawn"}}, ""),
+        slow_variant({"worker": {"multiprocessing-method": "spawn"}}, ""),
         ({"nanny": {"pre-spawn-environ": {"MALLOC_ARENA_MAX": 2}}}, "MALLOC_ARENA_MAX"),
     ],
 )
@@ -155,6 +157,7 @@ def test_a_users_choice_of_how_workers_start(
     assert visible == ["0,1", "1,0"]
 
 
+@pytest.mark.slow
 def test_no_fork_once_the_library_of_cuda_is_loaded(make: Callable[..., Any], home: Path) -> None:
     early = home / "early"
     early.mkdir()

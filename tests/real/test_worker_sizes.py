@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -23,7 +22,6 @@ from .test_clusters import connected
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
-SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 LOOK = """
 import json, os
 from distributed import Client
@@ -67,7 +65,12 @@ def looked(cli: Cli, profile: dict[str, Any]) -> tuple[str, dict[str, Any], dict
 
 @pytest.mark.parametrize(
     ("layout", "worker_class"),
-    [("workers", "cuda"), SLOW("workers", "nanny"), ("mpi", "cuda"), SLOW("mpi", "nanny")],
+    [
+        ("workers", "cuda"),
+        slow_variant("workers", "nanny"),
+        slow_variant("mpi", "cuda"),
+        slow_variant("mpi", "nanny"),
+    ],
 )
 def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_class: str) -> None:
     workers = {"gpus_per_worker": 2, "worker_class": worker_class}
@@ -85,7 +88,12 @@ def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_
 
 @pytest.mark.parametrize(
     ("layout", "worker_class"),
-    [("workers", "nanny"), SLOW("workers", "cuda"), SLOW("mpi", "cuda"), ("mpi", "nanny")],
+    [
+        ("workers", "nanny"),
+        slow_variant("workers", "cuda"),
+        slow_variant("mpi", "cuda"),
+        slow_variant("mpi", "nanny"),
+    ],
 )
 def test_two_workers_share_a_gpu(cli: Cli, layout: str, worker_class: str) -> None:
     workers = {"workers_per_gpu": 2, "worker_class": worker_class}
@@ -99,6 +107,7 @@ def test_two_workers_share_a_gpu(cli: Cli, layout: str, worker_class: str) -> No
     ]
 
 
+@pytest.mark.slow
 def test_groups_scale_by_workers(cli: Cli) -> None:
     groups = {
         "serve": {"gpus": 2, "gpus_per_job": 2, "workers": {"gpus_per_worker": 2}},
@@ -122,7 +131,7 @@ def test_groups_scale_by_workers(cli: Cli) -> None:
     ("workers", "devices", "message"),
     [
         ({"workers_per_gpu": 2}, "0", r"0-0, ID-0-1 and ID-1-[01] share GPU (GPU-same\S+) on same, which is for 2"),
-        SLOW({"gpus_per_worker": 2}, "0,1", r"0 and ID-1 share GPU (GPU-same\S+) on same"),
+        slow_variant({"gpus_per_worker": 2}, "0,1", r"0 and ID-1 share GPU (GPU-same\S+) on same"),
     ],
 )  # fmt: skip
 def test_one_worker_too_many_on_a_gpu_ends_the_cluster(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import nothing_left
+from ..conftest import nothing_left, slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import patience, processes_with, until
@@ -59,7 +59,7 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
     nothing_left(slurm_backend)
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture(params=["srun", slow_variant("stub")])
 def launcher(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -116,6 +116,7 @@ def test_the_warning_before_the_walltime_arrives(
     until(lambda: not processes_with(f"GPUJOBS_CLUSTER={cluster}"), patience(20), "processes")
 
 
+@pytest.mark.slow
 def test_a_cancel_ends_the_processes(cli: Cli, backend: SlurmBackend) -> None:
     cluster = submit(cli, backend, "stub", "wait")
     until(lambda: len(lines(cli, cluster)) == 3, 90, "workers", every=0.5)
