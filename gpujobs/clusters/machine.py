@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from ..batch import localqueue
 from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text
 from ..planning.plan import Machine
+from .ledger import Ledger
 
 _NO_DEVICE = ("", "-1", "NoDevFiles")
 
@@ -15,7 +17,7 @@ def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] =
     """Return this machine; ``devices`` are the GPUs to use, even if they are not free.
 
     ``used``: GPUs of other jobs of the cluster, which are not free. Its free GPUs are those of
-    CUDA_VISIBLE_DEVICES, else those without a compute process.
+    CUDA_VISIBLE_DEVICES, else those without a compute process or a job of this user's clusters.
     """
     import psutil
 
@@ -51,11 +53,28 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
 
         pynvml.nvmlInit()
         number = int(pynvml.nvmlDeviceGetCount())
-        users = {str(index): _users(pynvml, index) for index in range(number)}
+        own = _of_clusters() if number else {}
+        users = {
+            str(index): _users(pynvml, index) or own.get(_identity(str(index)), "")
+            for index in range(number)
+        }
     except Exception:  # no package, driver or device: no GPU that CUDA workers could use
         return [], {}
     free = [index for index, processes in users.items() if not processes]
     return free, {index: processes for index, processes in users.items() if processes}
+
+
+def _of_clusters() -> dict[str, str]:
+    """Return the GPUs of jobs of this user's clusters, whose workers may start only now."""
+    found: dict[str, str] = {}
+    for record in Ledger().all():
+        own = () if record.finished else record.submissions
+        for one in (submission for submission in own if submission.devices):
+            for number, state in zip(one.jobs, localqueue.status(one.id), strict=False):
+                if state.endswith(" RUNNING"):
+                    devices = map(_identity, one.devices_of(number))
+                    found |= dict.fromkeys(devices, f"cluster {record.id}")
+    return found
 
 
 def _identity(device: str) -> str:

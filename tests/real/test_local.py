@@ -142,6 +142,24 @@ def test_jobs_of_one_gpu_get_different_ones(local: Cli) -> None:
     }
 
 
+def test_a_second_cluster_takes_other_gpus_though_the_first_does_not_use_its_own_yet(
+    local: Cli,
+) -> None:
+    setup = {"setup": "sleep 60", "python": sys.executable}
+    profile = with_gpus(local, 3) | {"gpus": 2, "gpus_per_job": 1, "environment": setup}
+    first = local.submit(profile)
+    path = str(local.write("p.yaml", profile | {"gpus": 1}))
+    second = local("submit", path).stdout.strip()
+    ledger = local.home / ".local" / "state" / "gpujobs" / "clusters"
+    records = [json.loads((ledger / f"{one}.json").read_text()) for one in (first, second)]
+    assert [record["submissions"][0]["devices"] for record in records] == [["0", "1"], ["2"]]
+    refused = local("submit", path)
+    assert f"GPU 0 is used by cluster {first}; GPU 1 is" in refused.stderr
+    assert local("cancel", first, second).returncode == 0
+    plan = local("plan", path)
+    assert plan.returncode == 0, plan.stderr
+
+
 def test_too_few_free_gpus(local: Cli) -> None:
     profile = with_gpus(local, 2, busy="0") | {"gpus": 2}
     done = local("submit", str(local.write("p.yaml", profile)))

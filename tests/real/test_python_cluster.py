@@ -504,7 +504,9 @@ def test_f7_ctrl_c_in_the_client(
 
 def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=4)
-    adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms", hold="3s")
+    adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms", hold="3s", wait_count=3)
+    said = cluster.get_logs(scheduler=False, workers=False)["Cluster"]
+    assert "wait_count has no effect; hold=…" in said
     client = cluster.get_client()
     futures = client.map(lambda n: time.sleep(0.5), range(60), pure=False)
     client.gather(futures)

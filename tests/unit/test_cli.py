@@ -9,20 +9,27 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from gpujobs.cli import live
+from gpujobs.cli.display import status_table
 from gpujobs.cli.plan_text import submitted_json
+from gpujobs.cli.status import wait_for_cluster
+from gpujobs.clusters.folderstate import FolderState
+from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
+from gpujobs.clusters.report import ClusterReport
 from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
-from gpujobs.injob.folder import Ended, EndKind
+from gpujobs.injob.folder import Ended, EndKind, RegisteredWorker
 
 from ..support.cli import ROOT, text_of
+from .report_data import RECORD, WORKERS
 
 COMMAND = str(Path(sys.executable).parent / "gpujobs")
 
@@ -365,6 +372,42 @@ def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixtur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "1/2 workers, 00:01\n2/2 workers, 00:03\nall are there\n"
+
+
+def test_progress_comes_before_the_output(
+    handler: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = replace(RECORD, folder=str(tmp_path / "svd-0000"), run=("python", "p.py"))
+    workers = {name: RegisteredWorker(address=name, threads=1) for name in WORKERS[:4]}
+    running = judge(record, FolderState(workers=workers), {}, now=1.0)
+    done = judge(record, FolderState(ended=Ended(EndKind.DONE, 0)), {}, now=1.0)
+    (record.path / "logs").mkdir(parents=True)
+    record.path.chmod(0o700)
+    (record.path / "logs" / "run.log").write_text("a result\n")
+
+    class Waits:
+        id = record.id
+
+        def wait(self, watch: Callable[[ClusterReport], None]) -> None:
+            watch(running)
+            watch(done)
+            raise KeyboardInterrupt
+
+    Waits.record = record  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_cluster(Waits())  # type: ignore[arg-type]
+    first, second, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("4/") and second == "a result"
+    assert not any(" workers" in line for line in rest)
+    assert re.search(r"^svd-0000 +here +DONE +- +", status_table([done]), re.M)
+
+
+def test_the_demo_ends_with_what_to_read_next() -> None:
+    done = subprocess.run(
+        ["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    (page,) = re.findall(r"Next: (\S+\.md)", done.stdout)
+    assert (ROOT / page).is_file()
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
