@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from msgpack import _cmsgpack
 
+from gpujobs.config.spec import load_spec
+from gpujobs.planning.plan import Machine, make_plan
+from gpujobs.planning.render import render
 from gpujobs.schedulers.registry import get_scheduler
 
 from ..conftest import make_cli, nothing_left, slow_variant, unavailable
@@ -210,6 +213,26 @@ def test_built_in_launchers_leave_all_cores_to_a_rank(scheduler: str, library: s
     env = {**os.environ, **mpi.AS_ROOT}
     done = run([*argv, sys.executable, "-c", AFFINITY], env=env)
     assert done.stdout == f"{sorted(os.sched_getaffinity(0))}\n", done.stderr
+
+
+def test_on_this_machine_there_may_be_more_ranks_than_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := mpi.missing():
+        unavailable("slurm", why)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "p.yaml"
+    path.write_text("layout: mpi\nrun_on: ranks\ngpus: 2\nrun: [svd.py]\n")
+    machine = Machine(gpus=("0", "1"), cpus=2, memory=2**33, busy={})
+    planned = make_plan(load_spec(path, site="local"), python=sys.executable, machine=machine)
+    (script,) = render(planned, "p-0000")
+    exports = re.findall(r"^export .*oversubscribe.*$", script.text, re.M)
+    program = mpi.PREFIX / "bin" / get_scheduler("local").mpi_command[0]
+    launch = f"{program} -n {2 * (os.cpu_count() or 1) + 1} true"
+    env = {**os.environ, **mpi.AS_ROOT}
+    assert "not enough slots" in run(["bash", "-c", launch], env=env).stderr
+    done = run(["bash", "-c", "\n".join([*exports, launch])], env=env)
+    assert len(exports) == 2 and done.returncode == 0, done.stderr
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------------------------

@@ -471,6 +471,18 @@ def test_a_wait_that_times_out_has_the_reason_of_the_last_failure(
     run(tmp_path, story)
 
 
+def test_a_line_of_setup_that_failed_is_said_once(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        for number in range(2):
+            (cluster.folder / "jobs" / f"{number}.setup").write_text("false failed (exit code 1)\n")
+        await asyncio.sleep(30)
+        said = [line for line in cluster.dask.messages if "setup" in line]
+        assert said == ["setup: false failed (exit code 1)"]
+
+    run(tmp_path, story)
+
+
 # -- groups --------------------------------------------------------------------------------------------
 def test_failures_of_one_group_do_not_stop_the_others(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
