@@ -80,7 +80,9 @@ def check_pip(words: list[str]) -> None:
 def check_pytest(words: list[str]) -> None:
     """The files and the options exist."""
     own = re.findall(r'addoption\("(--[\w-]+)"', (ROOT / "tests" / "conftest.py").read_text())
-    markers = [line.split(":")[0] for line in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]]
+    markers = [
+        re.split("[:(]", line)[0] for line in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]
+    ]
     values = iter(words)
     for word in values:
         if word == "-k":
