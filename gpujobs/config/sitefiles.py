@@ -412,7 +412,7 @@ def site_of_this_host() -> str:
     raise NoSiteHereError(
         f"no site given, and no site file matches this host ({host})",
         hint="use --site NAME (`gpujobs sites list`), or --site local to run on this machine; "
-        "`gpujobs sites init` writes a site file for the batch scheduler of this host",
+        "`gpujobs sites init -o NAME.yaml` drafts a site file for the batch scheduler of this host",
     )
 
 

@@ -155,7 +155,9 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
     site = site_file.site
     yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
     for note in site_notes(site):
-        yield warning("cluster", note, "`gpujobs sites init` writes a site file for this one")
+        yield warning(
+            "cluster", note, "`gpujobs sites init -o NAME.yaml` drafts a site file for this one"
+        )
     yield from _check_commands(site_client(site_file))
     yield _check_directory(site.directory)
     yield _check_interface(site.network.interface)

@@ -507,7 +507,9 @@ class QueueChooser:
         reasons = [self._reason(key, found, several) for key, found in mismatches.items()]
         message = "\n".join([f"{self.diagnostics.prefix}no queue fits:", *reasons])
         hints = {found.hint: key for key, found in mismatches.items() if found.hint}
-        if several or len(hints) > 1:
+        if not keys:  # each hint names its queue, as the only way
+            hints = dict(list(hints.items())[:1])
+        elif several or len(hints) > 1:
             hints = {f"for queue {key}: {hint}": key for hint, key in hints.items()}
         return Problem("\n".join([message, *self._not_tried()]), position, hint="; ".join(hints))
 

@@ -214,6 +214,8 @@ def test_25_hints_name_their_queue(home: Path) -> None:
     error = error_of(home, "gpus: 8\nwalltime: 1h\ngpus_per_job: 8\n")
     assert "hint: for queue short: gpus_per_job: 2, or" in error
     assert "; for queue big: gpus_per_job: 4, or" in error
+    error = error_of(home, "gpus: 0\nwalltime: 1h\n")
+    assert error.endswith("hint: `queue: short` runs CPU workers there anyway")
 
 
 def test_25_more_jobs_than_allowed(home: Path) -> None:
