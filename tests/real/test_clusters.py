@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.injob.folder import Folder
+
 from ..conftest import slow_variant
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
@@ -28,6 +30,13 @@ KINDS = [
 
 def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
     """Wait until ``count`` workers of a cluster are connected."""
+    folder = cli.home / ".gpujobs" / cluster
+    if folder.exists():  # its file costs nothing to read, `gpujobs status` does
+        until(
+            lambda: len(Folder(folder).registered()) >= count or (folder / "ended").exists(),
+            seconds,
+            lambda: evidence(cli, cluster),
+        )
     until(
         lambda: len(cli.status(cluster)["workers"]["connected"]) >= count,
         seconds,
