@@ -390,6 +390,7 @@ def test_numbers_have_an_upper_bound(home: Path, profile: str, message: str) -> 
         ("worker_port: 99999", "ports are from 1024 to 65535"),
         ("options: {rmm_pool_size: 0.8}", "rmm_pool_size is a key of `workers`: write `workers: {rmm_pool_size: …}`"),
         ("options: {no-rmm-async: true}", "no-rmm-async is a key of `workers`"),
+        ("worker_class: nanny, rmm_pool_size: 0.5", "is an option of CUDA workers, not of `worker_class: nanny`"),
         ("options: {colour: red}", "`dask cuda worker` has no option colour"),
         ("worker_class: nanny, options: {multiprocessing_method: spawn}", "`dask worker` has no option multiprocessing_method"),
     ],
