@@ -20,6 +20,7 @@ from ..injob.folder import (
     AFTER,
     RESERVE,
     RESERVE_BYTES,
+    TRANSPORT,
     DamagedError,
     Ended,
     EndKind,
@@ -28,7 +29,7 @@ from ..injob.folder import (
     open_file,
 )
 from ..injob.names import ARCHIVE, CERTIFICATE, KEY
-from ..injob.transport import FILE, Choice
+from ..injob.transport import Choice
 from ..text import clean
 from .files import folder_problem, logger, private_folder, write_atomically, write_new
 
@@ -147,7 +148,7 @@ def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
 
 def write_transport(folder: Path, transport: Choice) -> None:
     """Write the protocol that this side has chosen."""
-    write_atomically(folder / FILE, json.dumps(transport.json()))
+    write_atomically(folder / TRANSPORT, json.dumps(transport.json()))
 
 
 def renew_lease(folder: Path) -> None:

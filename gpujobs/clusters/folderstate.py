@@ -13,6 +13,7 @@ from typing import Any
 from ..injob.folder import (
     AFTER,
     HEARTBEAT,
+    TRANSPORT,
     DamagedError,
     Ended,
     Folder,
@@ -22,7 +23,7 @@ from ..injob.folder import (
     all_gpus,
     over_memory_message,
 )
-from ..injob.transport import FILE, Choice
+from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
 from .files import folder_problem, is_removed, job_files
@@ -180,7 +181,7 @@ class FolderReader:
             head=head,
             address=scheduler.get("address"),
             dashboard=scheduler.get("services", {}).get("dashboard"),
-            transport=Choice.parse(self._json(FILE)),
+            transport=Choice.parse(self._json(TRANSPORT)),
             damaged=tuple(self._damaged),
         )
 
@@ -248,7 +249,7 @@ def read_state(folder: Path) -> FolderState:
 
 def read_transport(folder: Path) -> Choice:
     """Return the protocol of a cluster, from its folder."""
-    return Choice.parse(Folder(str(folder)).read(FILE))
+    return Choice.parse(Folder(str(folder)).read(TRANSPORT))
 
 
 def _modified_at(path: Path) -> float:

@@ -37,6 +37,8 @@ TRANSFERS = "transfers.jsonl"
 """File of the dask scheduler: samples of the bytes that each worker has received from workers."""
 SCRIPT_ENDED = "script-ended"
 """File of the rank that ran the user's script in all MPI ranks: the script is over."""
+TRANSPORT = "transport.json"
+"""File with the `Choice` of dask's protocol; see `transport`."""
 IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
@@ -418,7 +420,7 @@ SHAPES: dict[str, Any] = {
     "workers.json": _Registry,
     "scheduler.json": _SchedulerFile,
     "ended": _Ended,
-    "transport.json": _Choice,
+    TRANSPORT: _Choice,
     VERDICT: _Verdict,
     "head/owner": _Owner,
     "attempt": _Attempt,

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .folder import EXIT_FAILED, SCRIPT_ENDED, Folder
+from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices
 from .log import append_output_to, in_plain_words
 from .names import (
@@ -38,7 +38,6 @@ from .names import (
 from .network import node_name
 from .options import LaunchOptions, RankOptions
 from .ports import confine_if_wanted, limit_if_wanted, on_loopback
-from .transport import FILE
 from .usage import start_sampler
 
 if TYPE_CHECKING:
@@ -282,7 +281,7 @@ def _prepare(folder: Folder) -> None:
     # by the processes of workers, but must not hide a module of the user.
     others = [path for path in sys.path if Path(path) != folder.archive]
     sys.path[:] = [*others, str(folder.archive)]
-    if folder.read(FILE).get("scheme") == "ucxx":
+    if folder.read(TRANSPORT).get("scheme") == "ucxx":
         # Open MPI may bring an older UCX; a process keeps the first one that it loads.
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .folder import KEPT, Folder, JsonObject
+from .folder import KEPT, TRANSPORT, Folder, JsonObject
 from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
 from .names import CERTIFICATE
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from distributed.comm import Comm
 
 
-FILE = "transport.json"
-"""File in the cluster's folder with the `Choice`."""
 ISOLATED_UCX = {
     "UCX_TLS": "^sm",
     "UCX_TCP_TX_SEG_SIZE": "1M",
@@ -340,7 +338,7 @@ class TransportChoice:
     def _write(self, choice: Choice) -> Choice:
         for text in filter(None, (choice.text(), choice.reason, choice.remark)):
             log(text)
-        self.folder.write(FILE, choice.json())
+        self.folder.write(TRANSPORT, choice.json())
         return choice
 
     # -- trial -------------------------------------------------------------------------------------
@@ -476,7 +474,7 @@ def take_part(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedP
     """Measure between the head's job and this one, if it is the first that can."""
     folder = Folder(options.folder)
     names = folder.names()
-    if not options.gpus or PEER not in names or CLAIM in names or FILE in names:
+    if not options.gpus or PEER not in names or CLAIM in names or TRANSPORT in names:
         return None
     if not folder.create(CLAIM, str(options.job)):
         return None
@@ -490,7 +488,9 @@ def cluster_ucx_settings(
 ) -> Mapping[str, str]:
     """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
     folder = Folder(options.folder)
-    chosen = Choice.parse(folder.read(FILE)).environ if (folder.path / "head").is_dir() else None
+    chosen = (
+        Choice.parse(folder.read(TRANSPORT)).environ if (folder.path / "head").is_dir() else None
+    )
     return _settings(options, environ, hidden_gpus())[0] if chosen is None else chosen
 
 

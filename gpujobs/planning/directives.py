@@ -12,7 +12,6 @@ from ..errors import Position, Problem
 from ..schedulers import Scheduler
 from ..text import did_you_mean, matches
 from .bash import Diagnostics
-from .layouts import Layout
 from .shape import JobShape, Place, Software, Values, resource_values
 
 # -- the account of a job --------------------------------------------------------------------------
@@ -142,15 +141,16 @@ def check_memory_units(text: str, scheduler: Scheduler) -> None:
 
 
 def workers_launcher(
-    diagnostics: Diagnostics, layout: Layout, shape: JobShape, software: Software, queue: str
+    diagnostics: Diagnostics, shape: JobShape, software: Software, queue: str
 ) -> tuple[str, ...]:
     """Return the words of the site's `workers_launcher` for jobs in a queue; () if there is none.
 
     ``diagnostics`` are those of jobs in ``queue``. In `layout: mpi`, the launcher of MPI starts the
     processes on the nodes.
     """
-    site = diagnostics.spec.site.site
-    if not site.workers_launcher or layout.name != "workers":
+    spec = diagnostics.spec
+    site = spec.site.site
+    if not site.workers_launcher or spec.profile.layout != "workers":
         return ()
     container = software.container
     if container and container.runtime.launcher:
@@ -163,7 +163,7 @@ def workers_launcher(
     try:
         return tuple(placeholders.expand(word, values) for word in site.workers_launcher)
     except LookupError as error:
-        place = diagnostics.spec.queue_place(queue, "workers_launcher")
+        place = spec.queue_place(queue, "workers_launcher")
         diagnostics.site_error(f"{{{error.args[0]}}} is not known in queue {queue}", *place)
         return ()
 

@@ -175,7 +175,7 @@ class GroupPlanner:
             lines=lines,
             visible_devices=visible_devices,
             software=software,
-            launcher=workers_launcher(diagnostics, self.layout, shape, software, key),
+            launcher=workers_launcher(diagnostics, shape, software, key),
             submit_arguments=writer.submit_arguments(),
             account=writer.account(),
         )

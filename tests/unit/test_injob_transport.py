@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.injob.folder import Folder
+from gpujobs.injob.folder import TRANSPORT, Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.transport import (
-    FILE,
     ISOLATED_UCX,
     Choice,
     Measured,
@@ -99,11 +98,11 @@ def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
     single = replace(options, single_job=True)
     assert cluster_ucx_settings(single, {}) == {}
     (tmp_path / "head").mkdir()
-    folder.write(FILE, Choice("ucxx").json())
+    folder.write(TRANSPORT, Choice("ucxx").json())
     assert cluster_ucx_settings(options, {}) == {}
-    folder.write(FILE, Choice("ucxx", environ={"UCX_TLS": "tcp"}).json())
+    folder.write(TRANSPORT, Choice("ucxx", environ={"UCX_TLS": "tcp"}).json())
     assert cluster_ucx_settings(options, {}) == {"UCX_TLS": "tcp"}
-    folder.write(FILE, Choice("ucxx", environ=None).json())
+    folder.write(TRANSPORT, Choice("ucxx", environ=None).json())
     assert cluster_ucx_settings(options, {}) == ISOLATED_UCX
 
 
