@@ -1,21 +1,23 @@
 """Distributed data parallel training (DDP) with PyTorch on the workers of a cluster.
 
-The workers need PyTorch and no gpujobs; this process needs no PyTorch.
+The workers need PyTorch and no gpujobs: functions are sent to them by value. This process needs no
+PyTorch.
 """
 
 from __future__ import annotations
 
+import datetime
+import os
 import pickle
 import re
+import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from .errors import GpujobsError, JobFailedError
-from .injob import torchrank
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["run_ddp"]
 
 T = TypeVar("T")
-_INTERVAL = 1.0
-"""Seconds between two checks that no worker is lost."""
-_CHECKS = 3
-"""Checks after a rank has failed: a lost worker also makes the other ranks fail, at once."""
 
 
 def run_ddp(
@@ -56,168 +54,185 @@ def run_ddp(
     restarted then, because the other ranks would wait for the lost one. Dask computes again the
     results that they held.
     """
-    places = _choose(_places(client), n_workers)
-    found = _probe(client, places)
-    backend = backend or _backend(places, found)
-    (port,) = _call(client, "ddp-store", torchrank.listen, places[:1])
-    group = torchrank.Group(len(places), places[0].host, port, backend, timeout)
-    calls = [(fn, args, group, rank) for rank in range(len(places))]
-    futures = _start(client, "ddp", torchrank.run_rank, places, calls)
+    workers = _workers(client)
+    wanted = len(workers) if n_workers is None else n_workers
+    if not 1 <= wanted <= len(workers):
+        message = f"run_ddp needs {max(wanted, 1)} workers; {len(workers)} are connected"
+        raise GpujobsError(message, hint=f"client.wait_for_workers({max(wanted, 1)}) before it")
+    workers = workers[:wanted]
+    backend = _backend(client, workers, backend)
+    (port,) = _call(client, workers[:1], _Call(_listen))
+    group = {
+        "MASTER_ADDR": workers[0].host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(workers)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    ranks = [{**group, "RANK": str(rank)} for rank in range(len(workers))]
+    calls = [_Call(_rank, fn, args, variables, backend, timeout) for variables in ranks]
+    futures = _start(client, workers, calls)
     try:
-        return _collect(client, futures, places)
-    except BaseException:  # also Ctrl-C
-        _stop(client, futures, places)
+        return _collect(client, workers, futures)
+    except BaseException:  # also Ctrl-C; a rank may wait in a thread that cannot be stopped
+        client.cancel(futures)
+        connected = client.nthreads()
+        left = [worker.address for worker in workers if worker.address in connected]
+        client.restart_workers(left, raise_for_error=False)
         raise
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A worker that can be a rank."""
-
+class _Worker(NamedTuple):
+    host: str
+    order: tuple[object, ...]
+    """Of the numbers in the name: svd-7f3a-2 is before svd-7f3a-10."""
     address: str
     name: str
     gpus: float
 
-    @property
-    def host(self) -> str:
-        return urlsplit(self.address).hostname or ""
 
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Ranks of one node are consecutive; svd-7f3a-2 is before svd-7f3a-10."""
-        parts = re.split(r"(\d+)", self.name)
-        return self.host, [int(part) if part.isdigit() else part for part in parts]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The environment of a worker."""
-
-    torch: str
-    """Version of PyTorch, or the reason why it cannot be imported."""
-    imported: bool
-    cuda: bool
-
-
-def _places(client: Client) -> list[_Place]:
-    """Return the workers of the cluster: those with GPUs, or all if there are none."""
+def _workers(client: Client) -> list[_Worker]:
+    """Return the workers with GPUs, or all if there are none, in the order of the ranks."""
     # Client.scheduler_info returns an attribute that a periodic callback replaces by one without
     # workers, at any moment.
-    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-    places = [
-        _Place(address, str(worker["name"]), worker["resources"].get("GPU", 0))
-        for address, worker in workers.items()
-    ]
-    return [place for place in places if place.gpus] or places
+    found = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    workers = []
+    for address, worker in found.items():
+        name, host = str(worker["name"]), urlsplit(address).hostname or ""
+        order = tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
+        workers.append(_Worker(host, order, address, name, worker["resources"].get("GPU", 0)))
+    return sorted([worker for worker in workers if worker.gpus] or workers)
 
 
-def _choose(places: Sequence[_Place], n_workers: int | None) -> list[_Place]:
-    """Return the worker of each rank. Raises GpujobsError."""
-    wanted = len(places) if n_workers is None else n_workers
-    if wanted < 1 or wanted > len(places):
-        message = f"run_ddp needs {max(wanted, 1)} workers; {len(places)} are connected"
-        raise GpujobsError(message, hint=f"client.wait_for_workers({max(wanted, 1)}) before it")
-    return sorted(places, key=lambda place: place.order)[:wanted]
-
-
-def _probe(client: Client, places: Sequence[_Place]) -> list[_Found]:
-    """Return the environment of each worker. Raises GpujobsError without PyTorch."""
-    answers = _call(client, "ddp-probe", torchrank.look, places)
-    found = [_Found(*answer) for answer in answers]
-    for place, its in zip(places, found, strict=True):
-        if not its.imported:
-            hint = "install PyTorch in the environment of the jobs"
-            raise GpujobsError(f"worker {place.name} cannot import torch: {its.torch}", hint=hint)
-    return found
-
-
-def _backend(places: Sequence[_Place], found: Sequence[_Found]) -> str:
-    """Return nccl with GPUs, else gloo. Raises GpujobsError if GPUs would not be used."""
-    for place, its in zip(places, found, strict=True):
-        if place.gpus and not its.cuda:
-            message = f"worker {place.name} has a GPU that its PyTorch {its.torch} cannot use"
+def _backend(client: Client, workers: Sequence[_Worker], wanted: str | None) -> str:
+    """Return ``wanted``, else nccl with GPUs, else gloo. Raises GpujobsError if it cannot work."""
+    found = _call(client, workers, _Call(_look))
+    for worker, (version, problem, cuda) in zip(workers, found, strict=True):
+        if problem:
+            message = f"worker {worker.name} cannot import torch: {problem}"
+            raise GpujobsError(message, hint="install PyTorch in the environment of the jobs")
+        if worker.gpus and not cuda and not wanted:
+            message = f"worker {worker.name} has a GPU that its PyTorch {version} cannot use"
             hint = "install PyTorch with CUDA in the jobs' environment, or use backend='gloo'"
             raise GpujobsError(message, hint=hint)
-    return "nccl" if all(its.cuda for its in found) else "gloo"
+    return wanted or ("nccl" if all(cuda for _, _, cuda in found) else "gloo")
 
 
 class _Call:
     """A call that is executed when it is unpickled."""
 
-    def __init__(self, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.function, self.arguments = function, arguments
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return self.function, self.arguments
 
 
-def _start(
-    client: Client,
-    name: str,
-    function: Callable[..., object],
-    places: Sequence[_Place],
-    calls: Sequence[tuple[object, ...]],
-) -> list[Future]:
-    """Call ``function`` on each of the workers, with the arguments of its entry of ``calls``.
-
-    The functions are sent by value: the environment of jobs may have no gpujobs.
-    """
+def _start(client: Client, workers: Iterable[_Worker], calls: Iterable[_Call]) -> list[Future]:
+    """Start one call on each of the workers; the functions of this module are sent by value."""
     import cloudpickle
 
     run = uuid.uuid4().hex[:8]
-    cloudpickle.register_pickle_by_value(torchrank)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        payloads = [cloudpickle.dumps(_Call(function, call)) for call in calls]
+        payloads = [cloudpickle.dumps(call) for call in calls]
     finally:
-        cloudpickle.unregister_pickle_by_value(torchrank)
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     return [
-        client.submit(pickle.loads, payload, workers=[place.address], key=f"{name}-{run}-{rank}")
-        for rank, (place, payload) in enumerate(zip(places, payloads, strict=True))
+        client.submit(pickle.loads, payload, workers=[worker.address], key=f"ddp-{run}-{rank}")
+        for rank, (worker, payload) in enumerate(zip(workers, payloads, strict=True))
     ]
 
 
-def _call(
-    client: Client, name: str, function: Callable[[], T], places: Sequence[_Place]
-) -> list[T]:
-    """Return the results of ``function()`` on each of the workers."""
-    futures = _start(client, name, function, places, [()] * len(places))
-    return _collect(client, futures, places)
+def _call(client: Client, workers: Sequence[_Worker], call: _Call) -> list[Any]:
+    """Return the results of the same call on each of the workers."""
+    return _collect(client, workers, _start(client, workers, [call] * len(workers)))
 
 
-def _collect(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -> list[T]:
+def _collect(client: Client, workers: Sequence[_Worker], futures: Sequence[Future]) -> list[Any]:
     """Wait for all ranks; return their results. Raises JobFailedError at the first that fails."""
     from distributed import wait
+
+    def check_connected() -> None:  # dask would wait for a lost worker
+        connected = client.nthreads()
+        for rank in pending:
+            if workers[rank].address not in connected:
+                message = f"rank {rank}: worker {workers[rank].name} was lost"
+                hint = f"gpujobs logs ID --worker {workers[rank].name}"
+                raise JobFailedError(message, hint=hint)
 
     pending = dict(enumerate(futures))
     while pending:
         try:
-            wait(list(pending.values()), timeout=_INTERVAL, return_when="FIRST_COMPLETED")
+            wait(list(pending.values()), timeout=1, return_when="FIRST_COMPLETED")
         except TimeoutError:
-            _check_connected(client, {rank: places[rank] for rank in pending})
-        ended = {rank: future for rank, future in pending.items() if future.done()}
-        for rank, future in ended.items():
-            if error := future.exception():
-                for _ in range(_CHECKS):
-                    _check_connected(client, {rank: places[rank] for rank in pending})
-                    time.sleep(_INTERVAL)
-                where = f"rank {rank} of {len(places)} on worker {places[rank].name}"
+            check_connected()
+        for rank in [rank for rank, future in pending.items() if future.done()]:
+            if error := futures[rank].exception():
+                for _ in range(3):  # a lost worker also makes the other ranks fail, at once
+                    check_connected()
+                    time.sleep(1)
+                where = f"rank {rank} of {len(workers)} on worker {workers[rank].name}"
                 raise JobFailedError(f"{where}: {type(error).__name__}: {error}") from error
             del pending[rank]
     return list(client.gather(list(futures)))
 
 
-def _check_connected(client: Client, places: dict[int, _Place]) -> None:
-    """Raise JobFailedError if a worker is lost: dask would wait for it."""
-    connected = client.nthreads()
-    for rank, place in places.items():
-        if place.address not in connected:
-            message = f"rank {rank}: worker {place.name} was lost"
-            raise JobFailedError(message, hint=f"gpujobs logs ID --worker {place.name}")
+# -- in the workers --------------------------------------------------------------------------------
 
 
-def _stop(client: Client, futures: Sequence[Future], places: Sequence[_Place]) -> None:
-    """Stop the ranks, which may wait for another one in a thread that cannot be stopped."""
-    client.cancel(list(futures))
-    connected = client.nthreads()
-    left = [place.address for place in places if place.address in connected]
-    client.restart_workers(left, raise_for_error=False)
+def _look() -> tuple[str, str, bool]:
+    """Return the version of PyTorch, why it cannot be imported, and whether it has CUDA."""
+    try:
+        import torch
+    except Exception as error:
+        return "", str(error), False
+    return str(torch.__version__), "", torch.cuda.is_available()
+
+
+def _listen() -> int:
+    """Start the store of the group in this process, that of rank 0; return its port.
+
+    The port is chosen and taken at once: nothing else can take it before the ranks start. The
+    rank uses this store, because PyTorch has one store per port in a process.
+    """
+    from distributed import get_worker
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    vars(get_worker())["_gpujobs_store"] = store  # it listens as long as it is kept
+    return int(store.port)
+
+
+def _rank(
+    fn: Callable[..., T],
+    args: tuple[object, ...],
+    variables: dict[str, str],
+    backend: str,
+    timeout: float,
+) -> T:
+    """Run one rank in its worker. If it fails, the worker will be restarted."""
+    import psutil
+    import torch
+    from distributed import get_worker
+    from torch import distributed
+
+    own = urlsplit(get_worker().address).hostname
+    for interface, addresses in psutil.net_if_addrs().items():
+        if own in [address.address for address in addresses]:
+            # Else they resolve the name of the node, which may have an address in another network.
+            names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+            variables |= {name: names[name] for name in names if name not in os.environ}
+    before = dict(os.environ)
+    os.environ.update(variables)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)
+    distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+    result = fn(*args)
+    distributed.barrier()  # rank 0 serves the addresses of the others until all are done
+    distributed.destroy_process_group()
+    vars(get_worker()).pop("_gpujobs_store", None)
+    for name in variables:
+        del os.environ[name]
+    os.environ.update({name: before[name] for name in variables if name in before})
+    return result

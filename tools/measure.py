@@ -29,8 +29,9 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "modules": 142,
-    "lines of the package": 33_190,
+    "modules": 141,
+    "lines of the package": 33_130,
+    "floors of a room": 10,
     "imports (% of code lines)": 9.1,
 }
 """Last figures of the package above their aim."""
