@@ -52,7 +52,7 @@ site_option = click.option(
     "--site",
     metavar="SITE",
     shell_complete=complete_sites,
-    help="Name of a site, or path of a site file; overrides the profile.",
+    help="Name of a site, or path of a site file.",
 )
 settings_option = click.option(
     "--set",

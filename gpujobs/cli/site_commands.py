@@ -163,12 +163,7 @@ def show_site(site: str, with_origins: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--site",
-    metavar="SITE",
-    shell_complete=options.complete_sites,
-    help="Name of a site, or path of a site file.",
-)
+@options.site_option
 @click.option(
     "--estimate",
     "with_estimate",
@@ -197,12 +192,7 @@ NOT_VERIFIED = "# not verified"
 
 
 @click.command()
-@click.option(
-    "--site",
-    metavar="SITE",
-    shell_complete=options.complete_sites,
-    help="Name of a site, or path of a site file.",
-)
+@options.site_option
 @click.option(
     "--run", "with_job", is_flag=True, help="Also submit a small job and check inside it."
 )
