@@ -179,8 +179,6 @@ def _collect(client: Client, workers: Sequence[_Worker], futures: Sequence[Futur
 
 
 # -- in the workers --------------------------------------------------------------------------------
-
-
 def _look() -> tuple[str, str, bool]:
     """Return the version of PyTorch, why it cannot be imported, and whether it has CUDA."""
     try:

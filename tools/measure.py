@@ -30,7 +30,7 @@ IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
     "modules": 141,
-    "lines of the package": 33_135,
+    "lines of the package": 32_950,
     "floors of a room": 10,
     "imports (% of code lines)": 9.1,
 }

@@ -16,9 +16,8 @@ from ..text import printable
 from . import process
 from .process import HOST, System
 
+
 # -- names of users of this host -------------------------------------------------------------------
-
-
 def user_name(number: int | None = None) -> str:
     """Return the name of a user, by default of this process; its number if it has no name."""
     number = os.getuid() if number is None else number
@@ -38,8 +37,6 @@ def with_canceller(status: JobStatus) -> JobStatus:
 
 
 # -- one command of a batch scheduler --------------------------------------------------------------
-
-
 SHORTEST_TIMEOUT = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
@@ -90,8 +87,6 @@ def delays(first: float = FIRST_DELAY) -> Iterator[float]:
 
 
 # -- the client of a batch scheduler ---------------------------------------------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 RETRY_TIMEOUT = 90.0

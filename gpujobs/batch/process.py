@@ -139,8 +139,6 @@ def _text(raw: bytes) -> str:
 
 
 # -- the host: its clock and its commands, which a simulation replaces -----------------------------
-
-
 class System:
     """This host. A simulation replaces it as a whole."""
 

@@ -115,8 +115,6 @@ def styled(text: str) -> RenderableType:
 
 
 # -- data on standard output, messages on standard error, and the line of progress below them ------
-
-
 _FIRST_FILE = 3
 """The first descriptor after those of stdin, stdout and stderr."""
 

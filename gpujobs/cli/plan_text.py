@@ -31,8 +31,6 @@ from ..text import (
 )
 
 # -- how `gpujobs plan` describes the use of GPU memory --------------------------------------------
-
-
 OFF = "0"
 """dask-cuda's value for no limit and for no pool."""
 
@@ -85,8 +83,6 @@ def _amount(value: str, total: int | None) -> str:
 
 
 # -- the output of `gpujobs explain` ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Explanation:
     """A key of a profile: its values, the one of the plan, and its limits."""
@@ -183,8 +179,6 @@ def _place_json(position: Position) -> dict[str, object]:
 
 
 # -- a plan as human-readable text and as JSON -----------------------------------------------------
-
-
 SHOWN_NAMES = 8
 """Names of workers that are printed; of more, the first four and the last."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 # -- sites init ------------------------------------------------------------------------------------
-
-
 @click.command("init")
 @click.option(
     "--scheduler", "name", metavar="NAME", help="The batch scheduler; default: the one found here."
@@ -61,8 +59,6 @@ def init_site(name: str | None, output: Path | None) -> None:
 
 
 # -- sites check, sites show -----------------------------------------------------------------------
-
-
 EXIT_FINDINGS = 1
 
 
@@ -160,8 +156,6 @@ def show_site(site: str, with_origins: bool) -> None:
 
 
 # -- queues ----------------------------------------------------------------------------------------
-
-
 @click.command()
 @options.site_option
 @click.option(
@@ -185,8 +179,6 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 
 
 # -- doctor, sites list, schema --------------------------------------------------------------------
-
-
 NOT_VERIFIED = "# not verified"
 """A comment in a site file: the source does not give the values of this line."""
 

@@ -139,8 +139,6 @@ def _watched_text(report: ClusterReport) -> str:
 
 
 # -- wait for a cluster, as `gpujobs submit --wait` does -------------------------------------------
-
-
 def wait_for_cluster(cluster: ClusterHandle) -> None:
     """Show progress and the output of `run` on stderr until `run` has ended.
 

@@ -148,8 +148,6 @@ def _remark(job: JobUsage) -> str:
 
 
 # -- the HTML page of `gpujobs report` -------------------------------------------------------------
-
-
 TEMPLATE = "report.html.j2"
 WIDTH, HEIGHT = 1000, 100
 """Size of the coordinates of a chart; a browser stretches it."""

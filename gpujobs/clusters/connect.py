@@ -122,8 +122,6 @@ def environment_lines(record: ClusterRecord) -> str:
 
 
 # -- the tasks, CPU and memory of running workers --------------------------------------------------
-
-
 _TIMEOUT = 5.0
 """Seconds for one answer."""
 

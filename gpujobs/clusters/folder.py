@@ -88,8 +88,6 @@ def make_certificate(folder: Path) -> None:
 
 
 # -- the folder ------------------------------------------------------------------------------------
-
-
 SPEC = "spec.json"
 TAIL_BYTES = 65536
 OWNER_TIMEOUT = 60.0

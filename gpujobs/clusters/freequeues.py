@@ -20,8 +20,6 @@ from ..text import table, walltime_text
 from .machine import this_machine
 
 # -- the client of a site's batch scheduler --------------------------------------------------------
-
-
 TIMEOUT = 10.0
 """Seconds for which the batch scheduler may fail to answer."""
 
@@ -56,8 +54,6 @@ def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
 
 
 # -- free resources of queues ----------------------------------------------------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 _Job = tuple[str, object]

@@ -28,8 +28,6 @@ from .report import (
 )
 
 # -- the state of a whole cluster, from those of its jobs; a part of `judge` -----------------------
-
-
 _STATE_OF_KIND = {
     EndKind.DONE: ClusterState.DONE,
     EndKind.IDLE: ClusterState.DONE,
@@ -134,8 +132,6 @@ def _suspended(jobs: tuple[JobReport, ...]) -> str:
 
 
 # -- the state of each job -------------------------------------------------------------------------
-
-
 UNLISTED_TIMEOUT = 60.0
 """Seconds after which a job that neither queue nor accounting lists has ended."""
 NEVER_STARTED_TIMEOUT = 20.0

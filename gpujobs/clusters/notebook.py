@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 # -- the templates of HTML pages. They escape all values: names and reasons are data ---------------
-
-
 def html_template(name: str) -> Template:
     """Return a template of the package."""
     return _environment().get_template(name)
@@ -46,8 +44,6 @@ def _without_control_characters(value: object) -> object:
 
 
 # -- a cluster in a notebook -----------------------------------------------------------------------
-
-
 TEMPLATE = "cluster.html.j2"
 SHOWN_JOBS = 50
 """Jobs that are listed: the page is sent again after each change."""

@@ -221,8 +221,6 @@ def _remove(
 
 
 # -- cancel clusters, and find those that their owner has left -------------------------------------
-
-
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
 EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 15.0

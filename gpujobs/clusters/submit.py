@@ -40,8 +40,6 @@ from .runnotes import image_notes, run_notes, script_of, site_notes
 from .verdict import write_judge
 
 # -- `after` of a profile: another cluster that must have ended before -----------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 
@@ -109,8 +107,6 @@ def _error(spec: ClusterSpec, message: str, hint: str = "") -> InputError:
 
 
 # -- from a specification to a plan and its scripts: everything before a submission ----------------
-
-
 BASH = "/bin/bash"
 
 
@@ -221,8 +217,6 @@ def _line_inside(position: Position, message: str) -> Position:
 
 
 # -- submit a planned cluster ----------------------------------------------------------------------
-
-
 FAILED = 70
 """EX_SOFTWARE: the cluster ended without running the user's command to its end."""
 UNDO_TIMEOUT = 10.0

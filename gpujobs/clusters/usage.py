@@ -244,8 +244,6 @@ def targets_of(record: ClusterRecord) -> Steps:
 
 
 # -- shorter time series ---------------------------------------------------------------------------
-
-
 MOST_POINTS = 250
 """Points of a line: more are not visible, and a job of days has thousands of samples."""
 

@@ -309,8 +309,6 @@ def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
 
 
 # -- models: the keys that a file may have ---------------------------------------------------------
-
-
 M = TypeVar("M", bound="Model")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

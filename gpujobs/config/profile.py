@@ -40,8 +40,6 @@ from .model import (
 )
 
 # -- the `workers` section of a profile: the options of every worker -------------------------------
-
-
 RESERVED_OPTIONS = (
     "name", "scheduler", "scheduler_file", "nworkers", "nthreads", "memory_limit", "resources",
     "preload_argv", "worker_class", "nanny", "local_directory",
@@ -202,8 +200,6 @@ class Workers(Model):
 
 
 # -- the profile -----------------------------------------------------------------------------------
-
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 LONGEST_NAME = 40
 GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

@@ -60,9 +60,8 @@ from .sitekinds import (
     account_directive,
 )
 
+
 # -- the queues of a site file ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Account(Model):
     """How the account (project, budget, bank) is named."""
@@ -291,8 +290,6 @@ class Queue(Model):
 
 
 # -- the site file ---------------------------------------------------------------------------------
-
-
 T = TypeVar("T")
 
 

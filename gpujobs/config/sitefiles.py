@@ -201,8 +201,6 @@ def cluster_name(scheduler: str) -> str:
 
 
 # -- find and load site files ----------------------------------------------------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 _IF_TRUSTED = ", or give the file's path to --site if you trust it"
@@ -380,8 +378,6 @@ def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Positi
 
 
 # -- the site of this host: the one whose variables, host or cluster names match here --------------
-
-
 _SELECTS = re.compile("^(hostnames|environment_variables|cluster_names):", re.M)
 
 

@@ -243,8 +243,6 @@ def _scalar(event: ScalarEvent) -> str | None:
 
 
 # -- a document as YAML, with the file and the line of each value in a comment ---------------------
-
-
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w.+-]*")
 _INDENT = "  "
 

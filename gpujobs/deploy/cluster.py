@@ -288,8 +288,6 @@ def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJ
 
 
 # -- GPULocalCluster: the cluster class for this machine, as dask_cuda.LocalCUDACluster ------------
-
-
 class GPULocalCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on this machine, without a batch scheduler.
 

@@ -162,8 +162,6 @@ class DaskControl:
 
 
 # -- what the scaler needs of a dask cluster -------------------------------------------------------
-
-
 class DaskSide(Protocol):
     """The part of a dask cluster that the scaler needs."""
 

@@ -20,8 +20,6 @@ from ..text import table
 from .widget import ClusterWidget, Controls, ipywidgets_module
 
 # -- the jobs of a cluster as Python shows them: a table of JSON objects ---------------------------
-
-
 Row = dict[str, Json]
 
 
@@ -77,8 +75,6 @@ def _pending_reasons(phase: JobPhase, jobs: Iterable[JobReport]) -> str:
 
 
 # -- how cluster objects display themselves and their jobs -----------------------------------------
-
-
 class JobsDisplay(ABC):
     """The properties that show jobs; a base of all cluster classes."""
 

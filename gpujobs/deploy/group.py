@@ -19,8 +19,6 @@ from ..text import plural, quoted
 from .job import PoolJob
 
 # -- the most jobs that `adapt` may request --------------------------------------------------------
-
-
 REFUSAL_TIME = 600.0
 """Seconds after a refusal until more jobs are requested than were accepted."""
 
@@ -80,8 +78,6 @@ def _by_limits(limits: Sequence[JobLimit], jobs: int) -> tuple[int, str]:
 
 
 # -- the limit of replacements ---------------------------------------------------------------------
-
-
 MOST_ATTEMPTS = 3
 """Jobs per missing job that may end without success, one after another."""
 PAUSES = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
@@ -132,8 +128,6 @@ class Attempts:
 
 
 # -- the workers of one kind -----------------------------------------------------------------------
-
-
 class WorkerGroup:
     """A group of workers. Its name is "" in a cluster without groups."""
 

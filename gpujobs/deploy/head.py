@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 # -- options of a local dask scheduler that a site with required encryption refuses ----------------
-
-
 def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None:
     """Raise InputError if the site requires encryption, and ``options`` would open a listener
     without it. ``place`` names the options in the message.
@@ -100,8 +98,6 @@ _REJECTED = (
 
 
 # -- the protocol ----------------------------------------------------------------------------------
-
-
 def with_usable_protocols(plan: Plan, *, only_one: bool) -> tuple[Plan, str]:
     """Return ``plan`` with the protocols that work in this process, and why ucxx does not, or "".
 
@@ -132,8 +128,6 @@ def _ucxx_problem(interface: str | None) -> str:
 
 
 # -- the dask scheduler ----------------------------------------------------------------------------
-
-
 ADDRESS_INTERVAL = 0.2
 
 

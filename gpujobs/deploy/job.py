@@ -131,8 +131,6 @@ class PoolJob:
 
 
 # -- the active and the past jobs of a pool --------------------------------------------------------
-
-
 START_UP = 120.0
 """Seconds for a job's workers to connect; less for short walltimes."""
 LONGEST_LEAD = 0.5

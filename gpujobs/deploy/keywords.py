@@ -39,8 +39,6 @@ from .conversions import (
 from .options import CONFIGURABLE, Configuration, check_mapping
 
 # -- the keywords of each class --------------------------------------------------------------------
-
-
 PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
 PARAMETERS = (
@@ -155,8 +153,6 @@ JOBQUEUE = Vocabulary(
 
 
 # -- keywords as a profile -------------------------------------------------------------------------
-
-
 _KEYS = tuple(key_names(Profile))
 DEFAULT_WALLTIME = "30m"
 """dask-jobqueue's, for users without a site file."""
@@ -384,8 +380,6 @@ class _Converter:
 
 
 # -- the keywords of dask_cuda.LocalCUDACluster, for clusters on this machine ----------------------
-
-
 DEVICE_SIZES = (
     "device_memory_limit",
     "rmm_pool_size",

@@ -18,9 +18,8 @@ from ..planning.plan import JobGroup, Plan
 from ..text import plural
 from .group import WorkerGroup
 
+
 # -- the one import of dask_jobqueue, and the user's dask configuration ----------------------------
-
-
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
     """Ignore calls of signal.signal.
@@ -131,8 +130,6 @@ def _shipped_defaults() -> dict[str, Any]:
 
 
 # -- how many jobs a cluster object starts with ----------------------------------------------------
-
-
 def first_jobs(plan: Plan, n_workers: int | None) -> dict[str, int]:
     """Return the number of jobs of each group.
 
@@ -153,8 +150,6 @@ def _by_keywords(group: JobGroup, n_workers: int) -> int:
 
 
 # -- the number of jobs that `scale` requests, from any way to say it ------------------------------
-
-
 @dataclass(frozen=True)
 class Amount:
     """The arguments of `scale`, of which the largest counts; ``jobs`` only without ``n``."""
@@ -202,8 +197,6 @@ def _is_number(value: object) -> bool:
 
 
 # -- options of a cluster object -------------------------------------------------------------------
-
-
 CONFIGURABLE = ("log_directory", "scheduler_options")
 """Options that the user's dask configuration may have."""
 

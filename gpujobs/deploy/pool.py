@@ -33,8 +33,6 @@ from .group import WorkerGroup, count_ends
 from .job import PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
-
-
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
 """Seconds after which a job that is still there is cancelled again: doubled each time."""
 CLOSE_TIMEOUT = 12.0
@@ -96,8 +94,6 @@ def cancel_cluster(record: ClusterRecord, ledger: Ledger, system: System) -> Non
 
 
 # -- render jobs -----------------------------------------------------------------------------------
-
-
 WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
 
 
@@ -202,8 +198,6 @@ class Submitter:
 
 
 # -- the pool --------------------------------------------------------------------------------------
-
-
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""
 QUERY_DELAY = 1.0

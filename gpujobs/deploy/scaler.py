@@ -17,9 +17,8 @@ from .group import WorkerGroup, by_devices, without_log
 from .job import PoolJob
 from .pool import JobPool
 
+
 # -- retire the workers of released jobs -----------------------------------------------------------
-
-
 class Retirer:
     """Retires workers; those that are being retired are left alone."""
 
@@ -53,8 +52,6 @@ class Retirer:
 
 
 # -- the room for more jobs of a group -------------------------------------------------------------
-
-
 def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
     """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
     most, why_not = _clamped(pool, group, jobs, pool.jobs.numbers())
@@ -83,8 +80,6 @@ def _clamped(
 
 
 # -- one group of workers --------------------------------------------------------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 
@@ -191,8 +186,6 @@ class GroupScaler:
 
 
 # -- all groups of a pool --------------------------------------------------------------------------
-
-
 REFRESH_INTERVAL = 1.0
 """Seconds between two looks at the cluster's folder."""
 SUBMIT_TIMEOUT = 15.0
@@ -347,6 +340,7 @@ class Scaler:
         """
         self.pool.groups[group].target = jobs
         self.pool.groups[group].maximum = maximum
+        self.pool.lower_targets()  # otherwise each second writes two targets
         self.pool.write_groups()
 
     async def grow(self, group: str, workers: int) -> None:

@@ -89,8 +89,6 @@ def _missing(scaler: Scaler, n_workers: int) -> tuple[int, list[str]]:
 
 
 # -- the lease: signs of life of the owning process in the cluster's folder ------------------------
-
-
 LEASE_INTERVAL = 10.0
 """Seconds between two signs of life."""
 

@@ -39,8 +39,6 @@ from .checks import Check, failed, passed, warning
 from .jobcheck import JobFacts, Scratch
 
 # -- the checks of `gpujobs doctor --run`: judge the facts that `jobcheck` collected in a job ------
-
-
 COMPARED = ("python", "dask", "distributed", "dask-cuda")
 """Versions that must be the same in the job and on this side."""
 OLDEST_DASK_CUDA = (26, 8)
@@ -148,8 +146,6 @@ def _check_gpus(report: ClusterReport) -> Check:
 
 
 # -- the checks of `gpujobs doctor` that need no job: they run on this host ------------------------
-
-
 def check_host(site_file: SiteFile) -> Iterator[Check]:
     """Check commands, batch scheduler, shared folder, network interface and versions."""
     site = site_file.site
@@ -225,8 +221,6 @@ def _check_ucxx() -> Check:
 
 
 # -- submit a small cluster for `gpujobs doctor --run` and collect its facts -----------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 JOB_TIMEOUT = 900.0

@@ -22,8 +22,6 @@ from ..text import matches, plural, size_text, walltime_text
 from .checks import Check, passed, warning
 
 # -- the differences between a site file and its batch scheduler -----------------------------------
-
-
 LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
 """Keys of sites and queues that are lists of directives or arguments."""
 NO_LIMIT = float("inf")
@@ -241,8 +239,6 @@ def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:
 
 
 # -- ask the batch scheduler -----------------------------------------------------------------------
-
-
 OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"
 
 

@@ -16,8 +16,6 @@ from ..text import plural
 from .checks import Check, any_failed, checks_text, failed, passed
 
 # -- syntax of bash text ---------------------------------------------------------------------------
-
-
 _TEXTS: tuple[Loc, ...] = (
     ("setup",),
     ("mpi", "setup"),
@@ -45,8 +43,6 @@ def _script_problems(results: Sequence[Tried]) -> Iterator[Problem]:
 
 
 # -- the report ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SiteReport:
     """The results of the checks of one site file."""

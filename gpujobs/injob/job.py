@@ -23,8 +23,6 @@ from .usage import start_sampler
 from .workerhost import preset
 
 # -- start the workers of a job: one process with their nannies, or an MPI launcher ----------------
-
-
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 _LONGEST_STAGGER = 60
 """Seconds over which dask spreads the exits of workers."""
@@ -194,8 +192,6 @@ def _wait_for(folder: Folder, attempt: int) -> bool:
 
 
 # -- the supervisor of a job -----------------------------------------------------------------------
-
-
 FOLDER_TIMEOUT = 120
 """Seconds for which the cluster's folder may be missing: a file server may be away for a while."""
 _WRITE_TIMEOUT = 1.0

@@ -157,8 +157,6 @@ def append_output_to(path: Path) -> None:
 
 
 # -- the walltime of a job -------------------------------------------------------------------------
-
-
 _SIGNAL_EARLY = 60
 """Seconds by which Slurm may send the signal before the walltime earlier than requested."""
 

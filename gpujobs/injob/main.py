@@ -30,9 +30,8 @@ from .transport import trial
 from .usage import sample_usage
 from .workers import Workers, retire
 
+
 # -- supervise one job -----------------------------------------------------------------------------
-
-
 def supervise(options: SuperviseOptions) -> int:
     """Be the head if this job is the first that may be it, else a job of workers.
 
@@ -107,8 +106,6 @@ def _second_start(folder: Folder, options: SuperviseOptions) -> int:
 
 
 # -- the sub-commands of `injob.pyz` ---------------------------------------------------------------
-
-
 def main(argv: list[str]) -> int:
     """Run the sub-command in ``argv``; return its exit code."""
     # Python's own printer of exceptions does not find source lines in a zip file.

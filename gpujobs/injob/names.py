@@ -94,8 +94,6 @@ def job_worker_names(
 
 
 # -- how many GPUs a worker has: one, several, or a part of one ------------------------------------
-
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = "GPUJOBS_WORKER_DEVICES"
 """CUDA_VISIBLE_DEVICES of each worker of a process, separated by semicolons."""

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 
 # -- `dask_mpi.initialize` in the ranks of a job with ``run_on: ranks`` ----------------------------
-
-
 _PLAN = "GPUJOBS_INITIALIZE"
 """Variable with the planned keywords of `dask_mpi.initialize`, as JSON."""
 _PLANNED = (
@@ -177,8 +175,6 @@ def launch(options: LaunchOptions) -> int:
 
 
 # -- the environment of ranks on other nodes -------------------------------------------------------
-
-
 _NEEDED = re.compile(r"(DASK|GPUJOBS|UCX)_.*|PYTHONPATH|LD_LIBRARY_PATH")
 """Variables that ranks get even if nothing has changed them."""
 _LOCAL = re.compile(
@@ -237,8 +233,6 @@ def _before_setup(folder: Path) -> dict[str, str] | None:
 
 
 # -- one MPI rank ----------------------------------------------------------------------------------
-
-
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
 _LONGEST_REASON = 500

@@ -24,9 +24,8 @@ from .log import log
 from .process import defer_signals
 from .usage import interval
 
+
 # -- blocking calls of dask's processes, which must not stop their event loop ----------------------
-
-
 async def in_thread(function: Callable[..., object], *arguments: object) -> None:
     """Call a function in a thread, or here if the process is ending and starts no more threads."""
     try:
@@ -153,8 +152,6 @@ class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]
 
 
 # -- the registry of workers -----------------------------------------------------------------------
-
-
 _NAME = "gpujobs"
 """Of the dask scheduler's plugin."""
 _NO_CLIENTS = ("fire-and-forget", "Client-worker-")

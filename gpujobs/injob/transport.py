@@ -287,8 +287,6 @@ def _message(error: Exception) -> str:
 
 
 # -- the head's choice: by a trial, or by the rates of the last day --------------------------------
-
-
 CLAIM = "trial-claim"
 """File of the job that measures the rate between two jobs."""
 BETWEEN = "trial-between.json"

@@ -185,8 +185,6 @@ def missing(
 
 
 # -- the process of the nannies --------------------------------------------------------------------
-
-
 _METHOD = "distributed.worker.multiprocessing-method"
 _METHOD_OPTION = "--multiprocessing-method"
 _MODULE = f"{PACKAGE}.workerhost"

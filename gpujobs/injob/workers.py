@@ -150,8 +150,6 @@ class JobsWatch:
 
 
 # -- retire workers: move their data to other workers, and close them ------------------------------
-
-
 def retire(names: Iterable[str], timeout: float) -> int:
     """Retire the workers ``names``; return 0 if that took at most ``timeout`` seconds, else 1.
 
@@ -178,8 +176,6 @@ def _connected(client: Client) -> set[str]:
 
 
 # -- a job with workers only -----------------------------------------------------------------------
-
-
 _POLL_INTERVAL = 2.0
 _POLL_INTERVAL_AT_START = 1.0
 _START_SECONDS = 60

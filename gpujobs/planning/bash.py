@@ -50,8 +50,6 @@ def with_variables(text: str) -> str:
 
 
 # -- the site's ``directory``: where the folders of clusters are -----------------------------------
-
-
 _PATH_VARIABLE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::-(?P<default>[^}]*))?\})")
 
 
@@ -73,8 +71,6 @@ def expand_directory(text: str) -> str:
 
 
 # -- errors and notes of planning ------------------------------------------------------------------
-
-
 class Diagnostics:
     """The problems of one cluster spec with their positions, and notes for the user.
 

@@ -217,8 +217,6 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 # -- a copy of the site's environment on each node -------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Staging:
     """A tarball that jobs unpack once per node. Both are words of bash, expanded in the job."""
@@ -251,8 +249,6 @@ def _folder(site: Site) -> str:
 
 
 # -- the container of a cluster's jobs, from the profile and the site ------------------------------
-
-
 PYTHON = "python3"
 """The default of `environment.python` in a container."""
 KEY = ("environment", "container")

@@ -9,9 +9,8 @@ from ..config.site import Queue
 from ..text import plural
 from .bash import Diagnostics
 
+
 # -- this machine, which the `local` site runs jobs on ---------------------------------------------
-
-
 @dataclass(frozen=True)
 class Machine:
     """The resources of this machine; memory is in bytes."""
@@ -61,8 +60,6 @@ class Machine:
 
 
 # -- how many GPUs, or how many CPU workers, the profile asks for ----------------------------------
-
-
 MOST_AUTO_CPU_WORKERS = 4
 """CPU workers for `gpus: auto` on a machine without free GPUs."""
 

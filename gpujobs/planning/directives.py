@@ -14,9 +14,8 @@ from ..text import did_you_mean, matches
 from .bash import Diagnostics
 from .shape import JobShape, Place, Software, Values, resource_values
 
+
 # -- the account of a job --------------------------------------------------------------------------
-
-
 def find_account(
     diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
 ) -> tuple[str, str] | None:
@@ -63,8 +62,6 @@ def _check_account(diagnostics: Diagnostics, account: Account, queue_key: str) -
 
 
 # -- checks directives: each by itself, and all of one job against each other ----------------------
-
-
 @dataclass(frozen=True)
 class Directive:
     """One directive of a job, without its prefix."""
@@ -138,8 +135,6 @@ def check_memory_units(text: str, scheduler: Scheduler) -> None:
 
 
 # -- the launcher of jobs whose script runs on another node ----------------------------------------
-
-
 def workers_launcher(
     diagnostics: Diagnostics, shape: JobShape, software: Software, queue: str
 ) -> tuple[str, ...]:
@@ -169,8 +164,6 @@ def workers_launcher(
 
 
 # -- directives of the site whose values a profile chooses: its `options`, and a reservation -------
-
-
 NEUTRAL = "x"
 
 
@@ -302,8 +295,6 @@ def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
 
 
 # -- the directives of a job -----------------------------------------------------------------------
-
-
 def _request_keys(*, gpus: bool, nodes: int) -> tuple[str, ...]:
     if not gpus:
         return ("cpu_request",)

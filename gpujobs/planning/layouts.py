@@ -21,9 +21,8 @@ from .containers import runtime_of
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
 
+
 # -- the contract of a layout: how workers are divided into jobs, named and started ----------------
-
-
 @dataclass(frozen=True)
 class Layout(ABC):
     """How the workers of a cluster are divided into jobs, named and started."""
@@ -96,8 +95,6 @@ def check_whole_nodes(gpus: int, queue: Queue, reason: str) -> None:
 
 
 # -- the two values of `layout`, each a class ------------------------------------------------------
-
-
 PRELOAD_OPTION = f"--preload={PRELOAD}"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 

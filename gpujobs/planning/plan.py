@@ -40,9 +40,8 @@ from .shape import (
 )
 from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
 
+
 # -- the head with a job of its own: the dask scheduler and `run`, without GPUs --------------------
-
-
 def head_queue(diagnostics: Diagnostics) -> str | None:
     """Return the key of the queue of the head's own job; None if it has none or no queue fits."""
     head, site = diagnostics.spec.profile.head, diagnostics.spec.site.site
@@ -91,8 +90,6 @@ def _queue_without_gpus(site: Site) -> str | None:
 
 
 # -- the jobs of one group of workers: their number, queue, shape and directives -------------------
-
-
 def _report_no_walltime(diagnostics: Diagnostics) -> None:
     message = "`walltime` is needed: the site has no default"
     if "walltime" in diagnostics.spec.document.value:
@@ -200,8 +197,6 @@ class GroupPlanner:
 
 
 # -- checks of a profile that do not depend on a queue ---------------------------------------------
-
-
 def check_profile(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
     """Report problems of the profile, and commands of the site that do not exist."""
     pattern, rule = scheduler.name_rule
@@ -247,8 +242,6 @@ def _check_groups(diagnostics: Diagnostics) -> None:
 
 
 # -- the plan --------------------------------------------------------------------------------------
-
-
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 
 

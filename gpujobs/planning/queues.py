@@ -28,9 +28,8 @@ from .shape import (
     worker_share,
 )
 
+
 # -- the shape of jobs in one queue of the site, and the checks of the queue's limits --------------
-
-
 @dataclass(frozen=True)
 class QueueFit:
     """Fits the jobs of a profile into one queue; methods raise QueueMismatch if they do not fit."""
@@ -243,8 +242,6 @@ class QueueFit:
 
 
 # -- jobs on different GPUs that the batch scheduler cannot tell apart -----------------------------
-
-
 HINT = "in the site file, name the type in `request`, as {gpu_type}"
 
 
@@ -339,8 +336,6 @@ def report_same_requests(diagnostics: Diagnostics, same: SameRequests) -> None:
 
 
 # -- the choice of a queue -------------------------------------------------------------------------
-
-
 class QueueChooser:
     """Chooses the queue for the jobs with workers.
 

@@ -15,8 +15,6 @@ from .shape import JobGroup, JobShape
 from .templates import fill, load_template
 
 # -- jobs on one node that may not open each other's GPUs ------------------------------------------
-
-
 _NOTE = (
     "over ucxx, the rate between two jobs on a node depends on whether the site isolates the GPUs "
     "of jobs from each other; it is measured in the job, and `gpujobs status` shows it"
@@ -46,8 +44,6 @@ def single_job(plan: Plan) -> bool:
 
 
 # -- command lines ---------------------------------------------------------------------------------
-
-
 SHORTEST_WARNING, LONGEST_WARNING = 10, 60
 """Bounds of `warning`, in seconds."""
 LEASE = 60
@@ -207,8 +203,6 @@ def _scheduler_words(plan: Plan, jobs: JobGroup) -> list[str]:
 
 
 # -- scripts ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Script:
     """One submission: ``count`` jobs, numbered from ``first``."""

@@ -156,8 +156,6 @@ def _ratio(gpus: int, cpus: int | None) -> int | float | None:
 
 
 # -- the host memory of a job, as its directives request it, and of its workers --------------------
-
-
 MIB = 2**20
 
 
@@ -229,8 +227,6 @@ def requested_memory(
 
 
 # -- the part of a node's other resources, such as its disk, that belongs to a job -----------------
-
-
 def resource_values(site: Site, queue: Queue, shape: JobShape) -> Values:
     """Return the values of the placeholders of the `resources` of all queues, in bytes.
 
@@ -260,8 +256,6 @@ def _resource_share(amount: int | None, queue: Queue, shape: JobShape) -> int | 
 
 
 # -- CPUs and memory of one job, if the profile itself states them ---------------------------------
-
-
 def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
     """Return the job's CPUs on each of its ``nodes``; None if the profile has no `cpus_per_job`.
 

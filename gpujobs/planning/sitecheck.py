@@ -23,8 +23,6 @@ from .queues import HINT, SameRequests, same_requests_text, smallest_job
 from .render import Script, render
 
 # -- trial profiles: each shape of jobs that a queue allows ----------------------------------------
-
-
 WALLTIME = 600
 ACCOUNT = "any"
 """The account of trials, and the value of options, if no real one is given."""
@@ -246,8 +244,6 @@ def _is_wanted(site: Site, key: str, wanted: str) -> bool:
 
 
 # -- findings --------------------------------------------------------------------------------------
-
-
 SOURCE = "a profile for every queue"
 """In place of a file name, in positions of the profile that is tried."""
 NO_SETTINGS = Document({})

@@ -18,8 +18,6 @@ from .bash import Diagnostics
 from .shape import JobGroup
 
 # -- GPU memory with which ucxx is slower than tcp -------------------------------------------------
-
-
 SLOW_MEMORY = {
     "managed": "with `rmm_managed_memory` it is slower than tcp "
     "(four H200, transpose of 12.8 GB: ucxx 8 to 16 s, tcp 1.5 to 3.3 s, "
@@ -51,8 +49,6 @@ def _slow_memory_of(workers: Workers) -> str:
 
 
 # -- the protocols that dask's processes use, and whether they are encrypted -----------------------
-
-
 ENCRYPTED = {"tcp": "tls", "ws": "wss"}
 """Dask's names of protocols without and with TLS. ucxx has no encryption."""
 _WEBSOCKETS = ("ws", "wss")

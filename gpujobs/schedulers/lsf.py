@@ -15,8 +15,6 @@ from .jobs import JobId, JobState, JobStatus
 from .lsf_inventory import LSFInventory
 
 # -- the output of bjobs and bhist -----------------------------------------------------------------
-
-
 _STATES = {
     "PEND": JobState.PENDING, "PSUSP": JobState.PENDING, "WAIT": JobState.PENDING,
     "FWD_PEND": JobState.PENDING,
@@ -165,8 +163,6 @@ def _signal_number(name: str) -> int:
 
 
 # -- the class -------------------------------------------------------------------------------------
-
-
 _AWAY = re.compile(
     r"still trying|LIM is down|try later|please wait|communication time ?out|timeout on connect|"
     r"connection (refused|timed out|reset)|server is not connected|"

@@ -71,8 +71,6 @@ def _unknown(name: str) -> str:
 
 
 # -- names of the commands of a batch scheduler, which the key `commands` of a site may replace ----
-
-
 _JOB = JobId("1")
 _PENDING = {_JOB: JobStatus(JobState.PENDING)}
 

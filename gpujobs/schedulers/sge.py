@@ -15,8 +15,6 @@ from .jobs import JobId, JobState, JobStatus
 from .sge_inventory import GridEngineInventory
 
 # -- the output of qstat and qacct -----------------------------------------------------------------
-
-
 _FAILURES = {
     "18": JobState.NODE_FAIL,
     "19": JobState.NODE_FAIL,
@@ -172,8 +170,6 @@ def _seconds(text: str) -> int:
 
 
 # -- the class -------------------------------------------------------------------------------------
-
-
 _AWAY = re.compile(
     r"unable to (send message to|contact) qmaster|commlib error|comunication_error|"
     r"failed receiving gdi request|qmaster is (down|not running)|message receive timeout",

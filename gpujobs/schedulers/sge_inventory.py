@@ -20,9 +20,8 @@ from .inventory import (
 )
 from .jobs import CommandResult
 
+
 # -- resource quotas: the most GPUs of one user in a queue, from ``qconf -srqs`` -------------------
-
-
 @dataclass(frozen=True)
 class QuotaRule:
     """One line ``limit`` of a resource quota set."""
@@ -84,8 +83,6 @@ def _rule(line: str) -> QuotaRule:
 
 
 # -- queues, hosts and resources -------------------------------------------------------------------
-
-
 _INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")
 _RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$")
 _TYPE = "gpu_type"

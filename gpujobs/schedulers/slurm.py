@@ -14,8 +14,6 @@ from .jobs import JobState, JobStatus
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------
-
-
 STATES = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
     "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
@@ -99,8 +97,6 @@ def is_listing(stdout: str, columns: str) -> bool:
 
 
 # -- the class -------------------------------------------------------------------------------------
-
-
 _LONG_OPTIONS = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task",
     "D": "chdir", "d": "dependency", "e": "error", "G": "gpus", "H": "hold", "i": "input",
