@@ -299,8 +299,12 @@ class Scaler:
         if self.pool.unanswered:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
+        # Jobs that are about to leave count for the limits: their successors may have to wait.
+        leaving = self.pool.jobs.numbers()[group.name] - len(counting)
+        count = max(-surplus - leaving, min(-surplus, room(self.pool, group)))
         try:
-            await self.pool.submit(group, -surplus)
+            if count > 0:
+                await self.pool.submit(group, count)
         finally:
             self.watch_soon()
 
