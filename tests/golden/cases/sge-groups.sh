@@ -15,7 +15,7 @@
 #$ -R y
 
 gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
-    PATH=$PATH:$SGE_BINARY_PATH
+    PATH=${SGE_BINARY_PATH:+$SGE_BINARY_PATH:}$PATH   # first: others have a qstat, too
     qstat -u "$USER" -s p -g d |
         awk 'NR == FNR {ours[$1]; next} $1 in ours {print $1 (NF > 8 ? "." $9 : "")}' "$GPUJOBS_FOLDER/job-ids" - |
         xargs -r qdel
@@ -131,7 +131,7 @@ code=$?
 #$ -R y
 
 gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
-    PATH=$PATH:$SGE_BINARY_PATH
+    PATH=${SGE_BINARY_PATH:+$SGE_BINARY_PATH:}$PATH   # first: others have a qstat, too
     qstat -u "$USER" -s p -g d |
         awk 'NR == FNR {ours[$1]; next} $1 in ours {print $1 (NF > 8 ? "." $9 : "")}' "$GPUJOBS_FOLDER/job-ids" - |
         xargs -r qdel

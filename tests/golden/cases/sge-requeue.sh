@@ -16,7 +16,7 @@
 #$ -R y
 
 gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
-    PATH=$PATH:$SGE_BINARY_PATH
+    PATH=${SGE_BINARY_PATH:+$SGE_BINARY_PATH:}$PATH   # first: others have a qstat, too
     local ids=job-ids
     [ ! -e "$GPUJOBS_FOLDER/over-1" ] || ids=job-ids-1   # those of the next attempts stay
     qstat -u "$USER" -s p -g d |
@@ -144,7 +144,7 @@ code=$?
 #$ -R y
 
 gpujobs_qdel_waiting() {   # qdel cannot select by state. If a node may not query, waiting jobs find `ended` later
-    PATH=$PATH:$SGE_BINARY_PATH
+    PATH=${SGE_BINARY_PATH:+$SGE_BINARY_PATH:}$PATH   # first: others have a qstat, too
     local ids=job-ids
     [ ! -e "$GPUJOBS_FOLDER/over-2" ] || ids=job-ids-2   # those of the next attempts stay
     qstat -u "$USER" -s p -g d |
