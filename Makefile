@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 6
+WORKERS ?= 4
 
 .PHONY: demo test slow docs lint clean
 
