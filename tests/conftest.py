@@ -17,7 +17,7 @@ from .support import sge as sge_support
 from .support import site as site_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
-from .support.cli import ORDINARY_USER, Cli, python_for
+from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of
 from .support.fake_lsf import LsfBackend
 from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from .support.processes import patience, reaper
@@ -180,11 +180,15 @@ def home(shared_folder: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(params=["ordinary"])
 def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
-    """The command line of an ordinary user (or root), with the site file of ``backend`` as the site `here`."""
-    return make_cli(backend, home, request.param)
+    """The command line of an ordinary user (or root), with the site file of ``backend`` as the site `here`.
+
+    With the mark ``stub``, jobs import the stub of dask instead of dask.
+    """
+    stub = request.node.get_closest_marker("stub") is not None
+    return make_cli(backend, home, request.param, stub=stub and backend.fake_gpus)
 
 
-def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
+def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> Cli:
     """Return the command line of an ordinary user, or of root."""
     other = kind == "ordinary" and os.geteuid() == 0 and backend.same_host
     user = ORDINARY_USER if other else None
@@ -198,7 +202,8 @@ def make_cli(backend: Backend, home: Path, kind: str) -> Cli:
     )
     sites.mkdir()
     sites.chmod(0o755)
-    from .support.cli import text_of
-
-    (sites / "here.yaml").write_text(text_of(backend.site()))
+    site = backend.site()
+    if stub:
+        site["setup"] = site["setup"].replace("PYTHONPATH=", f"PYTHONPATH={STUB}:")
+    (sites / "here.yaml").write_text(text_of(site))
     return made

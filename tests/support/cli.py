@@ -17,6 +17,7 @@ from .processes import as_user, run
 
 ROOT = Path(__file__).parents[2]
 NVML = ROOT / "tests" / "fakes" / "nvml"
+STUB = ROOT / "tests" / "fakes" / "dask"
 ORDINARY_USER = os.environ.get("GPUJOBS_ORDINARY_USER", "nobody")
 """Slurm from 25.11 on refuses the name `nobody`."""
 

@@ -1,0 +1,3 @@
+"""Part of the stub of dask."""
+
+from . import config as config
