@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ..schedulers import get_scheduler
 from ..text import matches
@@ -156,7 +156,36 @@ def check_options(options: Mapping[str, Option]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queue(Model):
+class _OfSiteOrQueue(Model):
+    """Keys of a site that a queue may have, too. Those of the queue override those of the site."""
+
+    request: tuple[str, ...] | None = optional(
+        SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
+    )
+    cpu_request: tuple[str, ...] | None = optional(
+        SITE_DIRECTIVES, "the same for jobs without GPUs"
+    )
+    multi_node_request: tuple[str, ...] | None = optional(
+        SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
+    )
+    submit_arguments: tuple[str, ...] = optional(
+        SUBMIT_ARGUMENTS, "arguments of sbatch, qsub or bsub, such as -g {account}", default=()
+    )
+    options: dict[str, Option] = optional(
+        Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
+    )
+    account: Account | None = optional(Section(Account), "how the account is named")
+    visible_devices: VisibleDevices | None = optional(
+        VISIBLE_DEVICES, "how a job finds out which GPUs it has"
+    )
+    layouts: tuple[LayoutName, ...] = optional(
+        LAYOUTS, "layouts of profiles that are allowed; default: all", default=()
+    )
+    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue(_OfSiteOrQueue):
     """One queue or partition: the shape of its nodes, and its limits. Limits are of one job."""
 
     name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
@@ -206,22 +235,9 @@ class Queue(Model):
         "the only numbers of GPUs that one job may have",
         default=(),
     )
-    layouts: tuple[LayoutName, ...] = optional(LAYOUTS, "overrides the site's", default=())
     max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
     max_gpus_per_user: int | None = optional(POSITIVE, "most GPUs of one user; checked per cluster")
-    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
-    request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    cpu_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    multi_node_request: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
     directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
-    submit_arguments: tuple[str, ...] = optional(
-        SUBMIT_ARGUMENTS, "overrides the site's", default=()
-    )
-    options: dict[str, Option] = optional(
-        Table(OPTION_NAME, Section(Option)), "adds to the site's, and overrides them", default={}
-    )
-    account: Account | None = optional(Section(Account), "overrides the site's")
-    visible_devices: VisibleDevices | None = optional(VISIBLE_DEVICES, "overrides the site's")
     setup: str | None = optional(SCRIPT, "overrides the site's")
     scratch: str | None = optional(FOLDER, "overrides the site's")
     network: SiteNetwork | None = optional(
@@ -290,9 +306,6 @@ class Queue(Model):
 
 
 # -- the site file ---------------------------------------------------------------------------------
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SiteEnvironment(Model):
     """An environment of the site that its jobs copy to their nodes."""
@@ -325,7 +338,7 @@ class Containers(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site(Model):
+class Site(_OfSiteOrQueue):
     """A site file. The site's name is the file's stem."""
 
     description: str = required(TEXT, "name of the machine, for users")
@@ -355,27 +368,8 @@ class Site(Model):
     queue_defaults: Queue = optional(
         Section(Queue), "keys of all queues that do not have them", default=Queue()
     )
-    request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
-    )
-    cpu_request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "the same for jobs without GPUs"
-    )
-    multi_node_request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
-    )
     directives: tuple[str, ...] = optional(
         SITE_DIRECTIVES, "extra directives for every job", default=()
-    )
-    submit_arguments: tuple[str, ...] = optional(
-        SUBMIT_ARGUMENTS, "arguments of sbatch, qsub or bsub, such as -g {account}", default=()
-    )
-    options: dict[str, Option] = optional(
-        Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
-    )
-    account: Account | None = optional(Section(Account), "how the account is named")
-    visible_devices: VisibleDevices | None = optional(
-        VISIBLE_DEVICES, "how a job finds out which GPUs it has"
     )
     network: SiteNetwork = optional(
         Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
@@ -414,10 +408,6 @@ class Site(Model):
     max_idle_timeout: int | None = optional(
         DURATION, "longest time without tasks of clusters without run, longest client_timeout"
     )
-    layouts: tuple[LayoutName, ...] = optional(
-        LAYOUTS, "layouts of profiles that the site allows; default: all", default=()
-    )
-    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
     defaults: dict[str, object] = optional(DEFAULTS, "any keys of a profile", default={})
 
     instead_of_required = "extends"
@@ -427,7 +417,7 @@ class Site(Model):
         check_options(self.options)
         for key in self.queues:
             try:
-                self.network_of(key).check()
+                self.in_queue(key).network.check()
             except ValueError as error:
                 raise ValueErrorInside(str(error), "queues", key, "network") from None
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
@@ -458,30 +448,31 @@ class Site(Model):
 
     def in_queue(self, key: str) -> Site:
         """Return this site with the values that the queue ``key`` has instead."""
-        queue = self.queues[key]
+        own = self.queues[key]
+        values = {name: getattr(own, name) for name in _OVERRIDDEN}
+        given = {name: value for name, value in values.items() if value is not None}
+        of_network = own.network or SiteNetwork()
+        network = {name: getattr(of_network, name) for name in of_network.given}
         return replace(
             self,
-            setup=_either(queue.setup, self.setup),
-            scratch=queue.scratch or self.scratch,
-            mpi=queue.mpi or self.mpi,
-            workers_launcher=_either(queue.workers_launcher, self.workers_launcher),
-            network=self.network_of(key),
-            options={**self.options, **queue.options},
+            **given,
+            request=own.request or self.request,
+            cpu_request=own.cpu_request or self.cpu_request,
+            # `request` of the queue replaces both
+            multi_node_request=own.multi_node_request
+            or (None if own.request else self.multi_node_request),
+            submit_arguments=own.submit_arguments or self.submit_arguments,
+            layouts=own.layouts or self.layouts,
+            options={**self.options, **own.options},
+            network=replace(self.network, **network, given=self.network.given | of_network.given),
         )
-
-    def network_of(self, key: str) -> SiteNetwork:
-        """Return the network of jobs in the queue ``key``: its own keys over those of the site."""
-        own = self.queues[key].network
-        if own is None:
-            return self.network
-        values = {name: getattr(own, name) for name in own.given}
-        return replace(self.network, **values, given=self.network.given | own.given)
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""
         return self.queues[key].name or key
 
 
-def _either(own: T | None, default: T) -> T:
-    """Return the value of a queue, else the one of its site; a queue's may be empty."""
-    return default if own is None else own
+_OVERRIDDEN = (
+    "directives", "account", "visible_devices", "setup", "scratch", "mpi", "workers_launcher",
+)  # fmt: skip
+"""Keys whose value in a queue replaces that of the site; a list or a text may be empty."""

@@ -43,6 +43,8 @@ class ClusterSpec:
     """Keys of the profile whose values are the site's `defaults`; of `env`, also each variable."""
     queue_order: tuple[str, ...] = ()
     """Keys of queues that `queue: auto` tries first, in this order; the others follow."""
+    queue_key: str = ""
+    """The queue whose values the site and the profile have (see `in_queue`)."""
 
     def position(self, *loc: str | int) -> Position:
         """Return the position of the profile's value at ``loc``."""
@@ -63,16 +65,16 @@ class ClusterSpec:
             self,
             site=replace(self.site, site=self.site.site.in_queue(key)),
             profile=replace(profile, walltime=walltime, env={**queue.env, **own}),
+            queue_key=key,
         )
 
     def site_position(self, *loc: str | int) -> Position:
-        """Return the position of the site's value at ``loc``."""
-        return self.site.document.position(loc)
-
-    def queue_place(self, queue: str, *loc: str) -> Loc:
-        """Return where a value for jobs in a queue is: under the queue, else under the site."""
-        own = ("queues", queue, *loc)
-        return loc if self.site.document.value_at(own) is None else own
+        """Return the position of the site's value at ``loc``: of the queue, if it has its own."""
+        document, own = self.site.document, ("queues", self.queue_key, *loc)
+        keys = tuple(step for step in own if isinstance(step, str))
+        if self.queue_key and document.value_at(keys) is not None:
+            return document.position(own)
+        return document.position(loc)
 
 
 def load_spec(

@@ -71,7 +71,7 @@ class Comparison:
     def _names_the_queue(self, key: str, queue: Queue) -> bool:
         """Return whether jobs name the queue; otherwise its key is only the name of a shape."""
         gpus = bool(queue.gpus_per_node)
-        texts = request_texts(self.site_file.site, self.scheduler(), key, gpus=gpus, nodes=1)
+        texts = request_texts(self.site_file.site.in_queue(key), self.scheduler(), gpus=gpus)
         return "queue" in placeholders.names(" ".join(texts))
 
     def _limit_problems(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..config import placeholders
 from ..config.site import Account, Option, Site
@@ -13,52 +14,6 @@ from ..schedulers import Scheduler
 from ..text import did_you_mean, matches
 from .bash import Diagnostics
 from .shape import JobShape, Place, Software, Values, resource_values
-
-
-# -- the account of a job --------------------------------------------------------------------------
-def find_account(
-    diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
-) -> tuple[str, str] | None:
-    """Return the directive and the account; None if there is none. Reports problems."""
-    account = _account_of_site(diagnostics, scheduler, queue_key)
-    wanted = diagnostics.spec.profile.account
-    if account is None:
-        if wanted:
-            site_name = diagnostics.spec.site.name
-            diagnostics.note(f"account {wanted} is ignored: site {site_name} has none")
-        return None
-    _check_account(diagnostics, account, queue_key)
-    if not wanted:
-        return None
-    return account.directive or scheduler.account_directive, wanted
-
-
-def _account_of_site(
-    diagnostics: Diagnostics, scheduler: Scheduler, queue_key: str
-) -> Account | None:
-    site = diagnostics.spec.site.site
-    if account := site.queues[queue_key].account or site.account:
-        return account
-    if "account" in site.given or scheduler.on_this_machine:
-        return None
-    return Account()
-
-
-def _check_account(diagnostics: Diagnostics, account: Account, queue_key: str) -> None:
-    spec, wanted = diagnostics.spec, diagnostics.spec.profile.account
-    place = spec.queue_place(queue_key, "account")
-    if wanted and account.pattern and not matches(account.pattern, wanted):
-        message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
-        hint = account.hint or ""
-    elif not wanted and account.required:
-        who = f"site {spec.site.name}"
-        if spec.site.site.queues[queue_key].account:
-            who = f"queue {queue_key} of {who}"
-        message = f"{who} requires an `account`"
-        hint = account.hint or "account: NAME"
-    else:
-        return
-    diagnostics.profile_error(message, "account", hint=hint, related=spec.site_position(*place))
 
 
 # -- checks directives: each by itself, and all of one job against each other ----------------------
@@ -117,254 +72,82 @@ class DirectiveChecker:
         self.diagnostics.add(Problem(text, directive.position, related=related))
 
 
-def check_memory_units(text: str, scheduler: Scheduler) -> None:
-    """Raise ValueError unless the unit of each memory placeholder in ``text`` is also written.
+def memory_unit_error(text: str, scheduler: Scheduler) -> str:
+    """Return why a memory placeholder in ``text`` lacks its unit, or "".
 
     ``mem={memory_per_node:GB}`` would request 13 bytes instead of 13 GB.
     """
     for token, unit, written in placeholders.memory_suffixes(text):
-        if not written and unit in scheduler.memory_unit:
+        if written == unit or (not written and unit in scheduler.memory_unit):
             continue
-        if written != unit:
-            name = scheduler.name
-            shown = f"{token}{written}" if written else token
-            raise ValueError(
-                f"`{shown}` is a number of {unit}B, and {name} would take it in another unit: "
-                f"write {token}{unit}"
-            )
-
-
-# -- the launcher of jobs whose script runs on another node ----------------------------------------
-def workers_launcher(
-    diagnostics: Diagnostics, shape: JobShape, software: Software, queue: str
-) -> tuple[str, ...]:
-    """Return the words of the site's `workers_launcher` for jobs in a queue; () if there is none.
-
-    ``diagnostics`` are those of jobs in ``queue``. In `layout: mpi`, the launcher of MPI starts the
-    processes on the nodes.
-    """
-    spec = diagnostics.spec
-    site = spec.site.site
-    if not site.workers_launcher or spec.profile.layout != "workers":
-        return ()
-    container = software.container
-    if container and container.runtime.launcher:
-        message = (
-            f"{container.runtime.name} starts containers through {container.runtime.launcher}, "
-            f"but processes of this site start through {site.workers_launcher[0]}"
+        return (
+            f"`{token}{written}` is a number of {unit}B, and {scheduler.name} would take it in "
+            f"another unit: write {token}{unit}"
         )
-        diagnostics.profile_error(message, "environment", "container")
-    values = {name: shape.values()[name] for name in placeholders.WORKERS_LAUNCH}
-    try:
-        return tuple(placeholders.expand(word, values) for word in site.workers_launcher)
-    except LookupError as error:
-        place = spec.queue_place(queue, "workers_launcher")
-        diagnostics.site_error(f"{{{error.args[0]}}} is not known in queue {queue}", *place)
-        return ()
+    return ""
 
 
-# -- directives of the site whose values a profile chooses: its `options`, and a reservation -------
-NEUTRAL = "x"
-
-
-def option_directives(
-    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str
-) -> list[Directive]:
-    """Return the directives of `options` in the queue with the key ``queue``.
-
-    An option without a value has none. ``values`` are those of the placeholders. Reports values
-    that are missing or not allowed.
-    """
-    spec = diagnostics.spec
-    site, wanted = spec.site.site, spec.profile.options
-    for name in wanted:
-        if name not in site.options:
-            _report_unknown(diagnostics, name, queue)
-    found = []
-    for name, option in site.options.items():
-        value = _value(diagnostics, scheduler, values, queue, name)
-        if value is not None:
-            place = spec.queue_place(queue, "options", name, "directive")
-            text = _expand(diagnostics, option.directive, {**values, name: value}, name, place)
-            position = spec.site_position(*place)
-            if name in wanted:
-                position = spec.position("options", name)
-            found.append(Directive(text, position))
-    return found
-
-
-def _value(
-    diagnostics: Diagnostics, scheduler: Scheduler, values: Values, queue: str, name: str
-) -> str | None:
-    """Return the value of the option ``name``: of the profile, the default, or both together."""
-    spec = diagnostics.spec
-    option, wanted = spec.site.site.options[name], spec.profile.options.get(name)
-    place = spec.queue_place(queue, "options", name)
-    if wanted is not None and not option.extends_default(wanted):
-        _check(diagnostics, scheduler, name, wanted, place)
-        return wanted
-    if option.default is None:
-        if option.required:
-            _report_missing(diagnostics, name, place)
-        return None
-    at = spec.queue_place(queue, "options", name, "default")
-    default = _expand(diagnostics, option.default, values, name, at)
-    if wanted is None:
-        return default
-    _check(diagnostics, scheduler, name, default + wanted, place)
-    return default + wanted
-
-
-def reservation(
-    diagnostics: Diagnostics, scheduler: Scheduler, *, has_queue: bool
-) -> list[Directive]:
-    """Return the directive of the profile's reservation.
-
-    ``has_queue``: the other directives have the queue, and with it a reservation that is a queue.
-    """
-    spec = diagnostics.spec
-    wanted, text = spec.profile.reservation, scheduler.reservation_directive
-    if not wanted or (scheduler.reservation_is_queue and has_queue):
-        return []
-    if not text:
-        message = f"{scheduler.name} has no reservations that a job can name"
-        diagnostics.profile_error(message, "reservation")
-        return []
-    line = placeholders.expand(text, {"reservation": wanted})
-    return [Directive(line, spec.position("reservation"), by_user=True)]
-
-
-def _report_missing(diagnostics: Diagnostics, name: str, place: Place) -> None:
-    spec = diagnostics.spec
-    hint = spec.site.site.options[name].hint or f"options: {{{name}: …}}"
-    message = f"option `{name}` is needed: the site requires it"
-    related = spec.site_position(*place)
-    diagnostics.profile_error(message, "options", name, hint=hint, related=related)
-
-
-def _check(
-    diagnostics: Diagnostics, scheduler: Scheduler, name: str, value: str, at: Place
-) -> None:
-    """Report a value that does not match, or that would set other options of the directive."""
-    option = diagnostics.spec.site.site.options[name]
-    place, related = ("options", name), diagnostics.spec.site_position(*at)
-    if not matches(option.pattern, value):
-        message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
-        hint = option.hint or ""
-        diagnostics.profile_error(message, *place, hint=hint, related=related)
-    elif _sets(scheduler, option, name, value) != _sets(scheduler, option, name, NEUTRAL):
-        message = f"{name} {value!r} would set another option of the batch scheduler"
-        diagnostics.profile_error(message, *place, related=related)
-
-
-def _sets(scheduler: Scheduler, option: Option, name: str, value: str) -> set[str] | None:
-    """Return the options that the directive sets with ``value``; None if it cannot be parsed."""
-    text = option.directive.replace(f"{{{name}}}", value)
-    try:
-        return scheduler.options(text)
-    except ValueError:
-        return None
-
-
-def _expand(diagnostics: Diagnostics, text: str, values: Values, name: str, place: Place) -> str:
-    try:
-        return placeholders.expand(text, values)
-    except LookupError as error:
-        missing = error.args[0]
-        if missing == "account":
-            message = f"`account` is needed: option {name} of the site names it"
-            diagnostics.profile_error(message, "account")
-            return text
-        message = f"{{{missing}}} is not known in this queue"
-    except ValueError as error:
-        message = str(error)
-    diagnostics.site_error(message, *place)
-    return text
-
-
-def _report_unknown(diagnostics: Diagnostics, name: str, queue: str) -> None:
-    """Report an option that no queue has; note one that only other queues have."""
-    site = diagnostics.spec.site.site
-    if any(name in other.options for other in site.queues.values()):
-        diagnostics.note(f"option `{name}` is ignored: queue {queue} does not have it")
-        return
-    known = sorted(site.options)
-    listed = f"it has {', '.join(known)}" if known else "it has none"
-    message = f"site {diagnostics.spec.site.name} has no option `{name}`: {listed}"
-    diagnostics.profile_error(message, "options", name, hint=did_you_mean(name, known))
-
-
-# -- the directives of a job -----------------------------------------------------------------------
-def _request_keys(*, gpus: bool, nodes: int) -> tuple[str, ...]:
-    if not gpus:
-        return ("cpu_request",)
-    if nodes > 1:
-        return ("multi_node_request", "request")
-    return ("request",)
-
-
-def _built_in_request(scheduler: Scheduler, *, gpus: bool) -> tuple[str, ...]:
-    return scheduler.request if gpus else scheduler.cpu_request
-
-
-def own_request(
-    site: Site, queue_key: str, *, gpus: bool, nodes: int
-) -> tuple[Place, tuple[str, ...]] | None:
-    """Return the request that the site file has for jobs of ``nodes`` in a queue, and its place.
-
-    None: the built-in one is used. A queue's request overrides all of the site's.
-    """
-    names = _request_keys(gpus=gpus, nodes=nodes)
-    for place, section in ((("queues", queue_key), site.queues[queue_key]), ((), site)):
-        for name in names:
-            if lines := getattr(section, name):
-                return (*place, name), lines
+# -- the lines of a site that request resources ----------------------------------------------------
+def _own_request(site: Site, *, gpus: bool, nodes: int) -> tuple[str, tuple[str, ...]] | None:
+    """Return the key and the lines of the request of ``site``; None: the built-in one is used."""
+    names = ("multi_node_request", "request") if nodes > 1 else ("request",)
+    for name in names if gpus else ("cpu_request",):
+        if lines := getattr(site, name):
+            return name, lines
     return None
 
 
 def request_texts(
-    site: Site, scheduler: Scheduler, queue_key: str, *, gpus: bool, nodes: int
+    site: Site, scheduler: Scheduler, *, gpus: bool, nodes: int = 1
 ) -> tuple[str, ...]:
-    """Return the request and the extra directives of a queue, with their placeholders."""
-    request = _built_in_request(scheduler, gpus=gpus)
-    if own := own_request(site, queue_key, gpus=gpus, nodes=nodes):
-        request = own[1]
-    extra = site.queues[queue_key].directives
-    return (*request, *(site.directives if extra is None else extra))
+    """Return the request and the extra directives, with their placeholders.
+
+    ``site`` has the values for jobs in a queue (see `Site.in_queue`).
+    """
+    built_in = scheduler.request if gpus else scheduler.cpu_request
+    own = _own_request(site, gpus=gpus, nodes=nodes)
+    return (*(own[1] if own else built_in), *site.directives)
+
+
+# -- the directives of a job -----------------------------------------------------------------------
+NEUTRAL = "x"
+"""A value of an option that sets no other option."""
 
 
 class DirectiveWriter:
-    """Writes the directives of jobs of ``shape`` in the site's queue ``queue_key``."""
+    """Writes the directives of jobs of ``shape`` in one queue.
+
+    ``diagnostics`` are those of the queue.
+    """
 
     def __init__(
         self,
         diagnostics: Diagnostics,
         scheduler: Scheduler,
-        queue_key: str,
         shape: JobShape,
         walltime: int | None,
     ) -> None:
         self.diagnostics, self.scheduler = diagnostics, scheduler
-        self.queue_key, self.shape, self.walltime = queue_key, shape, walltime
+        self.shape, self.walltime = shape, walltime
         self.spec = diagnostics.spec
-        self.site = self.spec.site.site
-        self.queue = self.site.queues[queue_key]
+        self.profile, self.site = self.spec.profile, self.spec.site.site
+        self.key = self.spec.queue_key
+        self.queue = self.site.queues[self.key]
 
     def lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix. Reports those that are not allowed."""
-        account = self._find_account()
-        values = self._values(account)
-        directives = self._request(values)
-        arguments = self._arguments(values)
-        if account and "account" not in placeholders.names(" ".join(self._argument_texts()[1])):
-            directives.append(self._account(*account))
-        directives += self._extra(values)
-        directives += option_directives(self.diagnostics, self.scheduler, values, self.queue_key)
-        gpus, nodes = bool(self.shape.gpus), self.shape.nodes
-        texts = request_texts(self.site, self.scheduler, self.queue_key, gpus=gpus, nodes=nodes)
-        has_queue = "queue" in placeholders.names(" ".join(texts))
-        directives += reservation(self.diagnostics, self.scheduler, has_queue=has_queue)
-        own = self._own()
+        values = self._values
+        directives, arguments = self._request(), self._arguments()
+        named = "account" in placeholders.names(" ".join(self.site.submit_arguments))
+        if self._account and not named:
+            directives.append(self._account_directive(*self._account))
+        directives += self._filled("directives", self.site.directives)
+        directives += self._options(values)
+        directives += self._reservation()
+        own = [
+            Directive(line, self.spec.position("directives", n), by_user=True)
+            for n, line in enumerate(self.profile.directives)
+        ]
         checker = DirectiveChecker(self.diagnostics, self.scheduler)
         for directive in (*directives, *arguments, *own):
             checker.add(directive)
@@ -373,63 +156,22 @@ class DirectiveWriter:
 
     def submit_arguments(self) -> tuple[str, ...]:
         """Return the words after the command that submits the jobs; `lines` has checked them."""
-        arguments = self._arguments(self._values(self._find_account()))
-        return tuple(word for argument in arguments for word in argument.text.split())
+        return tuple(word for argument in self._arguments() for word in argument.text.split())
 
+    @property
     def account(self) -> str:
-        """Return the account of the jobs, "" if they have none."""
-        account = self._find_account()
-        return account[1] if account else ""
-
-    def _argument_texts(self) -> tuple[Place, tuple[str, ...]]:
-        if self.queue.submit_arguments:
-            return ("queues", self.queue_key, "submit_arguments"), self.queue.submit_arguments
-        return ("submit_arguments",), self.site.submit_arguments
-
-    def _arguments(self, values: Values) -> list[Directive]:
-        """Return the arguments; one that names the account is left out if there is none."""
-        place, texts = self._argument_texts()
-        if values["account"] is None:
-            texts = tuple(text for text in texts if "{account}" not in text)
-        return self._expand(texts, values, place)
-
-    def _find_account(self) -> tuple[str, str] | None:
-        return find_account(self.diagnostics, self.scheduler, self.queue_key)
-
-    def _values(self, account: tuple[str, str] | None) -> Values:
-        return {
-            **self.shape.values(),
-            **resource_values(self.site, self.queue, self.shape),
-            "queue": self._queue_name(),
-            "gpu_type": self._gpu_type(),
-            "gpu_memory": self.queue.gpu_memory,
-            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
-            "account": account[1] if account else None,
-        }
-
-    def _queue_name(self) -> str:
-        wanted = self.spec.profile.reservation
-        if wanted and self.scheduler.reservation_is_queue:
-            return wanted
-        return self.site.queue_name(self.queue_key)
-
-    def _gpu_type(self) -> str | None:
-        wanted = self.spec.profile.gpu_type if self.shape.gpus else None
-        return self.queue.type_name(wanted)
+        """The account of the jobs, "" if they have none."""
+        return self._account[1] if self._account else ""
 
     def visible_devices(self) -> str:
         """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
-        source = (
-            self.queue.visible_devices
-            or self.site.visible_devices
-            or self.scheduler.visible_devices
-        )
+        source = self.site.visible_devices or self.scheduler.visible_devices
         if source is None:
             return self._default_visible_devices()
         if source == "exclusive" and not self.queue.exclusive:
             message = (
                 "`visible_devices: exclusive` takes all GPUs of a node, "
-                f"so queue {self.queue_key} must be `exclusive: true`"
+                f"so queue {self.key} must be `exclusive: true`"
             )
             self.diagnostics.site_error(message, "visible_devices")
         if isinstance(source, Variable):
@@ -447,91 +189,245 @@ class DirectiveWriter:
             "visible_devices: exclusive, {variable: NAME}, {file: NAME}, "
             "or scheduler if a prolog sets CUDA_VISIBLE_DEVICES"
         )
-        self.diagnostics.site_error(message, "queues", self.queue_key, hint=hint)
+        self.diagnostics.site_error(message, "queues", self.key, hint=hint)
         return ""
 
-    def _request(self, values: Values) -> list[Directive]:
-        gpus = bool(self.shape.gpus)
-        own = own_request(self.site, self.queue_key, gpus=gpus, nodes=self.shape.nodes)
-        if own is None:
-            built_in = _built_in_request(self.scheduler, gpus=gpus)
-            lines = (_expand_if_known(text, values) for text in built_in)
-            return list(map(Directive, filter(None, lines)))
-        place, texts = own
-        if gpus:
-            self._check_asks_for_gpus(texts, place)
-        return self._expand(texts, values, place)
+    def launcher(self, software: Software) -> tuple[str, ...]:
+        """Return the words of the site's `workers_launcher`; () if there is none.
 
-    def _check_asks_for_gpus(self, request: tuple[str, ...], place: Place) -> None:
+        In `layout: mpi`, the launcher of MPI starts the processes on the nodes.
+        """
+        words = self.site.workers_launcher
+        if not words or self.profile.layout != "workers":
+            return ()
+        container = software.container
+        if container and container.runtime.launcher:
+            message = (
+                f"{container.runtime.name} starts containers through {container.runtime.launcher}, "
+                f"but processes of this site start through {words[0]}"
+            )
+            self.diagnostics.profile_error(message, "environment", "container")
+        return tuple(self._expanded(word, self._values, "workers_launcher") for word in words)
+
+    # -- the account -------------------------------------------------------------------------------
+    @cached_property
+    def _account(self) -> tuple[str, str] | None:
+        """The directive and the account of the jobs; None if there is none. Reports problems."""
+        account, wanted = self._account_of_site(), self.profile.account
+        if account is None:
+            if wanted:
+                self.diagnostics.note(
+                    f"account {wanted} is ignored: site {self.spec.site.name} has none"
+                )
+            return None
+        self._check_account(account)
+        return (account.directive or self.scheduler.account_directive, wanted) if wanted else None
+
+    def _account_of_site(self) -> Account | None:
+        site = self.site
+        if site.account or "account" in site.given or self.scheduler.on_this_machine:
+            return site.account
+        return Account()
+
+    def _check_account(self, account: Account) -> None:
+        wanted = self.profile.account
+        if wanted and account.pattern and not matches(account.pattern, wanted):
+            message = f"account {wanted!r} does not match the site's pattern {account.pattern}"
+            hint = account.hint or ""
+        elif not wanted and account.required:
+            who = f"site {self.spec.site.name}"
+            if self.queue.account:
+                who = f"queue {self.key} of {who}"
+            message = f"{who} requires an `account`"
+            hint = account.hint or "account: NAME"
+        else:
+            return
+        related = self.spec.site_position("account")
+        self.diagnostics.profile_error(message, "account", hint=hint, related=related)
+
+    def _account_directive(self, text: str, name: str) -> Directive:
+        position = None
+        if self.site.account and "directive" in self.site.account.given:
+            position = self.spec.site_position("account")
+        return Directive(placeholders.expand(text, {"account": name}), position)
+
+    # -- lines of the site -------------------------------------------------------------------------
+    @cached_property
+    def _values(self) -> Values:
+        """The values of the placeholders."""
+        queue, wanted = self.site.queue_name(self.key), self.profile.reservation
+        return {
+            **self.shape.values(),
+            **resource_values(self.site, self.queue, self.shape),
+            "queue": wanted if wanted and self.scheduler.reservation_is_queue else queue,
+            "gpu_type": self.queue.type_name(self.profile.gpu_type if self.shape.gpus else None),
+            "gpu_memory": self.queue.gpu_memory,
+            "walltime": self.walltime and self.scheduler.walltime(self.walltime),
+            "account": self.account or None,
+        }
+
+    def _request(self) -> list[Directive]:
+        gpus = bool(self.shape.gpus)
+        own = _own_request(self.site, gpus=gpus, nodes=self.shape.nodes)
+        if own is None:
+            built_in = self.scheduler.request if gpus else self.scheduler.cpu_request
+            lines = (_expand_if_known(text, self._values) for text in built_in)
+            return list(map(Directive, filter(None, lines)))
+        key, texts = own
+        if gpus:
+            self._check_asks_for_gpus(texts, key)
+        return self._filled(key, texts)
+
+    def _check_asks_for_gpus(self, request: tuple[str, ...], key: str) -> None:
         names = placeholders.names(" ".join(request))
         if self.queue.exclusive or any(name.startswith("gpus_") for name in names):
             return
         message = (
-            "no line asks for GPUs, "
-            f"so queue {self.queue_key} must be `exclusive: true` (whole nodes)"
+            f"no line asks for GPUs, so queue {self.key} must be `exclusive: true` (whole nodes)"
         )
-        self.diagnostics.site_error(message, *place)
+        self.diagnostics.site_error(message, key)
 
-    def _account(self, text: str, name: str) -> Directive:
-        account = self.queue.account or self.site.account
-        position = None
-        if account is not None and "directive" in account.given:
-            position = self.spec.site_position(*self.spec.queue_place(self.queue_key, "account"))
-        return Directive(placeholders.expand(text, {"account": name}), position)
+    def _arguments(self) -> list[Directive]:
+        """Return the arguments; one that names the account is left out if there is none."""
+        texts = self.site.submit_arguments
+        if not self.account:
+            texts = tuple(text for text in texts if "{account}" not in text)
+        return self._filled("submit_arguments", texts)
 
-    def _extra(self, values: Values) -> list[Directive]:
-        own = self.queue.directives
-        place = self.spec.queue_place(self.queue_key, "directives")
-        return self._expand(self.site.directives if own is None else own, values, place)
-
-    def _expand(self, texts: tuple[str, ...], values: Values, place: Place) -> list[Directive]:
-        """Return the site's lines with their placeholders replaced."""
+    def _filled(self, key: str, texts: tuple[str, ...]) -> list[Directive]:
+        """Return the lines ``texts`` of the site's ``key`` with their placeholders replaced."""
         directives = []
         for n, line in enumerate(texts):
-            text = self._without_unknown_type(line, values)
+            text = line
+            if self._values["gpu_type"] is None and self.queue.gpu_types:
+                # the queue has several, and none is asked for
+                text = placeholders.without(line, "gpu_type")
             if not text:
                 continue
-            try:
-                check_memory_units(text, self.scheduler)
-                text = placeholders.expand(text, values)
-            except LookupError as error:
-                self._report_unknown(str(error.args[0]), (*place, n))
-            except ValueError as error:
-                self.diagnostics.site_error(str(error), *place, n)
-            directives.append(Directive(text, self.spec.site_position(*place, n)))
+            if error := memory_unit_error(text, self.scheduler):
+                self.diagnostics.site_error(error, key, n)
+            else:
+                text = self._expanded(text, self._values, key, n)
+            directives.append(Directive(text, self.spec.site_position(key, n)))
         return directives
 
-    def _without_unknown_type(self, line: str, values: Values) -> str:
-        """Return the line without the GPU type, if the queue has several and none is asked for."""
-        if values["gpu_type"] is None and self.queue.gpu_types:
-            return placeholders.without(line, "gpu_type")
-        return line
+    def _expanded(self, text: str, values: Values, *place: str | int) -> str:
+        """Return ``text`` with its placeholders replaced, or as it is after an error."""
+        try:
+            return placeholders.expand(text, values)
+        except LookupError as error:
+            self._report_unknown(str(error.args[0]), place)
+        except ValueError as error:
+            self.diagnostics.site_error(str(error), *place)
+        return text
 
     def _report_unknown(self, name: str, place: Place) -> None:
         if name == "account":
-            message = "`account` is needed: the site's directives name it"
-            self.diagnostics.profile_error(message, "account")
+            names = f"option {place[1]} of the site names"
+            if place[0] != "options":
+                names = "the site's directives name"
+            self.diagnostics.profile_error(f"`account` is needed: {names} it", "account")
             return
         key = re.sub("per_(job|cpu|gpu)", "per_node", name)
         if key == "memory_per_node" and self.queue.memory_per_node:
             key = "cpus_per_node, by which CPU workers share its memory"
         if name not in placeholders.RESOURCES:
             key = f"resources: {{{key.removesuffix('_per_node')}: …}}"
-        message = f"{{{name}}} is not known: queue {self.queue_key} does not state {key}"
+        message = f"{{{name}}} is not known: queue {self.key} does not state {key}"
         if name == "gpu_type" and self.queue.gpu_types:
             message = (
-                f"{{gpu_type}} cannot be left out here, and jobs in queue {self.queue_key} may "
+                f"{{gpu_type}} cannot be left out here, and jobs in queue {self.key} may "
                 "have any type: write it as :NAME={gpu_type}, as gpu:{gpu_type}: or as a line of "
                 "its own, or state the queue's gpu_type"
             )
         self.diagnostics.site_error(message, *place)
 
-    def _own(self) -> list[Directive]:
-        """Return the directives of the profile."""
-        return [
-            Directive(line, self.spec.position("directives", n), by_user=True)
-            for n, line in enumerate(self.spec.profile.directives)
-        ]
+    # -- directives of the site whose values a profile chooses: its `options`, and a reservation ---
+    def _options(self, values: Values) -> list[Directive]:
+        """Return the directives of `options`; an option without a value has none.
+
+        Reports values that are missing or not allowed.
+        """
+        wanted, found = self.profile.options, []
+        for name in wanted:
+            if name not in self.site.options:
+                self._report_unknown_option(name)
+        for name, option in self.site.options.items():
+            value = self._option_value(name, option)
+            if value is None:
+                continue
+            place = ("options", name, "directive")
+            text = self._expanded(option.directive, {**values, name: value}, *place)
+            position = self.spec.site_position(*place)
+            if name in wanted:
+                position = self.spec.position("options", name)
+            found.append(Directive(text, position))
+        return found
+
+    def _option_value(self, name: str, option: Option) -> str | None:
+        """Return the value of an option: of the profile, the default, or both together."""
+        wanted = self.profile.options.get(name)
+        if option.default is None or (wanted is not None and not option.extends_default(wanted)):
+            value = wanted
+        else:
+            default = self._expanded(option.default, self._values, "options", name, "default")
+            value = default + (wanted or "")
+        if wanted is not None and value is not None:
+            self._check_option(name, option, value)
+        elif value is None and option.required:
+            self._option_error(
+                name,
+                f"option `{name}` is needed: the site requires it",
+                option.hint or f"options: {{{name}: …}}",
+            )
+        return value
+
+    def _check_option(self, name: str, option: Option, value: str) -> None:
+        """Report a value that does not match, or that would set other options of the directive."""
+        if not matches(option.pattern, value):
+            message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
+            self._option_error(name, message, option.hint or "")
+        elif self._sets(name, option, value) != self._sets(name, option, NEUTRAL):
+            message = f"{name} {value!r} would set another option of the batch scheduler"
+            self._option_error(name, message)
+
+    def _option_error(self, name: str, message: str, hint: str = "") -> None:
+        related = self.spec.site_position("options", name)
+        self.diagnostics.profile_error(message, "options", name, hint=hint, related=related)
+
+    def _sets(self, name: str, option: Option, value: str) -> set[str] | None:
+        """Return the options that the directive sets with ``value``; None if it is not valid."""
+        try:
+            return self.scheduler.options(option.directive.replace(f"{{{name}}}", value))
+        except ValueError:
+            return None
+
+    def _report_unknown_option(self, name: str) -> None:
+        """Report an option that no queue has; note one that only other queues have."""
+        if any(name in other.options for other in self.site.queues.values()):
+            message = f"option `{name}` is ignored: queue {self.key} does not have it"
+            self.diagnostics.note(message)
+            return
+        known = sorted(self.site.options)
+        listed = f"it has {', '.join(known)}" if known else "it has none"
+        message = f"site {self.spec.site.name} has no option `{name}`: {listed}"
+        hint = did_you_mean(name, known)
+        self.diagnostics.profile_error(message, "options", name, hint=hint)
+
+    def _reservation(self) -> list[Directive]:
+        """Return the directive of the profile's reservation, unless the queue's names it."""
+        wanted, scheduler = self.profile.reservation, self.scheduler
+        gpus, nodes = bool(self.shape.gpus), self.shape.nodes
+        texts = request_texts(self.site, scheduler, gpus=gpus, nodes=nodes)
+        has_queue = "queue" in placeholders.names(" ".join(texts))
+        if not wanted or (scheduler.reservation_is_queue and has_queue):
+            return []
+        if not scheduler.reservation_directive:
+            message = f"{scheduler.name} has no reservations that a job can name"
+            self.diagnostics.profile_error(message, "reservation")
+            return []
+        line = placeholders.expand(scheduler.reservation_directive, {"reservation": wanted})
+        return [Directive(line, self.spec.position("reservation"), by_user=True)]
 
 
 def _expand_if_known(text: str, values: Values) -> str:

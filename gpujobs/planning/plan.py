@@ -24,7 +24,7 @@ from . import workeroptions
 from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, choose_staging, plan_container
 from .demand import Machine, find_demand
-from .directives import DirectiveWriter, request_texts, workers_launcher
+from .directives import DirectiveWriter, request_texts
 from .layouts import LAYOUTS, Layout
 from .lifetime import Lifetime, plan_lifetime
 from .limits import QueuedJobs
@@ -153,7 +153,7 @@ class GroupPlanner:
         walltime = walltime or profile.walltime
         if not walltime and not scheduler.on_this_machine:
             _report_no_walltime(diagnostics)
-        writer = DirectiveWriter(diagnostics, scheduler, key, shape, walltime)
+        writer = DirectiveWriter(diagnostics, scheduler, shape, walltime)
         for note in queue.notes:
             self.diagnostics.note(f"queue {key}: {note}")
         lines, visible_devices = writer.lines(), ""
@@ -165,6 +165,7 @@ class GroupPlanner:
         return JobGroup(
             group=name,
             profile=profile,
+            site=diagnostics.spec.site.site,
             shape=shape,
             queue=self.site.queue_name(key),
             queue_key=key,
@@ -172,9 +173,9 @@ class GroupPlanner:
             lines=lines,
             visible_devices=visible_devices,
             software=software,
-            launcher=workers_launcher(diagnostics, shape, software, key),
+            launcher=writer.launcher(software),
             submit_arguments=writer.submit_arguments(),
-            account=writer.account(),
+            account=writer.account,
         )
 
     def _software(self, diagnostics: Diagnostics) -> Software:
@@ -311,15 +312,12 @@ class Plan:
 
     def layout_of(self, jobs: JobGroup) -> Layout:
         """Return the layout for the profile of ``jobs``."""
-        site = self.site.in_queue(jobs.queue_key)
-        return replace(self.layout, profile=jobs.profile, site=site)
+        return replace(self.layout, profile=jobs.profile, site=jobs.site)
 
     def transport_of(self, jobs: JobGroup) -> Transport:
         """Return the transport with the interface of the queue of ``jobs``."""
-        own = self.site.queues[jobs.queue_key].network
-        if own is None or own.interface is None or self.profile.network.interface:
-            return self.transport
-        return replace(self.transport, interface=own.interface)
+        interface = self.profile.network.interface or jobs.site.network.interface
+        return replace(self.transport, interface=interface) if interface else self.transport
 
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
@@ -438,7 +436,7 @@ class _Planner:
         head = self.profile.head
         if head is None or key is None:
             return None
-        texts = request_texts(self.site, self.scheduler, key, gpus=False, nodes=1)
+        texts = request_texts(self.site.in_queue(key), self.scheduler, gpus=False)
         try:
             shape = head_shape(head, self.site.queues[key], texts)
         except QueueMismatch as mismatch:

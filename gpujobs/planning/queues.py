@@ -312,7 +312,7 @@ class SameRequests:
         profile = replace(self.spec.profile, gpu_type=gpu_type, reservation=None)
         spec = replace(self.spec, profile=profile)
         diagnostics = Diagnostics(spec.in_queue(key))
-        writer = DirectiveWriter(diagnostics, self.scheduler, key, shape, self.walltime)
+        writer = DirectiveWriter(diagnostics, self.scheduler, shape, self.walltime)
         return writer.lines(), writer.submit_arguments()
 
 
@@ -416,10 +416,12 @@ class QueueChooser:
         return self._fit(key, queue, gpus=True).gpu_shape(gpus)
 
     def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
-        def texts(nodes: int) -> tuple[str, ...]:
-            return request_texts(self.site, self.layout.scheduler, key, gpus=gpus, nodes=nodes)
+        spec = self.spec.in_queue(key)
 
-        layout = replace(self.layout, profile=self.spec.in_queue(key).profile)
+        def texts(nodes: int) -> tuple[str, ...]:
+            return request_texts(spec.site.site, self.layout.scheduler, gpus=gpus, nodes=nodes)
+
+        layout = replace(self.layout, profile=spec.profile)
         return QueueFit(layout, queue, texts(1), texts(2), self.within_max_gpus)
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
@@ -473,7 +475,7 @@ class QueueChooser:
         if scheduler.on_this_machine or self.site.queues[key].exclusive:
             return
         gpus, nodes = bool(shape.gpus), shape.nodes
-        texts = request_texts(self.site, scheduler, key, gpus=gpus, nodes=nodes)
+        texts = request_texts(self.site.in_queue(key), scheduler, gpus=gpus, nodes=nodes)
         names = " ".join(placeholders.names(" ".join(texts)))
         for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
             if getattr(profile, name) is not None and resource not in names:

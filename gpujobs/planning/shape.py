@@ -77,6 +77,8 @@ class JobGroup:
     """Name of the group of workers, "" if there is only one; `HEAD` for the head's own job."""
     profile: Profile
     """The profile of these jobs."""
+    site: Site
+    """The site, with the values of their queue."""
     shape: JobShape
     queue: str
     """The batch scheduler's name of the queue."""

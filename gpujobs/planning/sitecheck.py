@@ -171,8 +171,8 @@ class _QueueTrials:
 
     def _spans_nodes(self) -> bool:
         scheduler = get_scheduler(self.site.scheduler)()
-        texts = request_texts(self.site, scheduler, self.key, gpus=True, nodes=2)
-        return scheduler.spans_nodes(texts)
+        site = self.site.in_queue(self.key)
+        return scheduler.spans_nodes(request_texts(site, scheduler, gpus=True, nodes=2))
 
     def _trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
         profile: dict[str, object] = {

@@ -115,8 +115,7 @@ def choose_transport(
     The queues of all groups of workers and of the head's own job must have a protocol in common.
     """
     network = diagnostics.spec.profile.network
-    queues = [jobs.queue_key for jobs in (*groups, head) if jobs]
-    networks = {key: diagnostics.spec.site.site.network_of(key) for key in queues}
+    networks = {jobs.queue_key: jobs.site.network for jobs in (*groups, head) if jobs}
     required = _requiring_encryption(diagnostics, networks)
     if required:
         _check_encryption(diagnostics, required)
@@ -161,8 +160,7 @@ def _requiring_encryption(diagnostics: Diagnostics, networks: Networks) -> Posit
 
 def _network_position(diagnostics: Diagnostics, queue: str, name: str) -> Position:
     """Return the position of the key ``name`` of `network` that applies in a queue."""
-    spec = diagnostics.spec
-    return spec.site_position(*spec.queue_place(queue, "network", name))
+    return diagnostics.spec.in_queue(queue).site_position("network", name)
 
 
 def _check_encryption(diagnostics: Diagnostics, required: Position) -> None:
@@ -281,7 +279,7 @@ def check_ports(diagnostics: Diagnostics, groups: Sequence[JobGroup]) -> None:
     """Check that the site's range has ports for the workers of one job and the dask scheduler."""
     dashboard = diagnostics.spec.profile.network.dashboard == "on"
     for group in groups:
-        ports = diagnostics.spec.site.site.network_of(group.queue_key).ports
+        ports = group.site.network.ports
         workers = group.shape.workers // group.shape.nodes
         wanted = 2 * workers + 1 + dashboard
         if ports and (there := len(port_range(ports))) < wanted:

@@ -34,7 +34,7 @@ MODELS = {
     name: model
     for module in (profile_models, site_models)
     for name, model in inspect.getmembers(module, inspect.isclass)
-    if issubclass(model, Model) and model is not Model
+    if issubclass(model, Model) and model is not Model and not name.startswith("_")
 }
 PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "gloo")
 """How a Python block is executed: the first word of the comment above it."""

@@ -207,7 +207,8 @@ def test_containers_under_the_launcher_of_workers(home: Path) -> None:
 
 def test_a_launcher_of_workers_with_a_number_that_the_queue_does_not_have(home: Path) -> None:
     (home / "s.yaml").write_text(LAUNCHER.replace("cpus_per_node: 42", "nodes: 9"))
-    assert "s.yaml:5:19: {cpus_per_node} is not known in queue a" in error_of(home, "gpus: 6\n")
+    error = error_of(home, "gpus: 6\n")
+    assert "s.yaml:5:19: {cpus_per_node} is not known: queue a does not state cpus_per_no" in error
 
 
 @pytest.mark.parametrize(
