@@ -341,38 +341,6 @@ class Head(Model):
 class Group(Model):
     """Workers of one kind. A key that is missing has the value of the profile's top level."""
 
-    gpus: int | Literal["auto"] = optional(_GPUS, "as in the profile, for this group", default=1)
-    gpus_per_job: int | None = optional(AMOUNT, "GPUs of one job")
-    cpus_per_job: int | None = optional(AMOUNT, "CPUs of one job")
-    memory_per_job: int | None = optional(SIZE, "host memory of one job")
-    gpu_type: str | None = optional(WORD, "GPU type")
-    queue: str = optional(WORD, "queue entry of the site", default="auto")
-    account: str | None = optional(WORD, "account")
-    walltime: int | None = optional(DURATION, "walltime")
-    start_workers: int | None = optional(
-        AMOUNT, "workers of this group to wait for before run starts"
-    )
-    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
-    environment: Environment = optional(
-        Section(Environment), "setup, python, container", default=Environment()
-    )
-    env: dict[str, str] = optional(Table(VARIABLE, TEXT), "environment variables", default={})
-    options: dict[str, str] = optional(OPTIONS, "values of the site's options", default={})
-    reservation: str | None = optional(WORD, "reservation")
-    directives: tuple[str, ...] = optional(DIRECTIVES, "extra directives", default=())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile(Model):
-    """A profile file."""
-
-    site: str | None = optional(TEXT, "name of a site, or a path to a site file")
-    name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
-    layout: Literal["workers", "mpi"] = optional(
-        choice("workers", "mpi"),
-        "workers: elastic jobs; mpi: one allocation of fixed size",
-        default="workers",
-    )
     gpus: int | Literal["auto"] = optional(
         _GPUS,
         "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
@@ -391,8 +359,36 @@ class Profile(Model):
     queue: str = optional(
         WORD, "queue entry of the site; auto: the first that fits", default="auto"
     )
-    walltime: int | None = optional(DURATION, "e.g. 2h or 02:00:00; default: the site's")
     account: str | None = optional(WORD, "account, if the site has accounts")
+    walltime: int | None = optional(DURATION, "e.g. 2h or 02:00:00; default: the site's")
+    start_workers: int | None = optional(AMOUNT, "number of workers to wait for before run starts")
+    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
+    environment: Environment = optional(
+        Section(Environment), "setup, python, container", default=Environment()
+    )
+    env: dict[str, str] = optional(
+        Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
+    )
+    options: dict[str, str] = optional(
+        OPTIONS, "values of the options that the site has, e.g. storage", default={}
+    )
+    reservation: str | None = optional(WORD, "reservation in the batch scheduler")
+    directives: tuple[str, ...] = optional(
+        DIRECTIVES, "extra directives for the batch scheduler", default=()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Group):
+    """A profile file."""
+
+    site: str | None = optional(TEXT, "name of a site, or a path to a site file")
+    name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
+    layout: Literal["workers", "mpi"] = optional(
+        choice("workers", "mpi"),
+        "workers: elastic jobs; mpi: one allocation of fixed size",
+        default="workers",
+    )
     run: tuple[str, ...] = optional(
         ARGV,
         "command that runs in the cluster; without one it runs until walltime or cancel",
@@ -417,7 +413,6 @@ class Profile(Model):
     workdir: str | None = optional(
         TEXT, "working directory of run; default: the one in which submit was called"
     )
-    start_workers: int | None = optional(AMOUNT, "number of workers to wait for before run starts")
     start_timeout: int = optional(
         DURATION, "how long an active process may take to register", default=300
     )
@@ -427,22 +422,8 @@ class Profile(Model):
     client_timeout: int | None = optional(
         TIMEOUT, "the cluster ends after so long without clients; 0: never"
     )
-    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
     network: Network = optional(
         Section(Network), "protocol, encryption, interface", default=Network()
-    )
-    environment: Environment = optional(
-        Section(Environment), "setup, python, container", default=Environment()
-    )
-    env: dict[str, str] = optional(
-        Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
-    )
-    options: dict[str, str] = optional(
-        OPTIONS, "values of the options that the site has, e.g. storage", default={}
-    )
-    reservation: str | None = optional(WORD, "reservation in the batch scheduler")
-    directives: tuple[str, ...] = optional(
-        DIRECTIVES, "extra directives for the batch scheduler", default=()
     )
     head: Head | None = optional(Section(Head), "separate job for the dask scheduler and run")
     groups: dict[str, Group] = optional(
