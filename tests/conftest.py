@@ -182,9 +182,10 @@ def home(shared_folder: Path, request: pytest.FixtureRequest) -> Path:
 def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
     """The command line of an ordinary user (or root), with the site file of ``backend`` as the site `here`.
 
-    With the mark ``stub``, jobs import the stub of dask instead of dask.
+    With the mark ``stub``, jobs import the stub of dask instead of dask; with ``others``, not on the first one.
     """
-    stub = request.node.get_closest_marker("stub") is not None
+    mark = request.node.get_closest_marker("stub")
+    stub = mark is not None and not (mark.kwargs.get("others") and backend.name == BACKENDS[0])
     return make_cli(backend, home, request.param, stub=stub and backend.fake_gpus)
 
 

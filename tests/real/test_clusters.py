@@ -162,6 +162,7 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
     assert state(cli, cluster) == "CANCELLED"
 
 
+@pytest.mark.stub
 def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
     cli.env["SECRET_OF_THE_SHELL"] = "seen"
     cli.env["SBATCH_PARTITION"] = "nosuch"
@@ -204,6 +205,7 @@ def test_cpu_workers(cli: Cli, backend: Backend) -> None:
 
 # -- what is told ------------------------------------------------------------------------------------------------
 @pytest.mark.conformance("sge")
+@pytest.mark.stub
 def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     everything = backend.nodes * backend.gpus_per_node
@@ -236,6 +238,7 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
 
 
 @pytest.mark.conformance
+@pytest.mark.stub
 def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
     code = "import sys; print('it is bad', file=sys.stderr); sys.exit(7)"
     done = cli(
@@ -248,6 +251,7 @@ def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
     assert state(cli, cluster) == "FAILED"
 
 
+@pytest.mark.stub
 def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     waiting = cli.start(
@@ -277,6 +281,7 @@ def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     ],
     ids=["no-python", "setup-exits", "python-broken"],
 )
+@pytest.mark.stub
 def test_broken_environment(
     cli: Cli, backend: Backend, environment: dict[str, str], said: str
 ) -> None:
@@ -312,6 +317,7 @@ def test_workers_that_cannot_start(
 
 
 @pytest.mark.conformance
+@pytest.mark.stub(others=True)
 def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
     connected(cli, cluster, 4)
@@ -331,6 +337,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
     assert re.match(r"the dask scheduler on \S+ ended \(exit code 137\)", found["reason"])
 
 
+@pytest.mark.stub(others=True)
 def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -347,6 +354,7 @@ def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub(others=True)
 def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -359,6 +367,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("role", ["head", slow_variant("workers")])
+@pytest.mark.stub(others=True)
 def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
     """A batch scheduler without cgroups kills only the script, and gives its GPUs to others."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
@@ -404,6 +413,7 @@ def _command(pid: int) -> str:
 
 # -- cancel ------------------------------------------------------------------------------------------------------
 @pytest.mark.conformance
+@pytest.mark.stub
 def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
     everything = backend.nodes * backend.gpus_per_node
     first = cli.submit({"gpus": everything}, name="first.yaml")
@@ -419,6 +429,7 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.conformance("sge", "pbs")
+@pytest.mark.stub(others=True)
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
     """`run` gets SIGTERM once, and has the time to save its state."""
     cli.write("save.py", SAVE)
@@ -434,6 +445,7 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
 
 
 @pytest.mark.conformance
+@pytest.mark.stub(others=True)
 def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 3, "gpus_per_job": 1})
     connected(cli, cluster, 3)
@@ -455,6 +467,7 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 # -- limits of time ------------------------------------------------------------------------------------------------
 @pytest.mark.slow  # it takes two minutes; `-m conformance --site` includes it
 @pytest.mark.conformance
+@pytest.mark.stub
 def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
     done = cli(
@@ -474,6 +487,7 @@ def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
     environment = {"setup": setup, "python": cli.python}
@@ -489,6 +503,7 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
 @pytest.mark.conformance("sge", "pbs")
+@pytest.mark.stub
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": {**site["queues"]["main"], "name": "nosuch"}}
@@ -509,6 +524,7 @@ def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_batch_scheduler_away_for_a_while(cli: Cli, backend: Backend) -> None:
     import threading
 

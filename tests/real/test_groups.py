@@ -112,6 +112,7 @@ def test_the_example(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.conformance
+@pytest.mark.stub(others=True)
 def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     profile = {"groups": GROUPS, "head": {"group": "prep"}, "run": ["python", "sleep.py", "500"]}
@@ -139,6 +140,7 @@ def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.conformance("sge", "pbs")
+@pytest.mark.stub
 def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: Backend) -> None:
     site = backend.site()
     site["queues"]["cpu"] |= {"name": "nosuchqueue"}
@@ -151,6 +153,7 @@ def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: B
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_a_group_that_waits_is_named_and_holds_no_other_up(cli: Cli, backend: Backend) -> None:
     """The first job that starts is the head, of whichever group; `run` waits for `start_workers`."""
     cli.write("sleep.py", SLEEP)
@@ -174,6 +177,7 @@ def test_a_broken_group_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.stub
 def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
     site = {**backend.site(), "max_queued_jobs": 3}
     path, profile = str(cli.write("few.yaml", site)), str(cli.write("p.yaml", {"groups": GROUPS}))
@@ -183,6 +187,7 @@ def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_jobs_wait_for_a_head_of_another_group(cli: Cli, backend: Backend) -> None:
     """They wait as long as it is in the queue, not only for `start_timeout`."""
     cli.write("sleep.py", SLEEP)
@@ -205,6 +210,7 @@ def _age(path: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.stub
 def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bool) -> None:
     """With ``waiting``, no job of one group has started when the first attempt ends."""
     if waiting and backend.name not in ("slurm", "sge"):

@@ -45,6 +45,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 # -- submit ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("directives", [[], slow_variant(["--hold"])], ids=["runs", "waits"])
+@pytest.mark.stub
 def test_submit_killed_after_its_job_was_accepted(
     cli: Cli, backend: SlurmBackend, directives: list[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_submit_killed_after_its_job_was_accepted(
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBackend) -> None:
     """`sbatch` outlives it: the job that comes later finds that its cluster has ended."""
     site = wrapped(cli, backend, "sbatch", 'sleep 8; exec REAL "$@"')
@@ -80,6 +82,7 @@ def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBacken
 
 
 @pytest.mark.parametrize("moment", [slow_variant("waiting"), "running"])
+@pytest.mark.stub
 def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, moment: str) -> None:
     """It only watches: the cluster goes on, and other commands know it."""
     directives = ["--hold"] if moment == "waiting" else []
@@ -96,6 +99,7 @@ def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, mome
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.stub
 def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 1, "gpus_per_job": 1, "directives": ["--hold"]})
     wrapped(cli, backend, "sbatch", SLOW)
@@ -115,6 +119,7 @@ def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
 
 # -- in a job --------------------------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.stub
 def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
     run = ["python", "-c", "import time; print('here', flush=True); time.sleep(601)"]
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": run})

@@ -152,6 +152,7 @@ def attempt_runs(cli: Cli, cluster: str, attempt: int) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.stub
 def test_a_preempted_head_starts_again(cli: Cli, backend: Backend) -> None:
     cli.write("attempt.py", ATTEMPT)
     profile = {"gpus": 2, "gpus_per_job": 1, "requeue": 2, "run": "python attempt.py"}
@@ -170,6 +171,7 @@ def test_a_preempted_head_starts_again(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.stub
 def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
     cli.write("attempt.py", ATTEMPT)
     cluster = cli.submit({"gpus": 1, "requeue": 2, "run": "python attempt.py"})
@@ -215,6 +217,7 @@ def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> Non
 
 # -- after another cluster -----------------------------------------------------------------------------
 @pytest.mark.filterwarnings("default")
+@pytest.mark.stub
 def test_a_cluster_after_another_one(cli: Cli, backend: Backend) -> None:
     first = cli.submit(
         {"gpus": 1, "run": ["bash", "-c", "until [ -e go ]; do sleep 0.2; done; exit 3"]}

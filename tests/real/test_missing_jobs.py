@@ -56,6 +56,7 @@ def _text(path: Path) -> str:
 
 
 @pytest.mark.conformance
+@pytest.mark.stub
 def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
     """It is deleted from the queue while `run` waits for it."""
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
@@ -70,6 +71,7 @@ def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
 
 
 @on_slurm
+@pytest.mark.stub
 def test_node_that_cannot_launch(cli: Cli, backend: SlurmBackend) -> None:
     reason = "job 1 did not start: node2: launch failed: its script did not run"
     with node_without_launch(backend.slurm, "node2"):
@@ -125,6 +127,7 @@ def test_slurm_that_forgets_jobs(other_slurm: SlurmBackend, home: Path) -> None:
 
 @on_slurm
 @pytest.mark.slow
+@pytest.mark.stub
 def test_cluster_with_workers_enough_goes_on(cli: Cli, backend: SlurmBackend) -> None:
     """Its log, `status` and `--wait` say which job is missing."""
     reason = "job 1 did not start: node2: launch failed: its script did not run"
@@ -158,6 +161,7 @@ def job_without_head(cli: Cli, cluster: str) -> dict[str, Any]:
 @on_slurm
 @pytest.mark.slow
 @pytest.mark.parametrize("noticed", [True, False], ids=["down", "silent"])
+@pytest.mark.stub
 def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend, noticed: bool) -> None:
     """Slurm's NODE_FAIL of a job whose workers were connected; a silent node is down after a while."""
     with backend.slurm.setting("SlurmdTimeout", 10):
@@ -172,6 +176,7 @@ def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend, notice
 
 @on_slurm
 @pytest.mark.slow
+@pytest.mark.stub
 def test_job_that_is_requeued_after_its_node_failed(cli: Cli, backend: SlurmBackend) -> None:
     """It may still come: `run` waits for it, on another node."""
     cluster = cli.submit(two_nodes(backend))
@@ -190,6 +195,7 @@ def test_job_that_is_requeued_after_its_node_failed(cli: Cli, backend: SlurmBack
 
 
 @on_slurm
+@pytest.mark.stub
 def test_job_that_its_user_holds(cli: Cli, backend: SlurmBackend) -> None:
     """It may still come: `run` waits for it, and `--wait` and `status` say why."""
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
@@ -215,6 +221,7 @@ def test_job_that_its_user_holds(cli: Cli, backend: SlurmBackend) -> None:
 
 @on_slurm
 @pytest.mark.slow
+@pytest.mark.stub
 def test_group_whose_jobs_do_not_come(cli: Cli, backend: SlurmBackend) -> None:
     """The cluster goes on as long as each group can have its `start_workers`."""
     second = {"gpus": 2, "gpus_per_job": 1, "start_workers": 1, "directives": [backend.hold]}

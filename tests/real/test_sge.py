@@ -60,6 +60,7 @@ def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int)
 
 
 @pytest.mark.conformance("sge")
+@pytest.mark.stub
 def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]
@@ -77,6 +78,7 @@ def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_job_in_error_that_run_waits_for(cli: Cli, backend: SgeBackend) -> None:
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": ["-h"]}}
     cluster = cli.submit({"groups": groups, "start_workers": 2, "run": ["true"]})
@@ -115,6 +117,7 @@ def test_a_python_cluster_replaces_a_job_in_error(
     backend.wait_empty(30)
 
 
+@pytest.mark.stub
 def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend) -> None:
     everything = backend.nodes * backend.gpus_per_node
     profile = {
@@ -133,6 +136,7 @@ def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend)
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_deleted_while_it_waited(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     backend.kill_job(job)
@@ -145,6 +149,7 @@ def test_deleted_while_it_waited(cli: Cli, backend: SgeBackend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); print('here', flush=True); time.sleep(600)"
     cluster = cli.submit(
@@ -162,6 +167,7 @@ def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
     cli.write("sleep.py", SLEEP)
     profile = {
@@ -184,6 +190,7 @@ def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
     profile = {
         "gpus": 1,
@@ -199,6 +206,7 @@ def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
     def restart_after(seconds: float) -> threading.Thread:
         def later() -> None:

@@ -36,6 +36,7 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -50,6 +51,7 @@ def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.stub
 def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -211,6 +213,7 @@ def test_worker_job_that_is_preempted_hands_its_data_over(
         nothing_left(backend)
 
 
+@pytest.mark.stub
 def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(
         {"gpus": 1, "directives": ["--export=NONE"], "run": ["python", "-c", "print('ran')"]},
@@ -219,6 +222,7 @@ def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
     assert cli("logs", cluster).stdout == "ran\n"
 
 
+@pytest.mark.stub
 def test_array_in_chunks(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site() | {"max_array_size": 3}
     path = str(cli.write("chunks.yaml", site))
@@ -233,6 +237,7 @@ def test_array_in_chunks(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.stub
 def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
     # sbatch is a script here that lets one submission through and refuses the next as a site's limit does.
     real = backend.slurm.command("which", "sbatch").strip()
@@ -255,6 +260,7 @@ def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     assert not list((cli.home / ".gpujobs").iterdir())
 
 
+@pytest.mark.stub
 def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(
         {"gpus": 8, "gpus_per_job": 4, "directives": ["--no-requeue"]}
@@ -320,6 +326,7 @@ def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: st
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
     waiting = cli.start(
@@ -454,6 +461,7 @@ def test_the_draft_of_a_site_has_accounts_and_limits(
     assert done.returncode == 2 and "4 GPUs; the queue allows 3 GPUs of one user" in done.stderr
 
 
+@pytest.mark.stub
 def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 1})
     connected(cli, cluster, 1)
@@ -473,6 +481,7 @@ def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmB
     backend.wait_empty(15)
 
 
+@pytest.mark.stub
 def test_a_job_that_is_held_after_a_failed_launch(cli: Cli, backend: SlurmBackend) -> None:
     profile = {"gpus": 1, "run": ["true"]}
     with failing_prolog(backend.slurm):
@@ -523,6 +532,7 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
         "id-and-cluster",
     ],
 )
+@pytest.mark.stub
 def test_one_job_whatever_the_answer(cli: Cli, backend: SlurmBackend, body: str) -> None:
     site = wrapped(cli, backend, "sbatch", body)
     cluster = cli.submit(
@@ -538,6 +548,7 @@ def test_one_job_whatever_the_answer(cli: Cli, backend: SlurmBackend, body: str)
     assert cli.status(cluster)["state"] == "DONE"
 
 
+@pytest.mark.stub
 def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None:
     # The reply is lost, and so is our question: the array is sent twice, with the same numbers.
     site = wrapped(
@@ -571,6 +582,7 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
     assert cli.status(cluster)["state"] == "DONE"
 
 
+@pytest.mark.stub
 def test_answers_that_never_hold_an_id(cli: Cli, backend: SlurmBackend) -> None:
     site = wrapped(cli, backend, "sbatch", "cat > /dev/null; exit 0")
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", site)
@@ -579,6 +591,7 @@ def test_answers_that_never_hold_an_id(cli: Cli, backend: SlurmBackend) -> None:
     assert backend.queue() == []
 
 
+@pytest.mark.stub
 def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     profile = {"gpus": 1, "name": "x"}
     site = wrapped(cli, backend, "squeue", 'echo "slurm|is|broken"; echo "12|0"; printf "\\xff\\n"')
@@ -591,6 +604,7 @@ def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.stub
 def test_a_name_of_the_user_that_is_not_his(cli: Cli, backend: SlurmBackend) -> None:
     """squeue would find no jobs of $LOGNAME, and exit with 0."""
     path, own = str(cli.write("p.yaml", {"gpus": 1})), {"LOGNAME": "nosuch", "USER": "nosuch"}
@@ -623,6 +637,7 @@ def test_a_user_without_a_name(backend: SlurmBackend) -> None:
     backend.slurm.command("scancel", number)
 
 
+@pytest.mark.stub
 def test_interrupted_between_asking_and_the_answer_is_adopted(
     cli: Cli, backend: SlurmBackend
 ) -> None:
@@ -654,6 +669,7 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
     assert not list((cli.home / ".gpujobs").iterdir())
 
 
+@pytest.mark.stub
 def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
     asked = cli.work / "asked"
     site = wrapped(cli, backend, "squeue", f'echo "$*" >> {asked}; exec REAL "$@"')
@@ -670,6 +686,7 @@ def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
     # Adopted by this name, too: the first reply is lost.
     name = "n" * 40
