@@ -208,3 +208,19 @@ def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> 
         site["setup"] = site["setup"].replace("PYTHONPATH=", f"PYTHONPATH={STUB}:")
     (sites / "here.yaml").write_text(text_of(site))
     return made
+
+
+def local_cli(home: Path, request: pytest.FixtureRequest) -> Cli:
+    """Return the command line of the user who runs the tests, with this machine as the site.
+
+    With the mark ``stub``, jobs import the stub of dask instead of dask.
+    """
+    made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
+    if request.node.get_closest_marker("stub"):
+        sites = home / "sites"
+        sites.mkdir()
+        site = {"description": "this machine", "scheduler": "local", "queues": {"local": {}}}
+        site["setup"] = f"export PYTHONPATH={STUB}"
+        (sites / "local.yaml").write_text(text_of(site))
+        made.env["GPUJOBS_SITE_PATH"] = str(sites)
+    return made

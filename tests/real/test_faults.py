@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import slow_variant
+from ..conftest import local_cli, slow_variant
 from ..support.cli import Cli
 from ..support.processes import patience, processes_with, run, until
 
@@ -23,12 +23,13 @@ SITE = {"description": "x", "scheduler": "local", "queues": {"local": {}}}
 
 
 @pytest.fixture
-def local(home: Path) -> Iterator[Cli]:
-    yield Cli(home, {"GPUJOBS_SITE": "local"}, None)
+def local(home: Path, request: pytest.FixtureRequest) -> Iterator[Cli]:
+    yield local_cli(home, request)
     until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20, "nothing left running")
 
 
 @pytest.mark.parametrize("kilobytes", [8, 64, *map(slow_variant, (56, 60, 68, 80))])
+@pytest.mark.stub
 def test_full_disk(local: Cli, kilobytes: int) -> None:
     """Of each size, since each lets another write fail."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
@@ -71,6 +72,7 @@ done
 """
 
 
+@pytest.mark.stub
 def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
     """`run` fills the disk, and ends well."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
@@ -92,6 +94,7 @@ def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
 
 
 @pytest.mark.parametrize("stdout", [">&-", *map(slow_variant, ("> /dev/full", "> >(exec true)"))])
+@pytest.mark.stub
 def test_the_id_is_not_lost_with_stdout(local: Cli, stdout: str) -> None:
     profile = local.write("p.yaml", {**CPU, "run": ["sleep", "600"]})
     wait = "sleep 1; " if "true" in stdout else ""
@@ -105,6 +108,7 @@ def test_the_id_is_not_lost_with_stdout(local: Cli, stdout: str) -> None:
     assert local("cancel", cluster).returncode == 0
 
 
+@pytest.mark.stub
 def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     real, wrapper = sys.executable, local.work / "python"
     wrapper.write_text(
@@ -125,6 +129,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
 
 
+@pytest.mark.stub
 def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
     wrapper = local.work / "python"
     wrapper.write_text(
@@ -139,6 +144,7 @@ def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
     assert f"{cluster}-0 did not register with the dask scheduler within {limit} s" in done.stderr
 
 
+@pytest.mark.stub
 def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
     cluster = local.submit({**CPU, "run": ["sleep", "600"]})
     until(lambda: local.status(cluster)["state"] == "RUNNING", 40)
@@ -157,6 +163,7 @@ def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
     assert following.returncode == 0
 
 
+@pytest.mark.stub
 def test_many_submissions_of_one_profile_at_once(local: Cli) -> None:
     profile = str(local.write("p.yaml", {**CPU, "run": ["true"]}))
     started = [local.start("submit", profile) for _ in range(4)]
@@ -203,6 +210,7 @@ def test_cluster_folder_of_somebody_else_behind_a_link(local: Cli) -> None:
         assert list(theirs.iterdir()) == []
 
 
+@pytest.mark.stub
 def test_submit_as_json(local: Cli) -> None:
     done = local("submit", str(local.write("p.yaml", {**CPU, "run": ["true"]})), "--json", "--wait")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import slow_variant
+from ..conftest import local_cli, slow_variant
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
@@ -24,8 +24,8 @@ from .test_clusters import says
 
 
 @pytest.fixture
-def local(home: Path) -> Cli:
-    return Cli(home, {"GPUJOBS_SITE": "local"}, None)
+def local(home: Path, request: pytest.FixtureRequest) -> Cli:
+    return local_cli(home, request)
 
 
 def with_gpus(local: Cli, count: int, busy: str = "") -> dict[str, object]:
@@ -88,6 +88,7 @@ def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
     assert local("logs", done.stdout.strip()).stdout == "日本\n"
 
 
+@pytest.mark.stub
 def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
     profile = {"gpus": 0, "run": "echo here"}
     first, second = local.submit(profile, "--wait"), local.submit(profile, "--wait")
@@ -167,6 +168,7 @@ def test_too_few_free_gpus(local: Cli) -> None:
     assert "2 GPUs wanted, 1 free on this machine; GPU 0 is used by process 4242" in done.stderr
 
 
+@pytest.mark.stub
 def test_cancel_ends_the_whole_session(local: Cli) -> None:
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)']); print('here', flush=True); time.sleep(999)"
     cluster = local.submit({"gpus": 0, "run": ["python", "-c", code]})
@@ -177,6 +179,7 @@ def test_cancel_ends_the_whole_session(local: Cli) -> None:
     assert local.status(cluster)["state"] == "CANCELLED"
 
 
+@pytest.mark.stub
 def test_killed_job_is_known(local: Cli) -> None:
     local.write("sleep.py", SLEEP)
     cluster = local.submit({"gpus": 0, "run": ["python", "sleep.py", "600"]})
@@ -189,6 +192,7 @@ def test_killed_job_is_known(local: Cli) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.stub
 def test_another_process_with_the_pid_is_not_the_job(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "run": ["true"]}, "--wait")
     path = local.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
@@ -204,6 +208,7 @@ def test_another_process_with_the_pid_is_not_the_job(local: Cli) -> None:
     assert local.status(cluster)["jobs"][0]["state"] != "RUNNING"
 
 
+@pytest.mark.stub
 def test_walltime(local: Cli) -> None:
     started = time.monotonic()
     done = local(
@@ -416,6 +421,7 @@ def test_the_dashboard_of_an_owner_listens_on_loopback(local: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     """UCX prints a warning in every process about a variable that ucxx sets."""
     run = {"gpus": 0, "run": ["printenv", "UCX_WARN_UNUSED_ENV_VARS"]}

@@ -105,7 +105,7 @@ def other_slurm(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.timeout(600)
 def test_slurm_that_forgets_jobs(other_slurm: SlurmBackend, home: Path) -> None:
     """A node that cannot launch, a prolog that fails, a pending job that is deleted."""
-    slurm, cli = other_slurm.slurm, make_cli(other_slurm, home, "ordinary")
+    slurm, cli = other_slurm.slurm, make_cli(other_slurm, home, "ordinary", stub=True)
     # Without accounting, Slurm may have forgotten the job before the first query.
     detail = "node2: launch failed: its script did not run" if slurm.accounting else ""
     with node_without_launch(slurm, "node2"):

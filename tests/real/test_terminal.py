@@ -20,7 +20,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from ..conftest import make_cli, nothing_left
+from ..conftest import local_cli, make_cli, nothing_left
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.processes import patience, processes_with, stop, until
@@ -28,8 +28,8 @@ from .programs import SLEEP
 
 
 @pytest.fixture
-def local(home: Path) -> Iterator[Cli]:
-    made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
+def local(home: Path, request: pytest.FixtureRequest) -> Iterator[Cli]:
+    made = local_cli(home, request)
     yield made
     assert made("cancel", "--all").returncode == 0
     until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20)
@@ -109,6 +109,7 @@ def sleeping(local: Cli, seconds: str) -> str:
     )
 
 
+@pytest.mark.stub
 def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "4"), "--wait", columns=20) as window:
         frames = {window.shown}
@@ -126,6 +127,7 @@ def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_plain_lines_without_a_terminal(local: Cli) -> None:
     done = local("submit", sleeping(local, "4"), "--wait")
     assert done.returncode == 0
@@ -135,6 +137,7 @@ def test_plain_lines_without_a_terminal(local: Cli) -> None:
     assert re.fullmatch(r"p-[0-9a-f]{4}\n", done.stdout)
 
 
+@pytest.mark.stub
 def test_ctrl_c_while_waiting(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "600"), "--wait") as window:
         cluster = window.until(r"p-[0-9a-f]{4}")
@@ -147,6 +150,7 @@ def test_ctrl_c_while_waiting(local: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_a_closed_window_changes_nothing(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "5"), "--wait") as window:
         cluster = window.until(r"p-[0-9a-f]{4}")
@@ -157,6 +161,7 @@ def test_a_closed_window_changes_nothing(local: Cli) -> None:
     assert local("logs", cluster).stdout == "here\n"
 
 
+@pytest.mark.stub
 def test_status_watch(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     with terminal(local, "status", "--watch", columns=200) as window:
@@ -200,6 +205,7 @@ def test_logs_follow(local: Cli) -> None:
     assert local.status(cluster)["state"] == "FAILED"
 
 
+@pytest.mark.stub
 def test_completion_in_bash(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
 
@@ -253,6 +259,7 @@ def test_watch(local: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_no_color(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     for value, coloured in (("", True), ("1", False)):
@@ -265,7 +272,7 @@ def test_no_color(local: Cli) -> None:
 @pytest.mark.slurm
 def test_why_a_job_waits(slurm_backend: SlurmBackend, home: Path) -> None:
     """On a real Slurm, whose reason is in both views until the job starts."""
-    cli = make_cli(slurm_backend, home, "root")
+    cli = make_cli(slurm_backend, home, "root", stub=True)
     profile = {"gpus": 2, "directives": ["--begin=now+1hour"], "run": ["sleep", "3"]}
     path = str(cli.write("late.yaml", profile))
     with terminal(cli, "submit", path, "--wait", columns=120) as waiting:
