@@ -26,7 +26,6 @@ from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from .attached import AttachedCluster
 from .control import DaskControl
-from .conversions import job_notes
 from .elastic import ElasticCluster
 from .head import HeadJob, job_scheduler, local_scheduler, with_usable_protocols
 from .keywords import (
@@ -34,13 +33,19 @@ from .keywords import (
     LOCAL,
     PARAMETERS,
     Vocabulary,
-    device_list,
     document_of,
-    hints_in_python,
-    options_of_scheduler,
+    job_notes,
     spec_of,
 )
-from .options import ClusterOptions, JobQueueCluster, configured, first_jobs
+from .options import (
+    ClusterOptions,
+    JobQueueCluster,
+    configured,
+    device_list,
+    first_jobs,
+    hints_in_python,
+    options_of_scheduler,
+)
 from .pool import JobPool
 from .scaler import Scaler
 from .waiting import Lease

@@ -1,44 +1,38 @@
 """Keywords of the cluster classes, as the same document that a profile file gives.
 
-A keyword is a key of the profile, or one of dask-jobqueue's with the same meaning. Keywords that
-can have no meaning here are refused with the name of their replacement. The keys of the user's dask
-configuration count as keywords; a keyword of the same meaning has priority.
+A keyword is a key of the profile, or one of dask-jobqueue's or dask-cuda's with the same meaning.
+Those that can have no meaning here are refused with the name of their replacement. The keys of the
+user's dask configuration count as keywords; a keyword of the same meaning has priority.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.document import PYTHON, Document, Loc
-from ..config.fields import comma_list, count, positive
-from ..config.hints import in_python, unknown_keyword
+from ..config.fields import count, positive, sequence
+from ..config.fields import size as n_bytes
+from ..config.hints import unknown_keyword
 from ..config.model import build, key_names, keys_of
-from ..config.profile import Profile
+from ..config.profile import Profile, Workers
 from ..config.site import Site
 from ..config.sitefiles import NoSiteHereError, SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..injob.names import WorkerSize
 from ..planning.workeroptions import CUDA
-from .conversions import (
-    Setting,
-    directives,
-    extra_args_settings,
-    job_settings,
-    memory,
-    prologue,
-    protocol_settings,
-    seconds,
-    worker_settings,
-)
-from .options import CONFIGURABLE, Configuration, check_mapping
+from .options import CONFIGURABLE, Configuration
 
-# -- the keywords of each class --------------------------------------------------------------------
+Setting = tuple[Loc, Any]
+"""A key of the profile and its value."""
+Reader = Callable[[Any], Iterable[Setting]]
+"""Returns the settings of the value of a keyword. Raises ValueError."""
+
 PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
 PARAMETERS = (
@@ -47,81 +41,287 @@ PARAMETERS = (
 )  # fmt: skip
 """Parameters of the classes that are not part of the profile."""
 
+# -- values of keywords, converted to keys of the profile ------------------------------------------
+_LISTS = ("preload",)
+"""Options of `dask worker` that may be given several times."""
+_EXPANDED = ("local_directory",)
+"""Options in which the job expands variables."""
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The keywords of a class in addition to the keys of a profile."""
 
-    synonyms: Mapping[str, Loc]
-    """Other names of keys."""
-    converted: Mapping[str, tuple[Loc, Callable[[Any], Any]]]
-    """Other names of keys whose values are written differently."""
-    several: Mapping[str, Callable[[Any], Iterable[Setting]]]
-    """Keywords that set several keys."""
-    refused: Mapping[str, str]
-    """Keywords without a meaning here, and their replacements."""
-    per_job: tuple[str, ...] = PER_JOB
+def to(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Reader:
+    """Return the reader of a keyword that sets ``key`` to its converted value."""
+    loc = tuple(key.split("."))
+    return lambda value: [(loc, convert(value))]
+
+
+def directives(value: Any) -> Any:
+    """Return directives; dask-jobqueue takes the keys of a mapping, too."""
+    if isinstance(value, Mapping) and not any(value.values()):
+        return list(value)
+    return value
+
+
+def prologue(value: Any) -> str:
+    """Return lines of bash as one text."""
+    if isinstance(value, str):
+        return value
+    return "\n".join(str(line) for line in sequence(value))
+
+
+def seconds(value: Any) -> Any:
+    """Return a time: a number without a unit is in seconds, as in dask."""
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+        return f"{value}s"
+    return value
+
+
+def memory(value: Any) -> Any:
+    """Return a size: a number without a unit is in bytes, as in dask."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value}B"
+    return value
+
+
+def protocol_settings(scheme: Any) -> list[Setting]:
+    """Return the settings of a protocol of dask, such as ``tls://``."""
+    encrypted = {"tls": "tcp", "wss": "ws"}
+    name = str(scheme).removesuffix("://")
+    if name not in encrypted:
+        return [(("network", "protocol"), name)]
+    protocol = (("network", "protocol"), encrypted[name])
+    return [protocol, (("network", "encryption"), True)]
+
+
+def worker_settings(options: Any) -> Iterator[Setting]:
+    """Yield options of workers: those that are keys of the profile under their own names."""
+    fields = set(keys_of(Workers)) - {"options"}
+    given = dict(options)
+    for key in sorted(given, key=lambda key: key not in fields):
+        yield (("workers", key) if key in fields else ("workers", "options", key)), given[key]
+
+
+def gpus_settings(value: Any) -> list[Setting]:
+    """Return the setting of `gpus_per_job`; 0: jobs of CPU workers."""
+    return [(("gpus",), 0)] if count(value) == 0 else [(("gpus_per_job",), value)]
+
+
+def device_size(value: Any) -> Any:
+    """Return a size of device memory: a whole number is in bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return f"{value}B"
+    return value
+
+
+def memory_limit_settings(value: Any) -> Iterator[Setting]:
+    """Yield the host memory of a worker: bytes, a fraction of this machine's, or a text."""
+    if value == "auto":
+        return
+    if isinstance(value, float) and value <= 1:
+        import psutil
+
+        value = int(value * psutil.virtual_memory().total)
+    if value == 0:
+        raise ValueError("0 is no limit, which is not possible here; leave it out")
+    yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)
+
+
+def ucx_settings(name: str, value: Any) -> Iterator[Setting]:
+    """Yield the settings of a transport of UCX, which needs ucxx."""
+    yield ("workers", name), value
+    if value is True:
+        yield ("network", "protocol"), "ucxx"
+
+
+WORKER_OPTIONS: dict[str, Reader] = {
+    "nthreads": to("workers.threads"),
+    "memory_limit": to("workers.memory"),
+    "interface": to("network.interface"),
+    "death_timeout": to("workers.death_timeout", seconds),
+    "protocol": protocol_settings,
+}
+"""Options of `dask worker` that are keys of the profile under another name."""
+
+
+def extra_args_settings(value: Any) -> Iterator[Setting]:
+    """Yield the settings of words of dask's command line. Raises ValueError.
+
+    A word may have several parts, as in ``["--resources GPU=2", "--lifetime", "1h"]``.
+    """
+    for name, option in _options(_split(value)).items():
+        read = WORKER_OPTIONS.get(name)
+        yield from read(option) if read else worker_settings({name: option})
+
+
+def _split(value: Any) -> list[str]:
+    text = " ".join(str(word) for word in sequence(value))
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in _pairs(words):
+        if isinstance(value, str) and "$" in value and name not in _EXPANDED:
+            raise ValueError(f"{value!r}: variables are not expanded here")
+        if name in _LISTS:
+            found.setdefault(name, []).append(value)
+        elif name in found:
+            raise ValueError(f"--{name.replace('_', '-')} is given twice")
+        else:
+            found[name] = value
+    return found
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | bool]]:
+    pairs: list[tuple[str, str | bool]] = []
+    for word in words:
+        if word.startswith("--"):
+            pairs.append(_option(word))
+        elif pairs and pairs[-1][1] is True:
+            pairs[-1] = (pairs[-1][0], word)
+        else:
+            raise ValueError(f"{word!r} does not follow an option")
+    return pairs
+
+
+def _option(word: str) -> tuple[str, str | bool]:
+    name, equals, text = word[2:].partition("=")
+    name = name.replace("-", "_")
+    if equals:
+        return name, text
+    if name.startswith("no_"):
+        return name.removeprefix("no_"), False
+    return name, True
+
+
+# -- the numbers of one job ------------------------------------------------------------------------
+def job_settings(given: Mapping[str, Any], size: WorkerSize) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings of dask-jobqueue's numbers of one job, each with its keyword.
+
+    ``size`` is that of the workers. `cores` and `memory` are requested for the job and divided
+    among its workers. If ``given`` also has what to request (`job_cpu`, `job_mem`), they are only
+    divided. Raises ValueError.
+    """
+    cpu_workers = "gpus_per_job" in given and count(given["gpus_per_job"]) == 0
+    workers = _workers_of_job(given, size, cpu_workers)
+    if "processes" in given and not cpu_workers:
+        yield "processes", (("gpus_per_job",), size.gpus_of(workers))
+    if "cores" in given:
+        if {"job_cpu", "ncpus"} & given.keys():
+            yield "cores", (("workers", "threads"), positive(given["cores"]) // workers)
+        else:
+            yield "cores", (("cpus_per_job",), given["cores"])
+    if "memory" in given:
+        if {"job_mem", "mem"} & given.keys():
+            yield "memory", (("workers", "memory"), f"{n_bytes(given['memory']) // workers}B")
+        else:
+            yield "memory", (("memory_per_job",), given["memory"])
+
+
+def job_notes(given: Mapping[str, Any]) -> list[str]:
+    """Return in which way a job differs from the one of dask-jobqueue for the same keywords."""
+    sizes = {"processes", "gpus_per_job", "gpus_per_worker", "workers_per_gpu", "groups"}
+    cores = given.get("cores") or 1
+    if sizes & given.keys() or positive(cores) < 2:
+        return []
+    return [
+        f"cores={cores}: a job has one GPU, and one worker with these cores; dask-jobqueue starts "
+        "several. processes=… or gpus_per_job=… is the number of workers"
+    ]
+
+
+def _workers_of_job(given: Mapping[str, Any], size: WorkerSize, cpu_workers: bool) -> int:
+    expected, why = None, ""
+    if cpu_workers:
+        expected, why = 1, "a job of CPU workers has one"
+    elif "gpus_per_job" in given:
+        gpus = positive(given["gpus_per_job"])
+        expected = size.workers(gpus)
+        why = f"gpus_per_job is {gpus}, {_size_text(size)}"
+    if "processes" not in given:
+        return expected or size.per_gpu
+    processes = positive(given["processes"])
+    if not cpu_workers and processes % size.per_gpu:
+        raise ValueError(f"processes is {processes}, but there are {_size_text(size)}")
+    if expected is not None and processes != expected:
+        raise ValueError(f"processes is {processes}, but {why}")
+    return processes
+
+
+def _size_text(size: WorkerSize) -> str:
+    if size.usual:
+        return "one worker per GPU"
+    return f"{size.gpus} GPUs per worker" if size.gpus > 1 else f"{size.per_gpu} workers per GPU"
+
+
+# -- the keywords of each class --------------------------------------------------------------------
+class Vocabulary(dict[str, Reader | str]):
+    """The keywords of a class in addition to the keys of a profile.
+
+    The value is a function that returns settings, or a text: the keyword has no meaning here, and
+    the text names its replacement.
+    """
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The keywords without a meaning here, and their replacements."""
+        return {name: hint for name, hint in self.items() if isinstance(hint, str)}
 
     def known(self) -> list[str]:
         """Return all keywords that are not refused."""
-        profile = (name for name in keys_of(Profile) if name not in self.refused)
-        return [*profile, *self.synonyms, *self.converted, *self.several, *self.per_job]
+        return [name for name in {**dict.fromkeys(keys_of(Profile)), **self} if self.takes(name)]
+
+    def takes(self, name: str) -> bool:
+        """Return whether a keyword, or a key of the profile, is not refused."""
+        return not isinstance(self.get(name), str)
 
     def suggestion(self, name: str) -> str:
         """Return a hint for an unknown keyword."""
-        keys = [key for key in key_names(Profile) if key.partition(".")[0] not in self.refused]
+        keys = [key for key in key_names(Profile) if self.takes(key.partition(".")[0])]
         keys = [key for key in keys if not key.startswith("groups.")]
         return unknown_keyword(name, [*self.known(), *PARAMETERS], self.refused, keys)
 
     def settings(self, name: str, value: Any) -> Iterable[Setting]:
-        """Return the settings of one keyword. Raises ValueError."""
-        if name == "gpus_per_job" and count(value) == 0:
-            return [(("gpus",), 0)]
-        if name in self.several:
-            return self.several[name](value)
-        if name in self.converted:
-            loc, convert = self.converted[name]
-            return [(loc, convert(value))]
-        if name in self.synonyms:
-            return [(self.synonyms[name], value)]
+        """Return the settings of a keyword that is not refused. Raises ValueError."""
+        read = self.get(name)
+        if callable(read):
+            return read(value)
         if isinstance(value, Mapping) and value:
             return [((name, key), item) for key, item in value.items()]
         return [((name,), value)]
 
 
 JOBQUEUE = Vocabulary(
-    synonyms={
-        "project": ("account",),
-        "job_name": ("name",),
-        "job_cpu": ("cpus_per_job",),
-        "ncpus": ("cpus_per_job",),
-        "local_directory": ("workers", "local_directory"),
-        "python": ("environment", "python"),
-        "container": ("environment", "container"),
-        "interface": ("network", "interface"),
-        "worker_memory": ("workers", "memory"),
-        "worker_threads": ("workers", "threads"),
-        "worker_class": ("workers", "worker_class"),
-    },
-    converted={
-        "job_extra_directives": (("directives",), directives),
-        "job_extra": (("directives",), directives),
-        "job_script_prologue": (("environment", "setup"), prologue),
-        "env_extra": (("environment", "setup"), prologue),
-        "death_timeout": (("workers", "death_timeout"), seconds),
-        "gpus_per_worker": (("workers", "gpus_per_worker"), positive),
-        "worker_gpu": (("workers", "gpus_per_worker"), positive),
-        "workers_per_gpu": (("workers", "workers_per_gpu"), positive),
-        "job_mem": (("memory_per_job",), memory),
-        "mem": (("memory_per_job",), memory),
-    },
-    several={
-        "protocol": lambda value: protocol_settings(str(value)),
-        "worker_options": lambda value: worker_settings(dict(value)),
+    {
+        "project": to("account"),
+        "job_name": to("name"),
+        "job_cpu": to("cpus_per_job"),
+        "ncpus": to("cpus_per_job"),
+        "local_directory": to("workers.local_directory"),
+        "python": to("environment.python"),
+        "container": to("environment.container"),
+        "interface": to("network.interface"),
+        "worker_memory": to("workers.memory"),
+        "worker_threads": to("workers.threads"),
+        "worker_class": to("workers.worker_class"),
+        "job_extra_directives": to("directives", directives),
+        "job_extra": to("directives", directives),
+        "job_script_prologue": to("environment.setup", prologue),
+        "env_extra": to("environment.setup", prologue),
+        "death_timeout": to("workers.death_timeout", seconds),
+        "gpus_per_worker": to("workers.gpus_per_worker", positive),
+        "worker_gpu": to("workers.gpus_per_worker", positive),
+        "workers_per_gpu": to("workers.workers_per_gpu", positive),
+        "gpus_per_job": gpus_settings,
+        "job_mem": to("memory_per_job", memory),
+        "mem": to("memory_per_job", memory),
+        "protocol": protocol_settings,
+        "worker_options": worker_settings,
         "worker_extra_args": extra_args_settings,
         "extra": extra_args_settings,
-    },
-    refused={
+        **dict.fromkeys(PER_JOB, lambda value: ()),
         "resource_spec": (
             "leave it out: cores and memory are requested, by `request` of the site file"
         ),
@@ -147,13 +347,45 @@ JOBQUEUE = Vocabulary(
         "requeue": "leave it out: a job close to its walltime gets a successor",
         "walltime_exit": "leave it out: it is for `run` of `gpujobs submit`",
         "start_workers": "use wait_for_workers",
-    },
+    }
 )
 """Of dask-jobqueue, with the same meaning here."""
 
+_OWN_PARAMETERS = ("host", "dashboard_address")
+"""Keywords of dask-jobqueue without a meaning that GPULocalCluster has."""
+
+LOCAL = Vocabulary(
+    {
+        **{name: word for name, word in JOBQUEUE.items() if name not in _OWN_PARAMETERS},
+        **{name: to(f"workers.{name}") for name in CUDA},
+        "device_memory_limit": to("workers.device_memory_limit", device_size),
+        "rmm_pool_size": to("workers.rmm_pool_size", device_size),
+        "rmm_maximum_pool_size": to("workers.rmm_maximum_pool_size", device_size),
+        "rmm_release_threshold": to("workers.rmm_release_threshold", device_size),
+        "enable_tcp_over_ucx": partial(ucx_settings, "enable_tcp_over_ucx"),
+        "enable_infiniband": partial(ucx_settings, "enable_infiniband"),
+        "enable_nvlink": partial(ucx_settings, "enable_nvlink"),
+        "threads_per_worker": to("workers.threads"),
+        "rmm_allocator_external_lib_list": to("workers.set_rmm_allocator_for_libs"),
+        "memory_limit": memory_limit_settings,
+        "blocked_handlers": "use scheduler_kwargs={'blocked_handlers': …}",
+        "data": "use device_memory_limit and memory_limit: an object cannot be passed to a job",
+        "ip": "use host",
+        "jit_unspill": "use enable_cudf_spill: dask-cuda has no jit_unspill any more",
+        "log_spilling": "use cudf_spill_stats, with enable_cudf_spill",
+        "processes": "leave it out: every worker is a process",
+        "scheduler_sync_interval": "leave it out: the jobs are watched all the time",
+        "service_kwargs": "use scheduler_kwargs={'service_kwargs': …}",
+        "services": "leave it out: dask no longer uses it",
+        "start": "leave it out: dask no longer uses it",
+        "worker_dashboard_address": "leave it out: the workers have no dashboard",
+        "worker_services": "leave it out: dask no longer uses it",
+    }
+)
+"""Of LocalCUDACluster and dask-jobqueue."""
+
 
 # -- keywords as a profile -------------------------------------------------------------------------
-_KEYS = tuple(key_names(Profile))
 DEFAULT_WALLTIME = "30m"
 """dask-jobqueue's, for users without a site file."""
 
@@ -169,18 +401,6 @@ class Given(NamedTuple):
     def problem(self, message: str, hint: str = "") -> Problem:
         """Return a problem of this keyword."""
         return Problem(message, Position(self.place), hint=hint)
-
-
-@contextlib.contextmanager
-def hints_in_python() -> Iterator[None]:
-    """Write the hints of errors about a profile as keywords."""
-    try:
-        yield
-    except InputError as error:
-        problems = [
-            replace(problem, hint=in_python(problem.hint, _KEYS)) for problem in error.problems
-        ]
-        raise InputError(problems) from None
 
 
 def spec_of(
@@ -294,9 +514,7 @@ def document_of(
     found = _given(keywords, configuration or Configuration(), vocabulary)
     for given in found:
         converter.add(given)
-    converter.add_per_job(
-        {given.name: given for given in found if given.name not in vocabulary.refused}
-    )
+    converter.add_per_job({given.name: given for given in found if vocabulary.takes(given.name)})
     return converter.document()
 
 
@@ -314,7 +532,7 @@ def _given(
         Given(name, value, configuration.place(name), keyword=False)
         for name, value in configuration.values.items()
         if name not in names
-        and not (name in vocabulary.refused and name in configuration.unchanged)
+        and not (name in configuration.unchanged and not vocabulary.takes(name))
     ]
     return [*configured, *own]
 
@@ -331,11 +549,11 @@ class _Converter:
     def add(self, given: Given) -> None:
         """Convert one keyword; those of `PER_JOB` are converted together."""
         name, words = given.name, self.vocabulary
-        if name in words.refused:
+        if not words.takes(name):
             self.problems.append(given.problem("has no meaning here", words.refused[name]))
         elif name not in words.known():
             self.problems.append(given.problem("unknown keyword", words.suggestion(name)))
-        elif name not in PER_JOB:
+        else:
             try:
                 for setting in words.settings(name, given.value):
                     self._put(setting, given)
@@ -377,116 +595,3 @@ class _Converter:
                 self.problems.append(given.problem(message))
         mapping[loc[-1]] = value
         self.sources[loc] = given
-
-
-# -- the keywords of dask_cuda.LocalCUDACluster, for clusters on this machine ----------------------
-DEVICE_SIZES = (
-    "device_memory_limit",
-    "rmm_pool_size",
-    "rmm_maximum_pool_size",
-    "rmm_release_threshold",
-)
-"""Options of workers that dask-cuda also takes as a number of bytes."""
-UCX_TRANSPORTS = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
-"""Options of workers that need ucxx."""
-
-
-def device_list(value: object) -> tuple[str, ...] | None:
-    """Return the GPUs of the keyword CUDA_VISIBLE_DEVICES. Raises InputError."""
-    if value is None:
-        return None
-    items = comma_list(value) if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not items:
-        message = f"CUDA_VISIBLE_DEVICES: {value!r} is not a list of GPUs"
-        raise InputError(message, hint="CUDA_VISIBLE_DEVICES='0,1' or [0, 1]")
-    devices = tuple(str(item).strip() for item in items)
-    if len(set(devices)) < len(devices):
-        raise InputError(f"CUDA_VISIBLE_DEVICES: {value!r} names a GPU twice")
-    return devices
-
-
-def options_of_scheduler(
-    options: Mapping[str, Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    **own: object,
-) -> dict[str, Any]:
-    """Return the options of the dask scheduler from keywords; ``own`` is by name, None: not given.
-
-    Raises InputError if two keywords set the same option, or one is not a mapping.
-    """
-    for place, value in (("scheduler_options", options), ("scheduler_kwargs", kwargs)):
-        check_mapping(place, {} if value is None else value)
-    found: dict[str, Any] = dict(options or {})
-    given = {name: value for name, value in own.items() if value is not None}
-    for name, value in [*(kwargs or {}).items(), *given.items()]:
-        if found.setdefault(name, value) != value:
-            raise InputError(f"keyword {name}: scheduler_options or scheduler_kwargs sets it, too")
-    return found
-
-
-def _device_size(value: Any) -> Any:
-    """Return a size of device memory: a whole number is in bytes."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return f"{value}B"
-    return value
-
-
-def _memory_limit(value: Any) -> Iterator[Setting]:
-    """Yield the host memory of a worker: bytes, a fraction of this machine's, or a text."""
-    if value == "auto":
-        return
-    if isinstance(value, float) and value <= 1:
-        import psutil
-
-        value = int(value * psutil.virtual_memory().total)
-    if value == 0:
-        raise ValueError("0 is no limit, which is not possible here; leave it out")
-    yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)
-
-
-def _ucx_transport(name: str, value: Any) -> Iterator[Setting]:
-    yield ("workers", name), value
-    if value is True:
-        yield ("network", "protocol"), "ucxx"
-
-
-def _ucx_transports() -> dict[str, Any]:
-    return {name: lambda value, name=name: _ucx_transport(name, value) for name in UCX_TRANSPORTS}
-
-
-_OWN_PARAMETERS = ("host", "dashboard_address")
-"""Keywords of dask-jobqueue without a meaning that GPULocalCluster has."""
-
-LOCAL = Vocabulary(
-    synonyms={
-        **JOBQUEUE.synonyms,
-        **{name: ("workers", name) for name in CUDA},
-        "threads_per_worker": ("workers", "threads"),
-        "rmm_allocator_external_lib_list": ("workers", "set_rmm_allocator_for_libs"),
-    },
-    converted={
-        **JOBQUEUE.converted,
-        **{name: (("workers", name), _device_size) for name in DEVICE_SIZES},
-    },
-    several={
-        **JOBQUEUE.several,
-        **_ucx_transports(),
-        "memory_limit": _memory_limit,
-    },
-    refused={
-        **{name: hint for name, hint in JOBQUEUE.refused.items() if name not in _OWN_PARAMETERS},
-        "blocked_handlers": "use scheduler_kwargs={'blocked_handlers': …}",
-        "data": "use device_memory_limit and memory_limit: an object cannot be passed to a job",
-        "ip": "use host",
-        "jit_unspill": "use enable_cudf_spill: dask-cuda has no jit_unspill any more",
-        "log_spilling": "use cudf_spill_stats, with enable_cudf_spill",
-        "processes": "leave it out: every worker is a process",
-        "scheduler_sync_interval": "leave it out: the jobs are watched all the time",
-        "service_kwargs": "use scheduler_kwargs={'service_kwargs': …}",
-        "services": "leave it out: dask no longer uses it",
-        "start": "leave it out: dask no longer uses it",
-        "worker_dashboard_address": "leave it out: the workers have no dashboard",
-        "worker_services": "leave it out: dask no longer uses it",
-    },
-)
-"""Of LocalCUDACluster and dask-jobqueue."""

@@ -7,12 +7,16 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dask.utils import parse_bytes
 
+from ..config.fields import comma_list
+from ..config.hints import in_python
+from ..config.model import key_names
+from ..config.profile import Profile
 from ..errors import InputError
 from ..planning.plan import JobGroup, Plan
 from ..text import plural
@@ -127,6 +131,19 @@ def _shipped_defaults() -> dict[str, Any]:
     path = Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
     defaults: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return defaults
+
+
+@contextlib.contextmanager
+def hints_in_python() -> Iterator[None]:
+    """Write the hints of errors about a profile as keywords."""
+    keys = tuple(key_names(Profile))
+    try:
+        yield
+    except InputError as error:
+        problems = [
+            replace(problem, hint=in_python(problem.hint, keys)) for problem in error.problems
+        ]
+        raise InputError(problems) from None
 
 
 # -- how many jobs a cluster object starts with ----------------------------------------------------
@@ -255,3 +272,37 @@ class ClusterOptions:
     def local_scheduler(self) -> bool:
         """Whether the dask scheduler runs in this process."""
         return self.scheduler == "local"
+
+
+# -- options of GPULocalCluster, as those of dask_cuda.LocalCUDACluster ----------------------------
+def device_list(value: object) -> tuple[str, ...] | None:
+    """Return the GPUs of the keyword CUDA_VISIBLE_DEVICES. Raises InputError."""
+    if value is None:
+        return None
+    items = comma_list(value) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not items:
+        message = f"CUDA_VISIBLE_DEVICES: {value!r} is not a list of GPUs"
+        raise InputError(message, hint="CUDA_VISIBLE_DEVICES='0,1' or [0, 1]")
+    devices = tuple(str(item).strip() for item in items)
+    if len(set(devices)) < len(devices):
+        raise InputError(f"CUDA_VISIBLE_DEVICES: {value!r} names a GPU twice")
+    return devices
+
+
+def options_of_scheduler(
+    options: Mapping[str, Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    **own: object,
+) -> dict[str, Any]:
+    """Return the options of the dask scheduler from keywords; ``own`` is by name, None: not given.
+
+    Raises InputError if two keywords set the same option, or one is not a mapping.
+    """
+    for place, value in (("scheduler_options", options), ("scheduler_kwargs", kwargs)):
+        check_mapping(place, {} if value is None else value)
+    found: dict[str, Any] = dict(options or {})
+    given = {name: value for name, value in own.items() if value is not None}
+    for name, value in [*(kwargs or {}).items(), *given.items()]:
+        if found.setdefault(name, value) != value:
+            raise InputError(f"keyword {name}: scheduler_options or scheduler_kwargs sets it, too")
+    return found

@@ -12,7 +12,7 @@ from ..clusters.scale import limits_of
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import plural
-from .control import DaskSide
+from .control import DaskControl
 from .group import WorkerGroup, by_devices, without_log
 from .job import PoolJob
 from .pool import JobPool
@@ -22,7 +22,7 @@ from .pool import JobPool
 class Retirer:
     """Retires workers; those that are being retired are left alone."""
 
-    def __init__(self, dask: DaskSide) -> None:
+    def __init__(self, dask: DaskControl) -> None:
         self._dask = dask
         self._names: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class GroupScaler:
     """
 
     def __init__(
-        self, pool: JobPool, dask: DaskSide, group: WorkerGroup, lock: asyncio.Lock
+        self, pool: JobPool, dask: DaskControl, group: WorkerGroup, lock: asyncio.Lock
     ) -> None:
         self.pool = pool
         self.dask = dask
@@ -197,7 +197,9 @@ UPDATE_TIMEOUT = 5.0
 class Scaler:
     """Keeps every group of workers of a pool at its target."""
 
-    def __init__(self, pool: JobPool, dask: DaskSide, interval: float = REFRESH_INTERVAL) -> None:
+    def __init__(
+        self, pool: JobPool, dask: DaskControl, interval: float = REFRESH_INTERVAL
+    ) -> None:
         self.pool = pool
         self.interval = interval
         self.dask = dask

@@ -18,9 +18,8 @@ import gpujobs
 from gpujobs.config.hints import in_python
 from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
-from gpujobs.deploy.conversions import extra_args_settings, job_notes
 from gpujobs.deploy.group import WorkerGroup
-from gpujobs.deploy.keywords import PARAMETERS, spec_of
+from gpujobs.deploy.keywords import PARAMETERS, extra_args_settings, job_notes, spec_of
 from gpujobs.deploy.options import Amount, ClusterOptions, configured
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Plan, make_plan
