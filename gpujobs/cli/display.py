@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 from ..clusters.report import (
     ClusterReport,
     ClusterState,
-    JobPhase,
-    JobReport,
     WorkerGpu,
     cluster_json,
 )
+from ..clusters.rows import JOB_HEADER, job_cells, job_counts
 from ..injob.idle import RULES
-from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, quoted, table
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def status_text(
 
     ``activities``: of workers by their names, for a table of the workers instead of their GPUs.
     """
-    lines = [*_facts(report), "", _job_table(report)]
+    lines = [*_facts(report), "", table(JOB_HEADER, [job_cells(job) for job in report.jobs])]
     workers = _gpu_table(report) if activities is None else worker_table(report, activities)
     if workers:
         lines += ["", workers]
@@ -80,13 +78,6 @@ def summary(report: ClusterReport) -> str:
     return report.reason
 
 
-def job_counts(report: ClusterReport) -> str:
-    """Return the number of jobs in each state: ``2 RUNNING, 1 PENDING``."""
-    states = [job.state for job in report.jobs]
-    counts = {state: states.count(state) for state in JobState}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "-"
-
-
 def progress_text(report: ClusterReport) -> str:
     """Return ``6/8 workers, 2 pending (Resources)``."""
     parts = [f"{report.connected}/{report.record.workers} workers"]
@@ -111,7 +102,7 @@ def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
         record.site,
         report.state,
         "-" if report.finished else f"{report.connected}/{record.workers}",
-        job_counts(report),
+        job_counts(report.jobs) or "-",
         age(report),
         "; ".join(filter(None, (*report.folder.damaged[:1], summary(report)))),
     )
@@ -165,38 +156,13 @@ def _missing_workers(report: ClusterReport) -> str:
     return f"; missing: {', '.join(names)}"
 
 
-def _job_table(report: ClusterReport) -> str:
-    chain = report.record.attempts > 1
-    rows = [
-        (
-            job.number,
-            job.id,
-            job.state,
-            job.node or "-",
-            ",".join(job.connected) or "-",
-            ", ".join(filter(None, [f"attempt {job.attempt}" if chain else "", _remark(job)])),
-        )
-        for job in report.jobs
-    ]
-    return table(("JOB", "ID", "STATE", "NODE", "WORKERS", ""), rows)
-
-
-def _remark(job: JobReport) -> str:
-    """Return all that the columns of the table do not hold."""
-    parts = [job.group] if job.group else []
-    if job.head:
-        parts.append("head")
-    if job.phase is JobPhase.LEAVING:
-        parts.append("leaving")
-    parts += filter(None, (job.reason, job.exit_remark, job.start_remark))
-    if job.state is JobState.UNKNOWN and job.native:
-        parts.append(f"({job.native})")
-    return ", ".join(parts)
-
-
 def _gpu_table(report: ClusterReport) -> str:
-    """Return the GPUs of the connected workers; "" if there are none."""
+    """Return the connected workers with their GPUs; "" if there are none."""
     gpus = [gpu for job in report.jobs for gpu in job.gpus]
+    with_gpus = {gpu.worker for gpu in gpus}
+    for job in report.jobs:
+        others = (name for name in job.connected if name not in with_gpus)
+        gpus += (WorkerGpu(name, job.node or "-", "-", None, None) for name in others)
     if report.finished or not gpus:
         return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _BAR_COLUMNS = 20
 _STYLES = {
     r"\b(RUNNING|DONE|COMPLETED)\b": "green",
-    r"\b(PENDING|STARTING|SUSPENDED)\b": "yellow",
-    r"\b(FAILED|CANCELLED|TIMEOUT|PREEMPTED|NODE_FAIL|OUT_OF_MEMORY)\b": "red",
+    r"\b(SUBMITTED|PENDING|STARTING|SUSPENDED|LEAVING)\b": "yellow",
+    r"\b(FAILED|CANCELLED|TIMEOUT|PREEMPTED|NODE_FAIL|OUT_OF_MEMORY|LOST)\b": "red",
 }
 """Of states, by regular expressions."""
 

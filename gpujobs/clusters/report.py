@@ -118,6 +118,12 @@ class JobReport:
         return self.state.active
 
     @property
+    def word(self) -> str:
+        """Its state for people: how far it has come, or how it ended."""
+        failed = self.phase is JobPhase.FAILED and self.state is JobState.COMPLETED
+        return self.phase.value if self.active or failed else self.state.value
+
+    @property
     def in_queue(self) -> bool:
         """Whether it is active, or has failed and is stuck in the queue."""
         return self.active or self.stuck

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..schedulers import JobState
 from ..text import measured_size_text
 from .report import ClusterReport, JobPhase, JobReport, WorkerGpu, connected_by_group
 
-JOB_HEADER = ("JOB", "ID", "PHASE", "NODE", "WORKERS", "GPUS", "")
+JOB_HEADER = ("JOB", "ID", "STATE", "NODE", "WORKERS", "GPUS", "")
 """Of `job_cells`."""
 HEAD_JOB = "head"
 """Name of the row of a job without workers: it runs the dask scheduler."""
@@ -27,7 +28,7 @@ class GroupRow:
     """Target number of workers."""
     connected: int
     jobs: tuple[str, ...]
-    """Number of the other jobs in each phase, as ``2 running``."""
+    """Number of the other jobs in each state, as ``2 running``."""
     pending: tuple[str, ...]
     """Number of the jobs with each reason, as ``2: Resources``."""
     failed: tuple[str, ...]
@@ -73,17 +74,12 @@ def _group_row(
         name=name,
         wanted=wanted,
         connected=connected,
-        jobs=_phases(others),
+        jobs=tuple(f"{len(own)} {word.lower()}" for word, own in _by_word(others).items()),
         pending=_reasons(map(_pending_reason, pending)),
         failed=_reasons(map(_failure, failed)),
         gpus=_gpus(jobs),
         memory=_memory(report, jobs),
     )
-
-
-def _phases(jobs: Iterable[JobReport]) -> tuple[str, ...]:
-    counts = Counter(job.phase for job in jobs)
-    return tuple(f"{counts[phase]} {phase.lower()}" for phase in JobPhase if counts[phase])
 
 
 def _reasons(reasons: Iterable[str]) -> tuple[str, ...]:
@@ -136,13 +132,39 @@ def _memory(report: ClusterReport, jobs: Iterable[JobReport]) -> str:
 
 def job_cells(job: JobReport) -> tuple[str, ...]:
     """Return the row of one job; see `JOB_HEADER`."""
-    remarks = [job.group, "head" if job.head else "", job.reason, job.start_remark]
+    remarks = [
+        f"attempt {job.attempt}" if job.attempt > 1 else "",
+        job.group,
+        "head" if job.head else "",
+        job.reason,
+        job.exit_remark,
+        job.start_remark,
+        f"({job.native})" if job.state is JobState.UNKNOWN and job.native else "",
+    ]
     return (
         str(job.number),
         job.id,
-        job.phase.value,
+        job.word,
         job.node or "-",
         f"{len(job.connected)}/{len(job.workers)}",
         gpu_models(_own_gpus([job])) or "-",
         ", ".join(remark for remark in remarks if remark),
     )
+
+
+def job_counts(jobs: Iterable[JobReport], *, reasons: bool = False) -> str:
+    """Return ``2 RUNNING, 1 PENDING``; with ``reasons``: ``1 PENDING (Resources)``."""
+    parts = []
+    for word, found in _by_word(jobs).items():
+        why = sorted({job.reason for job in found if job.reason})
+        shown = f" ({', '.join(why)})" if reasons and why and word == JobPhase.PENDING else ""
+        parts.append(f"{len(found)} {word}{shown}")
+    return ", ".join(parts)
+
+
+def _by_word(jobs: Iterable[JobReport]) -> dict[str, list[JobReport]]:
+    """Return jobs by the word of their state, in the order of a job's life."""
+    found: dict[str, list[JobReport]] = {state.value: [] for state in (*JobPhase, *JobState)}
+    for job in jobs:
+        found[job.word].append(job)
+    return {word: own for word, own in found.items() if own}

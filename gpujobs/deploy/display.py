@@ -14,7 +14,7 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 from ..clusters.folder import tail
 from ..clusters.folderstate import read_transport
 from ..clusters.notebook import Card, card_html
-from ..clusters.report import JobPhase, JobReport, Json, job_json
+from ..clusters.report import JobReport, Json, job_json
 from ..clusters.rows import JOB_HEADER, job_cells
 from ..text import table
 from .widget import ClusterWidget, Controls, ipywidgets_module
@@ -53,25 +53,6 @@ class JobTable(list[Row]):
 def _html_row(tag: str, cells: Iterable[str]) -> str:
     opening = f"<{tag} style='text-align: left'>"
     return f"<tr>{''.join(f'{opening}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def phase_counts(jobs: Iterable[JobReport]) -> str:
-    """Return ``2 RUNNING, 1 PENDING (Resources)``."""
-    by_phase: dict[JobPhase, list[JobReport]] = {phase: [] for phase in JobPhase}
-    for job in jobs:
-        by_phase[job.phase].append(job)
-    parts = []
-    for phase, found in by_phase.items():
-        if found:
-            parts.append(f"{len(found)} {phase}{_pending_reasons(phase, found)}")
-    return ", ".join(parts)
-
-
-def _pending_reasons(phase: JobPhase, jobs: Iterable[JobReport]) -> str:
-    reasons = sorted({job.reason for job in jobs if job.reason})
-    if phase is not JobPhase.PENDING or not reasons:
-        return ""
-    return f" ({', '.join(reasons)})"
 
 
 # -- how cluster objects display themselves and their jobs -----------------------------------------

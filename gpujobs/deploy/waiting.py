@@ -12,9 +12,9 @@ from dask.utils import parse_timedelta
 
 from ..clusters.folder import renew_lease
 from ..clusters.progress import Progress
+from ..clusters.rows import job_counts
 from ..errors import GpujobsError, InputError
 from ..text import clock_text
-from .display import phase_counts
 from .pool import JobPool
 from .scaler import Scaler, possible
 
@@ -47,7 +47,8 @@ async def wait_for(
 
 
 def _jobs_text(pool: JobPool) -> str:
-    return phase_counts(job.report for job in pool.jobs.active.values()) or "no jobs"
+    jobs = (job.report for job in pool.jobs.active.values())
+    return job_counts(jobs, reasons=True) or "no jobs"
 
 
 async def _ready(scaler: Scaler) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
+from gpujobs.clusters.rows import job_cells, job_counts
 from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.display import JobTable, phase_counts
+from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.job import START_UP, STEADY, PoolJob, PoolJobs
 from gpujobs.schedulers import JobId, JobState
 
@@ -17,10 +20,27 @@ JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("
 
 def test_table() -> None:
     waiting = replace(JOB, reason="Priority", starts="2026-01-01T10:00:00")
-    assert phase_counts([waiting]) == "1 PENDING (Priority)"
+    assert job_counts([waiting], reasons=True) == "1 PENDING (Priority)"
     assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable.of([waiting]))
     assert JobTable.of([waiting]) == [job_json(waiting)]
     assert repr(JobTable()) == "no jobs"
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "word"),
+    [
+        ("LEAVING", "RUNNING", "LEAVING"),
+        ("SUBMITTED", "UNKNOWN", "SUBMITTED"),
+        ("ENDED", "TIMEOUT", "TIMEOUT"),
+        ("FAILED", "NODE_FAIL", "NODE_FAIL"),
+        ("FAILED", "COMPLETED", "FAILED"),
+        ("ENDED", "COMPLETED", "COMPLETED"),
+    ],
+)
+def test_one_word_for_the_state(phase: str, state: str, word: str) -> None:
+    job = replace(JOB, phase=JobPhase(phase), state=JobState(state))
+    assert (job_cells(job)[2], job_counts([job])) == (word, f"1 {word}")
+    assert word in repr(JobTable.of([job]))
 
 
 def test_gpus() -> None:

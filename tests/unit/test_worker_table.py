@@ -1,8 +1,8 @@
-"""`gpujobs status ID --watch`: the row of each worker."""
+"""`gpujobs status ID`, also with `--watch`: the row of each worker."""
 
 from __future__ import annotations
 
-from gpujobs.cli.display import worker_table
+from gpujobs.cli.display import status_text, worker_table
 from gpujobs.clusters.connect import WorkerActivity
 from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
@@ -42,3 +42,6 @@ def test_rows() -> None:
         ["svd-1", "node1", "-", "-", "-", "-", "H200", "-", "-"],
         ["svd-2", "node1", "-", "-", "-", "-", "-", "-", "-"],
     ]
+    shown = status_text(report).partition("UUID")[2].splitlines()[1:]
+    assert [line.split()[0] for line in shown] == ["svd-0", "svd-0", "svd-1", "svd-2"]
+    assert shown[-1].split() == ["svd-2", "node1", "-", "-", "-", "-", "-"]
