@@ -78,18 +78,6 @@ def summary(report: ClusterReport) -> str:
     return report.reason
 
 
-def progress_text(report: ClusterReport) -> str:
-    """Return ``6/8 workers, 2 pending (Resources)``."""
-    parts = [f"{report.connected}/{report.record.workers} workers"]
-    if groups := [f"{group.name} {group.connected}/{group.wanted}" for group in report.groups]:
-        parts = [f"{', '.join(groups)} workers"]
-    if report.finished:
-        parts.append(report.state)
-    elif report.reason:
-        parts.append(report.reason)
-    return ", ".join(parts)
-
-
 def age(report: ClusterReport) -> str:
     """Return the time since a cluster was submitted."""
     return clock_text(max(0.0, time.time() - report.record.created))

@@ -42,6 +42,18 @@ def terminal(file: TextIO) -> Console | None:
     return console
 
 
+def progress_text(report: ClusterReport) -> str:
+    """Return ``6/8 workers, 2 pending (Resources)``."""
+    parts = [f"{report.connected}/{report.record.workers} workers"]
+    if groups := [f"{group.name} {group.connected}/{group.wanted}" for group in report.groups]:
+        parts = [f"{', '.join(groups)} workers"]
+    if report.finished:
+        parts.append(report.state)
+    elif report.reason:
+        parts.append(report.reason)
+    return ", ".join(parts)
+
+
 class ReportProgress(Progress):
     """The progress of a cluster on stderr: a bar and one line on a terminal."""
 
@@ -51,8 +63,6 @@ class ReportProgress(Progress):
 
     def show_report(self, report: ClusterReport, clock: str) -> None:
         """Show how many workers are connected, and why others wait."""
-        from .display import progress_text
-
         if self._live is None and (console := terminal(sys.stderr)):
             self._live = area(console, transient=True)
             self._live.start()
@@ -89,8 +99,6 @@ def progress_line(report: ClusterReport, clock: str, columns: int) -> Renderable
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
-
-    from .display import progress_text
 
     bar = ProgressBar(
         total=max(report.target, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from distributed.utils import format_dashboard_link
 
 from ..clusters.connect import address_of, security_of, silence_ucx
 from ..clusters.folderstate import read_state
-from ..clusters.ledger import Ledger
-from ..clusters.monitor import ClusterMonitor, with_log
+from ..clusters.handle import ClusterHandle
+from ..clusters.monitor import with_log
 from ..clusters.notebook import Card
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import cancel, check_group_names, scale
+from ..clusters.scale import check_group_names
 from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState
@@ -32,7 +32,7 @@ REFRESH_INTERVAL = 1.0
 
 
 class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
-    """A running cluster, as `GPUJobQueueCluster.from_name` returns it.
+    """A `ClusterHandle` as a cluster of dask; `GPUJobQueueCluster.from_name` returns it.
 
     `close` detaches, `shutdown` ends the cluster. A cluster that `gpujobs submit` started can be
     scaled. One that another Python process owns is scaled by its owner.
@@ -41,9 +41,8 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     status: Status
 
     def __init__(self, name: str, *, asynchronous: bool = False, loop: Any = None) -> None:
-        self._ledger = Ledger()
-        record = self._ledger.get(name)
-        self._monitor = ClusterMonitor([record], self._ledger)
+        self._handle = ClusterHandle(name)
+        record = self._handle.record
         self._reporting = threading.Lock()
         state = read_state(record.path)
         self._address = address_of(record, state)
@@ -96,14 +95,14 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def shutdown(self) -> Any:
         """End the cluster, then detach."""
-        cancel(self._ledger.get(self.id), self._ledger)
+        self._handle.cancel()
         return self.close()
 
     @property
     def dashboard_link(self) -> str:
         """Link to the dashboard; by default it listens on the loopback interface only."""
         port = self.scheduler_info.get("services", {}).get("dashboard")
-        local = self._ledger.get(self.id).dashboard == "local"
+        local = self._handle.record.dashboard == "local"
         if port and (local or read_state(self.folder).head is None):
             return str(format_dashboard_link(LOOPBACK, port))
         return str(super().dashboard_link)
@@ -125,19 +124,15 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         whole = [number for number in (n, jobs) if number is not None]
         if memory is not None or cores is not None or len(whole) + bool(groups) != 1:
             raise InputError("scale: an attached cluster takes a number of workers, or jobs=")
-        workers = dict(groups)
         if whole:
             check_group_names(list(self._group_sizes), [""])
-            workers[""] = n if n is not None else (jobs or 0) * self._group_sizes[""]
+            n = n if n is not None else (jobs or 0) * self._group_sizes[""]
         if self.asynchronous or self.called_from_running_loop:
-            return asyncio.ensure_future(asyncio.to_thread(self._scale, workers))
-        self._scale(workers)
+            return asyncio.ensure_future(asyncio.to_thread(self._handle.scale, n, **groups))
+        self._handle.scale(n, **groups)
         return None
 
     scale_up = scale
-
-    def _scale(self, workers: Mapping[str, int]) -> None:
-        scale(self._ledger.get(self.id), workers, self._ledger)
 
     def adapt(self, *args: object, **kwargs: object) -> None:
         """Raise InputError: only the owner adapts a cluster."""
@@ -168,7 +163,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _report(self) -> ClusterReport:
         with self._reporting:
-            return self._monitor.report()
+            return self._handle.status()
 
     def _job_reports(self) -> list[JobReport]:
         report = self._report()
@@ -189,7 +184,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         return await asyncio.to_thread(self._card)  # it may query the batch scheduler
 
     def _controls(self) -> Controls:
-        record = self._ledger.get(self.id)
+        record = self._handle.record
         if record.owner == "client" or record.ranks:
             return Controls()
         groups = {group.name: group.workers for group in record.groups}
