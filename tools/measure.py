@@ -29,10 +29,10 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "modules": 141,
-    "lines of the package": 32_950,
+    "modules": 130,
+    "lines of the package": 32_700,
     "floors of a room": 10,
-    "imports (% of code lines)": 9.1,
+    "imports (% of code lines)": 8.8,
 }
 """Last figures of the package above their aim."""
 FILES_AT_ROOT = 8

@@ -48,7 +48,7 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
 @options.json_option
 def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
     """Show where the GPU hours of a cluster went."""
-    from ..clusters import handle, usagejson
+    from ..clusters import handle
     from . import usage_text
 
     found = handle.ClusterHandle(cluster_id, options.open_ledger()).usage()
@@ -58,7 +58,7 @@ def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
             file.write(usage_text.page(found))
     if as_json:
-        echo(json.dumps(usagejson.usage_json(found), indent=1))
+        echo(json.dumps(usage_text.usage_json(found), indent=1))
     elif output is None:
         echo(usage_text.usage_text(found))
 

@@ -16,8 +16,7 @@ from . import live, options
 from .live import echo, progress
 
 if TYPE_CHECKING:
-    from ..clusters.ledger import ClusterRecord
-    from ..clusters.records import Submission
+    from ..clusters.ledger import ClusterRecord, Submission
     from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
 

@@ -27,8 +27,8 @@ from ..injob.folder import (
 )
 from ..injob.usage import FOLDER, UsageLine
 from ..text import clean
-from .files import folder_problem, job_files
-from .records import ClusterRecord
+from .folder import folder_problem, job_files
+from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu
 
 _FRESH = 120.0

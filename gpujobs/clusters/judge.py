@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..injob.folder import Ended, EndKind, all_gpus
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
-from .folderstate import ExitRecord, FolderState
-from .records import ClusterRecord
+from .folder import ExitRecord, FolderState
+from .ledger import ClusterRecord
 from .report import (
     ClusterReport,
     ClusterState,

@@ -12,7 +12,7 @@ from ..injob.folder import DamagedError, open_file
 from ..injob.names import group_prefix
 from ..text import clean
 from . import folder as folders
-from .files import check_folder
+from .folder import check_folder
 from .ledger import ClusterRecord
 
 CHUNK = 1 << 20

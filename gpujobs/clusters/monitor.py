@@ -19,8 +19,7 @@ from ..injob.folder import EndKind
 from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import folder as folders
-from .files import best_effort
-from .folderstate import FolderReader, FolderState
+from .folder import FolderReader, FolderState, best_effort
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger, Submission
 from .report import ClusterReport, JobReport

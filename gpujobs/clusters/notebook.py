@@ -12,8 +12,15 @@ from urllib.parse import urlsplit
 from ..config.sitefiles import data_folder
 from ..text import printable
 from .connect import dashboard_node
-from .report import ClusterReport, ClusterState, JobReport
-from .rows import JOB_HEADER, ONLY_GROUP, group_rows, job_cells
+from .report import (
+    JOB_HEADER,
+    ONLY_GROUP,
+    ClusterReport,
+    ClusterState,
+    JobReport,
+    group_rows,
+    job_cells,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

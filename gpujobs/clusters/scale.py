@@ -18,8 +18,7 @@ from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs, roles_of
 from ..text import plural
 from . import folder as folders
-from .files import check_folder
-from .folderstate import FolderReader, read_state
+from .folder import FolderReader, check_folder, read_state
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from .history import Connection, GpuSamples, History, Received, Sample
-from .records import ClusterRecord
+from .ledger import ClusterRecord
 from .report import ClusterReport, JobPhase, JobReport
 
 HOUR = 3600.0

@@ -24,17 +24,16 @@ from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
 from ..schedulers.registry import all_commands
-from .files import write_atomically
-from .folderstate import FolderState, read_state
+from .folder import FolderState, read_state, write_atomically
 from .judge import judge, unlisted_since
-from .records import ClusterRecord, parse
+from .ledger import ClusterRecord, parse
 from .report import ClusterReport
 
 _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
-    "batch/client.py", "batch/process.py", "clusters/__init__.py", "clusters/judge.py",
-    "clusters/files.py", "clusters/folderstate.py", "clusters/records.py", "clusters/report.py",
-    "clusters/verdict.py", "injob/*.py", "version.py",
+    "batch/client.py", "batch/process.py", "clusters/__init__.py", "clusters/folder.py",
+    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/verdict.py",
+    "injob/*.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys

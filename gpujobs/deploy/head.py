@@ -17,7 +17,7 @@ from distributed.deploy.spec import ProcessInterface
 
 from ..batch import process
 from ..clusters import folder as folders
-from ..clusters.folderstate import FolderState
+from ..clusters.folder import FolderState
 from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.names import LOOPBACK, is_encrypted
 from ..injob.ports import confine, first_free, on_loopback, port_range

@@ -279,7 +279,7 @@ def test_secrets_are_nowhere(local: Cli) -> None:
 def test_another_certificate_is_refused(local: Cli) -> None:
     clusters = [local.submit({"gpus": 0}, "--wait", name=f"{name}.yaml") for name in ("one", "two")]
     code = (
-        "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.folderstate import read_state\n"
+        "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.folder import read_state\n"
         "from gpujobs.clusters.connect import security_of\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 import gpujobs
-from gpujobs.cli.usage_text import page, usage_text
+from gpujobs.cli.usage_text import page, usage_json, usage_text
 from gpujobs.clusters.usage import timeline
-from gpujobs.clusters.usagejson import usage_json
 
 from ..conftest import unavailable
 from ..support.browser import Browser, open_browser

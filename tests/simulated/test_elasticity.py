@@ -13,8 +13,8 @@ import pytest
 from gpujobs.clusters.ledger import Intent
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.progress import LibraryProgress
-from gpujobs.deploy.adaptive import check_bounds
-from gpujobs.deploy.waiting import wait_for
+from gpujobs.deploy.elastic import check_bounds
+from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, RefusedError
 
 from ..support.churn import CPU_QUEUE, GROUPS

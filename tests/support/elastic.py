@@ -12,8 +12,7 @@ from gpujobs.clusters import folder as folders
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
-from gpujobs.deploy.adaptive import JobAdaptive
-from gpujobs.deploy.elastic import ElasticCluster
+from gpujobs.deploy.elastic import ElasticCluster, JobAdaptive
 from gpujobs.deploy.job import PoolJob
 from gpujobs.deploy.pool import JobPool
 from gpujobs.deploy.scaler import Scaler

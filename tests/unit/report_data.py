@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpujobs.clusters.folderstate import ExitRecord, FolderState
+from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.history import Connection, History, Received, connections, gpu_samples
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission, Target
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission, Target
 from gpujobs.clusters.usage import UsageReport, make_usage
 from gpujobs.injob.folder import Ended, EndKind
 from gpujobs.schedulers import JobId, JobState, JobStatus

@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
-from gpujobs.clusters.folderstate import read_state
+from gpujobs.clusters.folder import read_state
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.ledger import Ledger
-from gpujobs.clusters.records import ClusterRecord, GroupRecord, Intent, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.clusters.submit import find_predecessor
 from gpujobs.errors import InputError, NoSuchClusterError
 from gpujobs.injob.folder import Ended, EndKind, Folder

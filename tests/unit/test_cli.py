@@ -17,10 +17,9 @@ import jsonschema
 import pytest
 
 from gpujobs.cli import live
-from gpujobs.cli.display import status_table
 from gpujobs.cli.plan_text import submitted_json
-from gpujobs.cli.status import wait_for_cluster
-from gpujobs.clusters.folderstate import FolderState
+from gpujobs.cli.status import status_table, wait_for_cluster
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.report import ClusterReport

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.batch.process import System
-from gpujobs.cli.display import status_json, status_table, status_text
 from gpujobs.cli.main import main
-from gpujobs.cli.usage_text import page, usage_text
+from gpujobs.cli.status import status_json, status_table, status_text
+from gpujobs.cli.usage_text import page, usage_json, usage_text
 from gpujobs.clusters.history import read_history, with_samples
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.monitor import ClusterMonitor, with_log
@@ -27,7 +27,6 @@ from gpujobs.clusters.notebook import Card, card_html
 from gpujobs.clusters.scale import cancel
 from gpujobs.clusters.submit import scripts_of
 from gpujobs.clusters.usage import make_usage
-from gpujobs.clusters.usagejson import usage_json
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.errors import GpujobsError, InputError

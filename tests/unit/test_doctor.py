@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpujobs.clusters.folderstate import FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.doctor import jobcheck
 from gpujobs.doctor.checks import CheckState

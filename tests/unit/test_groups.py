@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
-from gpujobs.clusters.folderstate import FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.logs import choose

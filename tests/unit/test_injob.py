@@ -18,7 +18,7 @@ from distributed import Scheduler, Worker
 from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
-from gpujobs.clusters.folderstate import read_state
+from gpujobs.clusters.folder import read_state
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit

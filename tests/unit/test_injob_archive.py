@@ -20,7 +20,7 @@ from msgpack import _cmsgpack
 
 import gpujobs.injob
 from gpujobs.clusters import folder, verdict
-from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpujobs.clusters.folderstate import FolderState
-from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_json
-from gpujobs.clusters.rows import job_cells, job_counts
-from gpujobs.deploy.adaptive import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
+from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
+from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
 from gpujobs.deploy.job import START_UP, STEADY, PoolJob, PoolJobs
 from gpujobs.schedulers import JobId, JobState
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folderstate import ExitRecord, FolderState, read_state
+from gpujobs.clusters.folder import ExitRecord, FolderState, read_state
 from gpujobs.clusters.judge import (
     LOST_TIMEOUT,
     NEVER_STARTED_TIMEOUT,

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters import folder
-from gpujobs.clusters.files import private_folder, write_atomically
-from gpujobs.clusters.folderstate import ExitRecord, FolderReader, FolderState, read_state
+from gpujobs.clusters.folder import (
+    ExitRecord,
+    FolderReader,
+    FolderState,
+    private_folder,
+    read_state,
+    write_atomically,
+)
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import EndKind

@@ -11,7 +11,7 @@ import distributed
 import pytest
 from dask_cuda import LocalCUDACluster
 
-from gpujobs.clusters.machine import this_machine
+from gpujobs.clusters.freequeues import this_machine
 from gpujobs.deploy import GPUJobQueueCluster, GPULocalCluster
 from gpujobs.deploy.keywords import LOCAL, spec_of
 from gpujobs.deploy.options import device_list, options_of_scheduler

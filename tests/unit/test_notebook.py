@@ -9,13 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 import gpujobs
-from gpujobs.clusters.folderstate import ExitRecord, FolderState
+from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.ledger import Ledger
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.notebook import SHOWN_JOBS, Card, Part, card_html
-from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
-from gpujobs.clusters.report import ClusterReport, JobPhase
-from gpujobs.clusters.rows import HEAD_JOB, ONLY_GROUP, group_rows
+from gpujobs.clusters.report import HEAD_JOB, ONLY_GROUP, ClusterReport, JobPhase, group_rows
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.names import HEAD
 from gpujobs.schedulers import JobId, JobState, JobStatus

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpujobs.clusters.folderstate import read_state
+from gpujobs.clusters.folder import read_state
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.text import control_character

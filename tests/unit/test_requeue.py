@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folderstate import ExitRecord, FolderState
+from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.records import ClusterRecord, GroupRecord, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.clusters.report import ClusterReport, JobPhase
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head

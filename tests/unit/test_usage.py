@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.cli.usage_text import hours_text, page, usage_line, usage_text
+from gpujobs.cli.usage_text import hours_text, page, usage_json, usage_line, usage_text
 from gpujobs.clusters.history import (
     Connection,
     History,
@@ -23,8 +23,7 @@ from gpujobs.clusters.history import (
     read_history,
     read_latest,
 )
-from gpujobs.clusters.ledger import Ledger
-from gpujobs.clusters.records import Target
+from gpujobs.clusters.ledger import Ledger, Target
 from gpujobs.clusters.report import JobPhase
 from gpujobs.clusters.usage import (
     UsageReport,
@@ -33,7 +32,6 @@ from gpujobs.clusters.usage import (
     shorter_transfers,
     timeline,
 )
-from gpujobs.clusters.usagejson import usage_json
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.usage import interval

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
-from gpujobs.clusters.records import GroupRecord
+from gpujobs.clusters.ledger import GroupRecord
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import first_jobs
 from gpujobs.errors import InputError
