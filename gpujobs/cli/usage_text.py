@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from ..clusters.history import GpuSamples, Received, Sample
@@ -394,14 +394,7 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
 
 
 def _hours_json(hours: GpuHours) -> dict[str, Json]:
-    return {
-        "asked": hours.asked,
-        "granted": hours.granted,
-        "connected": hours.connected,
-        "sampled": hours.sampled,
-        "busy": hours.busy,
-        "idle": hours.idle,
-    }
+    return {**asdict(hours), "idle": hours.idle}
 
 
 def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:

@@ -69,8 +69,12 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
         """Seconds for which an idle job is kept."""
         if self._hold is not None:
             return self._hold
-        waited: float = self.cluster.longest_wait
-        return min(LONGEST_HOLD, max(SHORTEST_HOLD, waited))
+        return min(LONGEST_HOLD, max(SHORTEST_HOLD, self._pool.jobs.longest_wait))
+
+    @property
+    def _pool(self) -> JobPool:
+        pool: JobPool = self.cluster._pool
+        return pool
 
     async def target(self) -> int:
         """Return the number of workers that the tasks need."""
@@ -78,28 +82,26 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
             wanted: int = await super().target()
             return wanted
         call = getattr(self.scheduler, HANDLER)
-        found: int = await call(
-            **self.cluster.demand_of(self.group), target_duration=self.target_duration
-        )
+        demand = self._pool.groups[self.group].demand(self._pool.id, self._pool.plan.groups)
+        found: int = await call(**demand, target_duration=self.target_duration)
         return found
 
     async def scale_up(self, n: int) -> None:
         """Request as many of ``n`` workers as are possible."""
-        await self.cluster.grow(self.group, n)
+        await self.cluster._scaler.grow(self.group, n)
 
     async def scale_down(self, workers: Sequence[str]) -> None:
         """Release the jobs of these workers, which transfer their data."""
-        await self.cluster.scale_down(workers)
+        await self.cluster._scaler.release(workers)
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Return the next step to ``target`` workers: up, down, or the same."""
-        now = self.cluster.now()
-        jobs: list[PoolJob] = self.cluster.counting_jobs(self.group)
+        now, group = self._pool.system.monotonic(), self._pool.groups[self.group]
+        jobs = self._pool.jobs.counting(self.group)
         await self._note_idle_jobs(jobs, now)
-        group: WorkerGroup = self.cluster.worker_group(self.group)
         maximum = most_jobs(self, group)
         wanted = min(group.jobs_for(target), maximum)
-        self.cluster.set_demand(self.group, wanted, maximum)
+        self.cluster._scaler.set_demand(self.group, wanted, maximum)
         self._demands.append((now, wanted))
         if wanted > len(jobs):
             return {"status": "up", "n": wanted * group.size}
@@ -267,8 +269,9 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     async def is_ending(self) -> bool:
         """Return whether the cluster ends, after its dask scheduler has closed a connection."""
-        deadline = self.now() + END_TIMEOUT
-        while self.now() < deadline:
+        clock = self._pool.system.monotonic
+        deadline = clock() + END_TIMEOUT
+        while clock() < deadline:
             running = self.status == Status.running and not self._dask.end_of_scheduler()
             if not running or (self.folder / "ended").exists():
                 return True
@@ -314,38 +317,9 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self.adaptives[group] = adaptive
         return adaptive
 
-    def set_demand(self, group: str, jobs: int, maximum: int) -> None:
-        """Want ``jobs`` jobs, and at no time more than ``maximum``; `JobAdaptive` calls this."""
-        self._scaler.set_demand(group, jobs, maximum)
-
-    async def grow(self, group: str, workers: int) -> None:
-        """Request as many of ``workers`` workers as are possible; `JobAdaptive` calls this."""
-        await self._scaler.grow(group, workers)
-
     async def scale_down(self, workers: Sequence[str]) -> None:
-        """Release the jobs whose workers are all named; `JobAdaptive` calls this."""
+        """Release the jobs whose workers are all named."""
         await self._scaler.release(workers)
-
-    def counting_jobs(self, group: str) -> list[PoolJob]:
-        """Return the jobs that count towards the target of a group."""
-        return self._pool.jobs.counting(group)
-
-    def worker_group(self, group: str) -> WorkerGroup:
-        """Return a group of workers."""
-        return self._pool.groups[group]
-
-    def demand_of(self, group: str) -> dict[str, object]:
-        """Return how the dask scheduler finds the workers and the tasks of a group."""
-        return self._pool.groups[group].demand(self.id, self._pool.plan.groups)
-
-    def now(self) -> float:
-        """Return the time of the monotonic clock, in seconds."""
-        return self._pool.system.monotonic()
-
-    @property
-    def longest_wait(self) -> float:
-        """Seconds that a job of this cluster has waited in the queue; the longest so far."""
-        return self._pool.jobs.longest_wait
 
     # -- inspect -----------------------------------------------------------------------------------
     @property

@@ -49,7 +49,7 @@ def test_the_maximum_is_a_number_of_whole_jobs(tmp_path: Path) -> None:
         assert len(slurm.alive) == 2  # of two workers
         adaptive.maximum = 1
         with pytest.raises(InputError, match="no number of jobs of 2 workers has 0 to 1 workers"):
-            check_bounds(adaptive, cluster.worker_group(""))
+            check_bounds(adaptive, cluster._pool.groups[""])
 
     run(tmp_path, story)
 

@@ -149,13 +149,12 @@ def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:
 
 def test_idle_jobs_are_kept_as_long_as_a_job_has_waited() -> None:
     found = jobs(JobPhase.PENDING)
-    cluster = SimpleNamespace(longest_wait=0.0)
+    cluster = SimpleNamespace(_pool=SimpleNamespace(jobs=found))
     adaptive = JobAdaptive(cluster, interval=0)
     assert adaptive.hold == SHORTEST_HOLD
     report = replace(JOB, phase=JobPhase.STARTING, state=JobState.RUNNING)
     found.update(SimpleNamespace(jobs=[report], folder=FolderState()), 600.0)  # type: ignore[arg-type]
-    cluster.longest_wait = found.longest_wait
     assert adaptive.hold == 600.0
-    cluster.longest_wait = 1e6
+    found.longest_wait = 1e6
     assert adaptive.hold == LONGEST_HOLD
     assert JobAdaptive(cluster, interval=0, hold="5m").hold == 300.0
