@@ -34,10 +34,9 @@ from ..injob.names import LOOPBACK, WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from ..schedulers import JobState
-from .control import DaskControl
 from .display import Controls, JobsDisplay
 from .elastic import ElasticCluster
-from .head import HeadJob, job_scheduler, local_scheduler, with_usable_protocols
+from .head import DaskControl, HeadJob, job_scheduler, local_scheduler, with_usable_protocols
 from .keywords import (
     JOBQUEUE,
     LOCAL,

@@ -25,9 +25,9 @@ from ..clusters.scale import check_group_names
 from ..errors import InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
-from .control import END_TIMEOUT, Client, DaskControl
 from .display import Controls, JobsDisplay, JobTable
 from .group import WorkerGroup
+from .head import END_TIMEOUT, Client, DaskControl
 from .job import PoolJob
 from .options import Amount
 from .pool import JobPool

@@ -20,8 +20,8 @@ from ..clusters.scale import limits_of
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
-from .control import DaskControl
 from .group import WorkerGroup, by_devices, without_log
+from .head import DaskControl
 from .job import PoolJob
 from .pool import JobPool
 
