@@ -56,7 +56,7 @@ from .options import (
     options_of_scheduler,
 )
 from .pool import JobPool
-from .scaler import Lease, Scaler
+from .scaler import Scaler
 
 # -- a cluster that another process started --------------------------------------------------------
 
@@ -226,6 +226,38 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _scale_group(self, group: str, workers: int) -> Awaitable[None] | None:
         return self.scale(**{group or "n": workers})
+
+
+# -- the lease: signs of life of the owning process in the cluster's folder ------------------------
+LEASE_INTERVAL = 10.0
+"""Seconds between two signs of life."""
+
+
+class Lease:
+    """Renews the lease of one cluster while the process lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._task: asyncio.Task[None] | None = None
+
+    def renew(self) -> None:
+        """Write a sign of life."""
+        folders.renew_lease(self._folder)
+
+    def keep(self) -> None:
+        """Start to renew the lease regularly."""
+        self._task = asyncio.create_task(self._renew_forever(), name="gpujobs-lease")
+
+    def stop(self) -> None:
+        """Stop renewing."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_INTERVAL)
+            with contextlib.suppress(GpujobsError, OSError):  # the next one may work
+                await asyncio.to_thread(self.renew)
 
 
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The dask scheduler of a cluster that this process owns, and the calls of it that scaling needs."""
+"""The dask scheduler of a cluster that this process owns, and its calls that scaling needs."""
 
 from __future__ import annotations
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import sys
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from dask.utils import parse_timedelta
 
-from ..clusters.folder import renew_lease
 from ..clusters.progress import Progress
 from ..clusters.report import JobPhase, ended_message, job_counts
 from ..clusters.scale import limits_of
@@ -538,35 +535,3 @@ def _missing(scaler: Scaler, n_workers: int) -> tuple[int, list[str]]:
             reasons.append(why_not)
         missing -= jobs * group.size
     return missing, reasons
-
-
-# -- the lease: signs of life of the owning process in the cluster's folder ------------------------
-LEASE_INTERVAL = 10.0
-"""Seconds between two signs of life."""
-
-
-class Lease:
-    """Renews the lease of one cluster while the process lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._task: asyncio.Task[None] | None = None
-
-    def renew(self) -> None:
-        """Write a sign of life."""
-        renew_lease(self._folder)
-
-    def keep(self) -> None:
-        """Start to renew the lease regularly."""
-        self._task = asyncio.create_task(self._renew_forever(), name="gpujobs-lease")
-
-    def stop(self) -> None:
-        """Stop renewing."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_INTERVAL)
-            with contextlib.suppress(GpujobsError, OSError):  # the next one may work
-                await asyncio.to_thread(self.renew)
