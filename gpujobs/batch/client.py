@@ -38,31 +38,9 @@ def with_canceller(status: JobStatus) -> JobStatus:
 
 # -- one command of a batch scheduler --------------------------------------------------------------
 SHORTEST_TIMEOUT = 5.0
+"""Seconds that a command has at least."""
 FIRST_DELAY, LONGEST_DELAY = 1.0, 8.0
 """Seconds between two attempts: doubled each time."""
-
-
-def run_command(
-    scheduler: Scheduler,
-    commands: Mapping[str, str],
-    argv: Sequence[str],
-    *,
-    stdin: str = "",
-    cwd: Path | None = None,
-    timeout: float = process.COMMAND_TIMEOUT,
-    system: System = HOST,
-) -> CommandResult:
-    """Run ``argv``; ``commands`` are other paths of commands, ``timeout`` is in seconds."""
-    command, *arguments = argv
-    if command in commands:
-        command = str(Path(commands[command]).expanduser())
-    return system.run(
-        [command, *arguments],
-        stdin=stdin,
-        cwd=cwd,
-        timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, timeout)),
-        env=process.environment(scheduler.environment, scheduler.fixed_environment),
-    )
 
 
 def check_usable(result: CommandResult) -> None:
@@ -400,14 +378,16 @@ class SchedulerClient:
         cwd: Path | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        return run_command(
-            self.scheduler,
-            self.commands,
-            argv,
+        command, *arguments = argv
+        if command in self.commands:
+            command = str(Path(self.commands[command]).expanduser())
+        seconds = self.timeout if timeout is None else timeout
+        return self.system.run(
+            [command, *arguments],
             stdin=stdin,
             cwd=cwd,
-            timeout=self.timeout if timeout is None else timeout,
-            system=self.system,
+            timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, seconds)),
+            env=process.environment(self.scheduler.environment, self.scheduler.fixed_environment),
         )
 
     def _wait(self, seconds: float) -> None:

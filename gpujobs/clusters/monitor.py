@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from ..batch.client import SchedulerClient
+from ..batch.client import SchedulerClient, never
 from ..batch.process import HOST, System
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
@@ -37,15 +37,11 @@ NO_ANSWER = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not res
 logger = logging.getLogger("gpujobs")
 
 
-def _never() -> bool:
-    return False
-
-
 def client_of(
     record: ClusterRecord,
     *,
     timeout: float = 90.0,
-    stopping: Callable[[], bool] = _never,
+    stopping: Callable[[], bool] = never,
     system: System = HOST,
 ) -> SchedulerClient:
     """Return a client of the batch scheduler that has the jobs of ``record``."""
@@ -63,7 +59,7 @@ class ClusterMonitor:
         records: Iterable[ClusterRecord],
         ledger: Ledger,
         *,
-        stopping: Callable[[], bool] = _never,
+        stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
         self.ledger = ledger
