@@ -198,7 +198,7 @@ def status_round(bench: Bench) -> None:
         cluster.scale(1000)
         bench.wait_jobs(1000)
         record, ledger = cluster._pool.record, Ledger()
-        cluster._pool._monitor._next_query = float("inf")  # only the reports below query
+        cluster._pool.monitor._next_query = float("inf")  # only the reports below query
         time.sleep(2)
         runs = [measured(bench, ClusterMonitor([record], ledger).report) for _ in range(ROUNDS)]
         command = ["squeue", "-h", "-o", "%F"]
