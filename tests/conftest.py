@@ -182,11 +182,13 @@ def home(shared_folder: Path, request: pytest.FixtureRequest) -> Path:
 def cli(backend: Backend, home: Path, request: pytest.FixtureRequest) -> Cli:
     """The command line of an ordinary user (or root), with the site file of ``backend`` as the site `here`.
 
-    With the mark ``stub``, jobs import the stub of dask instead of dask; with ``others``, not on the first one.
+    With the mark ``stub``, jobs import the stub of dask instead of dask; with ``others``, not on the first batch
+    scheduler. Jobs of ``--site`` always import dask.
     """
     mark = request.node.get_closest_marker("stub")
-    stub = mark is not None and not (mark.kwargs.get("others") and backend.name == BACKENDS[0])
-    return make_cli(backend, home, request.param, stub=stub and backend.fake_gpus)
+    with_dask = [SITE, BACKENDS[0]] if mark and mark.kwargs.get("others") else [SITE]
+    stub = mark is not None and (backend_of(request.node) or BACKENDS[0]) not in with_dask
+    return make_cli(backend, home, request.param, stub=stub)
 
 
 def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> Cli:
