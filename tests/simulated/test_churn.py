@@ -9,22 +9,30 @@ import pytest
 
 from gpujobs.deploy.group import MOST_ATTEMPTS
 
+from ..conftest import slow_variant
 from ..support.churn import GROUPS, churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of
 
 SEEDS, SEEDS_OF_GROUPS = 30, 15
+FAST = 8
+"""How many seeds of each are in `make test`."""
 PART = 100
 """Seeds of a slow test."""
 HOURS = 0.5
 """Simulated hours of churn of each of its seeds: about 0.4 s."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+def seeds(count: int) -> list[object]:
+    """Return seeds as parameters, of which all but `FAST` are slow."""
+    return [*range(FAST), *map(slow_variant, range(FAST, count))]
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_churn(tmp_path: Path, seed: int) -> None:
     churn(tmp_path, seed)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS_OF_GROUPS))
+@pytest.mark.parametrize("seed", seeds(SEEDS_OF_GROUPS))
 def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
     """Of GPU workers and of CPU workers: each keeps its own target or adapts, with the same rules."""
     churn(tmp_path, seed, groups=tuple(GROUPS))
@@ -62,7 +70,7 @@ def test_jobs_that_always_fail_are_submitted_a_few_times(tmp_path: Path, adapts:
             cluster.adapt(minimum=0, maximum=16)
         else:
             await cluster.scale_to(8)
-        await asyncio.sleep(6 * 3600)
+        await asyncio.sleep(2 * 3600)
         assert cluster.pool.errors
         cluster.stop()
 

@@ -17,6 +17,7 @@ from gpujobs.deploy.elastic import check_bounds
 from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, RefusedError
 
+from ..conftest import slow_variant
 from ..support.churn import CPU_QUEUE, GROUPS
 from ..support.elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
 from ..support.simulated import REFUSED, SimulatedSlurm
@@ -284,7 +285,7 @@ def test_a_requeued_job_of_a_cluster_without_jobs_is_released(tmp_path: Path) ->
     run(tmp_path, story)
 
 
-@pytest.mark.parametrize("limited", ["adapt", "site", "gpus", "slurm"])
+@pytest.mark.parametrize("limited", ["adapt", slow_variant("site"), slow_variant("gpus"), "slurm"])
 def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
     """The successor waits until the job has left; the cluster goes on over many walltimes."""
 
