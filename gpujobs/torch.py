@@ -1,20 +1,19 @@
 """Distributed data parallel training (DDP) with PyTorch on the workers of a cluster.
 
-The workers need PyTorch and no gpujobs: functions are sent to them by value. This process needs no
-PyTorch.
+The workers need PyTorch and no gpujobs: functions are sent to them by value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pickle
-import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from .errors import GpujobsError, JobFailedError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 __all__ = ["run_ddp"]
-
 T = TypeVar("T")
 
 
@@ -37,85 +35,50 @@ def run_ddp(
 ) -> list[T]:
     """Run ``fn(*args)`` on the workers at the same time, as the ranks of a PyTorch process group.
 
-    Each worker is one rank. The ranks are all workers with GPUs, or all workers if there is none
-    with a GPU, or the first ``n_workers`` of them; those of one node have consecutive ranks. A rank
-    starts when its worker is free. Returns the results in the order of the ranks.
-
-    ``fn`` has the variables MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK, and an
-    initialized process group: ``backend``, by default nccl with GPUs, else gloo. LOCAL_RANK is the
-    number of the rank's GPU among those that its process sees. It is always 0, because each
-    worker sees its own GPU first. ``timeout``: seconds that a rank waits for the others.
-
-    PyTorch's own traffic is not encrypted, and its ports are not those of the site's
-    ``network.ports``.
+    The ranks are all workers with GPUs, or all workers if there is none with a GPU, or the first
+    ``n_workers`` of them. A rank starts when its worker is free. ``fn`` has the variables
+    MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK, and an initialized process group:
+    ``backend``, by default nccl with GPUs, else gloo. ``timeout``: seconds that a rank waits for
+    the others. Returns the results in the order of the ranks.
 
     Raises GpujobsError if there are too few workers, or if PyTorch is missing in them or cannot use
     their GPUs; JobFailedError if a rank fails or its worker is lost. The workers of all ranks are
-    restarted then, because the other ranks would wait for the lost one. Dask computes again the
-    results that they held.
+    restarted then, because the other ranks would wait for the lost one.
     """
-    workers = _workers(client)
-    wanted = len(workers) if n_workers is None else n_workers
-    if not 1 <= wanted <= len(workers):
-        message = f"run_ddp needs {max(wanted, 1)} workers; {len(workers)} are connected"
+    names, gpus = _workers(client)
+    wanted = len(names) if n_workers is None else n_workers
+    if not 1 <= wanted <= len(names):
+        message = f"run_ddp needs {max(wanted, 1)} workers; {len(names)} are connected"
         raise GpujobsError(message, hint=f"client.wait_for_workers({max(wanted, 1)}) before it")
-    workers = workers[:wanted]
-    backend = _backend(client, workers, backend)
-    (port,) = _call(client, workers[:1], _Call(_listen))
-    group = {
-        "MASTER_ADDR": workers[0].host,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(len(workers)),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-    }
-    ranks = [{**group, "RANK": str(rank)} for rank in range(len(workers))]
-    calls = [_Call(_rank, fn, args, variables, backend, timeout) for variables in ranks]
-    futures = _start(client, workers, calls)
+    names = dict(list(names.items())[:wanted])
+    found = _run(client, names, [_Call(_look, gpus and not backend)] * wanted)
+    for name, (problem, hint, _) in zip(names.values(), found, strict=True):
+        if problem:
+            raise GpujobsError(f"worker {name} {problem}", hint=hint)
+    backend = backend or ("nccl" if all(cuda for _, _, cuda in found) else "gloo")
+    first = next(iter(names))
+    (port,) = _run(client, {first: names[first]}, [_Call(_listen)])
+    group = {"MASTER_ADDR": urlsplit(first).hostname, "MASTER_PORT": str(port)}
+    group |= {"WORLD_SIZE": str(wanted), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ranks = [{**group, "RANK": str(rank)} for rank in range(wanted)]
     try:
-        return _collect(client, workers, futures)
+        return _run(client, names, [_Call(_rank, fn, args, own, backend, timeout) for own in ranks])
     except BaseException:  # also Ctrl-C; a rank may wait in a thread that cannot be stopped
-        client.cancel(futures)
         connected = client.nthreads()
-        left = [worker.address for worker in workers if worker.address in connected]
+        left = [address for address in names if address in connected]
         client.restart_workers(left, raise_for_error=False)
         raise
 
 
-class _Worker(NamedTuple):
-    host: str
-    order: tuple[object, ...]
-    """Of the numbers in the name: svd-7f3a-2 is before svd-7f3a-10."""
-    address: str
-    name: str
-    gpus: float
-
-
-def _workers(client: Client) -> list[_Worker]:
-    """Return the workers with GPUs, or all if there are none, in the order of the ranks."""
+def _workers(client: Client) -> tuple[dict[str, str], bool]:
+    """Return the names of the workers by address, and whether they are those with GPUs."""
     # Client.scheduler_info returns an attribute that a periodic callback replaces by one without
     # workers, at any moment.
     found = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-    workers = []
-    for address, worker in found.items():
-        name, host = str(worker["name"]), urlsplit(address).hostname or ""
-        order = tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
-        workers.append(_Worker(host, order, address, name, worker["resources"].get("GPU", 0)))
-    return sorted([worker for worker in workers if worker.gpus] or workers)
-
-
-def _backend(client: Client, workers: Sequence[_Worker], wanted: str | None) -> str:
-    """Return ``wanted``, else nccl with GPUs, else gloo. Raises GpujobsError if it cannot work."""
-    found = _call(client, workers, _Call(_look))
-    for worker, (version, problem, cuda) in zip(workers, found, strict=True):
-        if problem:
-            message = f"worker {worker.name} cannot import torch: {problem}"
-            raise GpujobsError(message, hint="install PyTorch in the environment of the jobs")
-        if worker.gpus and not cuda and not wanted:
-            message = f"worker {worker.name} has a GPU that its PyTorch {version} cannot use"
-            hint = "install PyTorch with CUDA in the jobs' environment, or use backend='gloo'"
-            raise GpujobsError(message, hint=hint)
-    return wanted or ("nccl" if all(cuda for _, _, cuda in found) else "gloo")
+    gpus = {address: one for address, one in found.items() if one["resources"].get("GPU")}
+    names = {address: str(one["name"]) for address, one in (gpus or found).items()}
+    order = sorted(names, key=lambda address: (str(urlsplit(address).hostname), names[address]))
+    return {address: names[address] for address in order}, bool(gpus)
 
 
 class _Call:
@@ -128,71 +91,67 @@ class _Call:
         return self.function, self.arguments
 
 
-def _start(client: Client, workers: Iterable[_Worker], calls: Iterable[_Call]) -> list[Future]:
-    """Start one call on each of the workers; the functions of this module are sent by value."""
+def _run(client: Client, names: Mapping[str, str], calls: Sequence[_Call]) -> list[Any]:
+    """Run a call on each of the workers; return the results. Raises JobFailedError."""
     import cloudpickle
+    from distributed import wait
 
-    run = uuid.uuid4().hex[:8]
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    run, module = uuid.uuid4().hex[:8], sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
     try:
         payloads = [cloudpickle.dumps(call) for call in calls]
     finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    return [
-        client.submit(pickle.loads, payload, workers=[worker.address], key=f"ddp-{run}-{rank}")
-        for rank, (worker, payload) in enumerate(zip(workers, payloads, strict=True))
+        cloudpickle.unregister_pickle_by_value(module)
+    futures = [
+        client.submit(pickle.loads, payload, workers=[address], key=f"ddp-{run}-{rank}")
+        for rank, (address, payload) in enumerate(zip(names, payloads, strict=True))
     ]
+    try:
+        while pending := [future for future in futures if future.status != "finished"]:
+            with contextlib.suppress(TimeoutError):
+                wait(pending, timeout=1, return_when="FIRST_COMPLETED")
+            _check(client, names, futures)
+        return list(client.gather(futures))
+    except BaseException:
+        client.cancel(futures)
+        raise
 
 
-def _call(client: Client, workers: Sequence[_Worker], call: _Call) -> list[Any]:
-    """Return the results of the same call on each of the workers."""
-    return _collect(client, workers, _start(client, workers, [call] * len(workers)))
-
-
-def _collect(client: Client, workers: Sequence[_Worker], futures: Sequence[Future]) -> list[Any]:
-    """Wait for all ranks; return their results. Raises JobFailedError at the first that fails."""
-    from distributed import wait
-
-    def check_connected() -> None:  # dask would wait for a lost worker
+def _check(client: Client, names: Mapping[str, str], futures: Sequence[Future]) -> None:
+    """Raise JobFailedError if a worker was lost, or else if a rank has failed."""
+    failed = [rank for rank, future in enumerate(futures) if future.status == "error"]
+    for _ in range(4 if failed else 1):  # a lost worker also makes the other ranks fail, at once
         connected = client.nthreads()
-        for rank in pending:
-            if workers[rank].address not in connected:
-                message = f"rank {rank}: worker {workers[rank].name} was lost"
-                hint = f"gpujobs logs ID --worker {workers[rank].name}"
-                raise JobFailedError(message, hint=hint)
-
-    pending = dict(enumerate(futures))
-    while pending:
-        try:
-            wait(list(pending.values()), timeout=1, return_when="FIRST_COMPLETED")
-        except TimeoutError:
-            check_connected()
-        for rank in [rank for rank, future in pending.items() if future.done()]:
-            if error := futures[rank].exception():
-                for _ in range(3):  # a lost worker also makes the other ranks fail, at once
-                    check_connected()
-                    time.sleep(1)
-                where = f"rank {rank} of {len(workers)} on worker {workers[rank].name}"
-                raise JobFailedError(f"{where}: {type(error).__name__}: {error}") from error
-            del pending[rank]
-    return list(client.gather(list(futures)))
+        for rank, (address, name) in enumerate(names.items()):
+            if address not in connected and futures[rank].status != "finished":
+                message, hint = f"rank {rank}: worker {name} was lost", "gpujobs logs ID --worker "
+                raise JobFailedError(message, hint=hint + name)
+        time.sleep(1 if failed else 0)
+    for rank in failed:
+        error = futures[rank].exception()
+        where = f"rank {rank} of {len(names)} on worker {list(names.values())[rank]}"
+        raise JobFailedError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 # -- in the workers --------------------------------------------------------------------------------
-def _look() -> tuple[str, str, bool]:
-    """Return the version of PyTorch, why it cannot be imported, and whether it has CUDA."""
+def _look(needs_cuda: bool) -> tuple[str, str, bool]:
+    """Return why PyTorch cannot be used here, a hint, and whether it has CUDA."""
     try:
         import torch
     except Exception as error:
-        return "", str(error), False
-    return str(torch.__version__), "", torch.cuda.is_available()
+        hint = "install PyTorch in the environment of the jobs"
+        return f"cannot import torch: {error}", hint, False
+    if needs_cuda and not torch.cuda.is_available():
+        hint = "install PyTorch with CUDA in the jobs' environment, or use backend='gloo'"
+        return f"has a GPU that its PyTorch {torch.__version__} cannot use", hint, False
+    return "", "", torch.cuda.is_available()
 
 
 def _listen() -> int:
     """Start the store of the group in this process, that of rank 0; return its port.
 
-    The port is chosen and taken at once: nothing else can take it before the ranks start. The
-    rank uses this store, because PyTorch has one store per port in a process.
+    The port is chosen and taken at once. The rank uses this store, because PyTorch has one store
+    per port in a process.
     """
     from distributed import get_worker
     from torch.distributed import TCPStore
@@ -203,11 +162,7 @@ def _listen() -> int:
 
 
 def _rank(
-    fn: Callable[..., T],
-    args: tuple[object, ...],
-    variables: dict[str, str],
-    backend: str,
-    timeout: float,
+    fn: Callable[..., T], args: Sequence[object], own: dict[str, str], backend: str, timeout: float
 ) -> T:
     """Run one rank in its worker. If it fails, the worker will be restarted."""
     import psutil
@@ -215,14 +170,13 @@ def _rank(
     from distributed import get_worker
     from torch import distributed
 
-    own = urlsplit(get_worker().address).hostname
+    host = urlsplit(get_worker().address).hostname
     for interface, addresses in psutil.net_if_addrs().items():
-        if own in [address.address for address in addresses]:
+        if host in [address.address for address in addresses]:
             # Else they resolve the name of the node, which may have an address in another network.
-            names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-            variables |= {name: names[name] for name in names if name not in os.environ}
-    before = dict(os.environ)
-    os.environ.update(variables)
+            named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+            own |= {name: named[name] for name in named if name not in os.environ}
+    os.environ.update(own)
     if torch.cuda.is_available():
         torch.cuda.set_device(0)
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
@@ -230,7 +184,6 @@ def _rank(
     distributed.barrier()  # rank 0 serves the addresses of the others until all are done
     distributed.destroy_process_group()
     vars(get_worker()).pop("_gpujobs_store", None)
-    for name in variables:
+    for name in own:
         del os.environ[name]
-    os.environ.update({name: before[name] for name in variables if name in before})
     return result

@@ -109,8 +109,8 @@ def test_all_workers_are_ranks(client: Any) -> None:
 @pytest.mark.slow
 def test_rank_0_listens_before_the_others_know_its_port(client: Any) -> None:
     """A port that is only chosen may be taken by another process before the ranks start."""
-    first = torch._workers(client)[:1]
-    (port,) = torch._call(client, first, torch._Call(torch._listen))
+    first = dict(list(torch._workers(client)[0].items())[:1])
+    (port,) = torch._run(client, first, [torch._Call(torch._listen)])
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     (_, _, found), _ = run_ddp(client, gather_ranks, "")
