@@ -7,12 +7,12 @@ job's node and prints them as one line of JSON. `gpujobs doctor` judges them.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterable
 from importlib import metadata
 from typing import TYPE_CHECKING, TypedDict
@@ -24,10 +24,6 @@ PREFIX = "gpujobs doctor: "
 """Start of the line with the facts; `run` may print other lines."""
 PACKAGES = ("dask", "distributed", "dask-cuda", "cuda-bindings")
 """Packages whose versions should be the same in a job and on the client."""
-BLOCK_BYTES = 256 * 2**20
-"""Size of the block that is sent between two workers to measure the bandwidth."""
-BLOCKS = 4
-"""The first one opens the connection and is not counted."""
 CONNECT_TIMEOUT = 5.0
 WORKERS_TIMEOUT = 120.0
 
@@ -152,34 +148,13 @@ def filesystem(path: str) -> str:
     return mounts[max(holding, key=len)] if holding else "?"
 
 
-def block(count: int, key: int) -> object:
-    """Return ``count`` bytes, on the GPU if CuPy can allocate them there."""
-    try:
-        import cupy
-
-        return cupy.full(count, key % 251, dtype="u1")
-    except Exception:  # without CuPy or CUDA: host memory
-        return bytes([key % 251]) * count
-
-
-def on_gpu(value: object) -> bool:
-    """Return whether a block is in GPU memory."""
-    return not isinstance(value, bytes)
-
-
 def bandwidth(client: Client, source: str, target: str) -> Bandwidth:
-    """Return the best rate of several blocks from one worker to another."""
-    from distributed import wait
-
-    best, gpu_memory = 0.0, False
-    for key in range(BLOCKS):
-        sent = client.submit(block, BLOCK_BYTES, key, workers=[source], pure=False)
-        wait(sent)
-        started = time.perf_counter()
-        gpu_memory = client.submit(on_gpu, sent, workers=[target], pure=False).result()
-        if key:
-            best = max(best, BLOCK_BYTES / 1e9 / (time.perf_counter() - started))
-    return {"rate": round(best, 2), "gpu_memory": gpu_memory}
+    """Return the best rate from one worker to another, as the trial of the transport does."""
+    sys.path.append(os.path.join(os.environ["GPUJOBS_FOLDER"], "injob.pyz"))  # noqa: PTH118
+    transport = importlib.import_module("gpujobs_injob.transport")
+    address, gpu_memory = client.run(transport.serve_from_worker, workers=[source])[source]
+    rate = client.run(transport.measured_rate, address, workers=[target])[target]
+    return {"rate": round(rate, 2), "gpu_memory": gpu_memory}
 
 
 def collect(client_addresses: list[str]) -> JobFacts:

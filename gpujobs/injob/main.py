@@ -13,7 +13,7 @@ from .head import Head
 from .job import begin_attempt, end_attempt, over
 from .log import log
 from .names import LOOPBACK_INTERFACE
-from .network import node_name, try_ucxx
+from .network import node_name
 from .options import (
     LaunchOptions,
     RankOptions,
@@ -26,7 +26,7 @@ from .options import (
 )
 from .ports import confine
 from .rank import launch, run_rank
-from .transport import trial
+from .transport import trial, try_ucxx
 from .usage import sample_usage
 from .workers import Workers, retire
 

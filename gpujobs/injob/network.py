@@ -11,19 +11,13 @@ import threading
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from .log import log
 from .names import CERTIFICATE, KEY, is_encrypted
 
-if TYPE_CHECKING:
-    from distributed.comm import Comm
-
 _COMM = "DASK_DISTRIBUTED__COMM__"
 _CONNECT_TIMEOUT = 5
-_UCXX_CONNECT_TIMEOUT = 20
-_UCXX_TIMEOUT = 40
 _DRIVER = (("libcuda.so.1", "cuInit"), ("libnvidia-ml.so.1", "nvmlInitWithFlags"))
 """The function of each library of the NVIDIA driver that initialises it; its argument is 0."""
 
@@ -128,30 +122,6 @@ async def initialise_ucx() -> None:
     """
     with contextlib.suppress(Exception):
         importlib.import_module("distributed_ucxx.ucxx").init_once()
-
-
-def try_ucxx(interface: str | None) -> int:
-    """Send an array through ucxx inside this process; return 0 if it arrived."""
-    import asyncio
-
-    same = asyncio.run(asyncio.wait_for(_ucxx_round_trip(interface), _UCXX_TIMEOUT))
-    return 0 if same else 1
-
-
-async def _ucxx_round_trip(interface: str | None) -> bool:
-    from distributed.comm import connect, listen
-    from distributed.protocol.serialize import to_serialize
-
-    async def echo(comm: Comm) -> None:
-        await comm.write(await comm.read())
-
-    async with listen(f"ucxx://{own_address(interface)}:0", echo, deserialize=True) as listener:
-        comm = await connect(listener.contact_address, timeout=_UCXX_CONNECT_TIMEOUT)
-        data = bytes(range(256)) * 4096
-        await comm.write({"data": to_serialize(data)})
-        received = await comm.read()
-        await comm.close()
-    return bytes(received["data"]) == data
 
 
 def interface_problem(wanted: str | None) -> str:

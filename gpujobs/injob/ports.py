@@ -45,7 +45,7 @@ def limit(ports: range) -> None:
     limited = functools.partial(_bind_sockets, netutil.bind_sockets, ports)
     for module in (netutil, tcpserver):  # the second one has a reference of its own
         vars(module)["bind_sockets"] = limited
-    _limit_ucxx(ports)
+    _replace_start("ucxx", functools.partial(_start_in_range, ports))
 
 
 def first_free(ports: range, host: str = "") -> int:
@@ -90,28 +90,11 @@ def _bind_sockets(
     raise _none_free(ports)
 
 
-def _limit_ucxx(ports: range) -> None:
-    from distributed.comm.registry import backends, get_backend
-
-    try:
-        kind: Any = type(get_backend("ucxx"))
-    except ValueError:  # not installed
-        return
-
-    class LimitedBackend(kind):  # type: ignore[misc]
-        """Backend whose listeners have ports of the range."""
-
-        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
-            """Return a listener that chooses its port when it starts."""
-            listener = super().get_listener(*args, **kwargs)
-            if getattr(listener, "_input_port", None) == 0:
-                listener.start = functools.partial(_start, listener, listener.start, ports)
-            return listener
-
-    backends["ucxx"] = LimitedBackend()
-
-
-async def _start(listener: Any, start: Callable[[], Awaitable[None]], ports: range) -> None:
+async def _start_in_range(
+    ports: range, listener: Any, start: Callable[[], Awaitable[None]]
+) -> None:
+    if getattr(listener, "_input_port", None) != 0:
+        return await start()
     for port in _shuffled(ports):
         listener._input_port = port
         try:
@@ -120,6 +103,34 @@ async def _start(listener: Any, start: Callable[[], Awaitable[None]], ports: ran
             if "Busy" not in type(error).__name__:  # UCXXBusyError
                 raise
     raise _none_free(ports)
+
+
+def _replace_start(
+    protocol: str, start: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]]
+) -> None:
+    """Start the listeners of a protocol by ``start(listener, listener.start)``."""
+    from distributed.comm.registry import backends, get_backend
+
+    try:
+        kind: Any = type(get_backend(protocol))
+    except ValueError:  # not installed
+        return
+    known = getattr(kind, "starts", ())
+    if start in known:
+        return
+
+    class Backend(kind):  # type: ignore[misc]
+        """Backend whose listeners are started in another way."""
+
+        starts = (*known, start)
+
+        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
+            """Return a listener."""
+            listener = super().get_listener(*args, **kwargs)
+            listener.start = functools.partial(start, listener, listener.start)
+            return listener
+
+    backends[protocol] = Backend()
 
 
 # -- listeners on the loopback interface only, also those of ucxx and ws ---------------------------
@@ -163,36 +174,10 @@ def confine_if_wanted() -> None:
 def confine(protocol: str) -> None:
     """Confine the listeners of ``protocol`` at addresses such as 127.0.0.1 in this process."""
     if protocol == "ucxx":
-        _confine("ucxx", _start_ucxx)
+        _replace_start("ucxx", _start_ucxx)
     elif protocol in ("ws", "wss"):
         _use_servers_with_hosts()
-        _confine(protocol, _start_ws)
-
-
-def _confine(
-    protocol: str, start: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]]
-) -> None:
-    from distributed.comm.registry import backends, get_backend
-
-    try:
-        kind: Any = type(get_backend(protocol))
-    except ValueError:  # not installed
-        return
-    if getattr(kind, "confined", False):
-        return
-
-    class ConfinedBackend(kind):  # type: ignore[misc]
-        """Backend whose listeners are confined."""
-
-        confined = True
-
-        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
-            """Return a listener that is confined when it has started."""
-            listener = super().get_listener(*args, **kwargs)
-            listener.start = functools.partial(start, listener, listener.start)
-            return listener
-
-    backends[protocol] = ConfinedBackend()
+        _replace_start(protocol, _start_ws)
 
 
 def _use_servers_with_hosts() -> None:

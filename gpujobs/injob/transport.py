@@ -24,7 +24,8 @@ from .ports import limit_if_wanted
 from .process import ManagedProcess
 
 if TYPE_CHECKING:
-    from distributed.comm import Comm
+    from distributed import Worker
+    from distributed.comm import Comm, Listener
 
 
 ISOLATED_UCX = {
@@ -53,12 +54,6 @@ class Measured:
     problem: str = ""
     """Why it does not work; "" if it does."""
 
-    @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Measured:
-        """Return an object from its JSON."""
-        problem = str(value.get("problem") or "")
-        return cls(_rate(value.get("within")), _rate(value.get("between")), problem)
-
     def text(self) -> str:
         """Return ``107 GB/s within a job, 2.4 GB/s between jobs``."""
         if self.problem:
@@ -66,10 +61,6 @@ class Measured:
         parts = ((self.within, "within a job"), (self.between, "between jobs"))
         known = [f"{rate:.3g} GB/s {where}" for rate, where in parts if rate is not None]
         return ", ".join(known) or "works"
-
-
-def _rate(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 @dataclass(frozen=True)
@@ -89,15 +80,9 @@ class Choice:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Choice:
-        """Return an object from its JSON."""
-        measured = value.get("measured") or {}
-        return cls(
-            str(value.get("scheme") or ""),
-            str(value.get("reason") or ""),
-            {name: Measured.parse(found) for name, found in measured.items()},
-            value.get("environ", {}),
-            str(value.get("remark") or ""),
-        )
+        """Return an object from its JSON, in which keys may be missing."""
+        measured = {name: Measured(**one) for name, one in value.get("measured", {}).items()}
+        return cls(**{**value, "measured": measured})
 
     def json(self) -> dict[str, Any]:
         """Return the object as JSON."""
@@ -177,6 +162,7 @@ _MOST_BLOCKS = 8
 _SECONDS = 0.3
 """Time of a message, if it needs no more blocks for that, and of all that count together."""
 _CONNECT_TIMEOUT = 10
+_UCXX_TIMEOUT = 40
 _POOL_BYTES = 2**30
 _POLL_INTERVAL = 0.05
 
@@ -210,12 +196,11 @@ def _block(options: TrialOptions, size: int) -> Any:
     return cupy.asarray(buffer)
 
 
-async def _serve(folder: Folder, options: TrialOptions) -> None:
+async def serve(address: str, block: object) -> Listener:
+    """Send ``block``, as often as it is asked for, to those that connect to ``address``."""
     from distributed.comm import CommClosedError, listen
     from distributed.protocol.serialize import to_serialize
     from distributed.security import Security
-
-    block = _block(options, BLOCK_BYTES)
 
     async def send(comm: Comm) -> None:
         with contextlib.suppress(CommClosedError):
@@ -223,13 +208,17 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
                 request: Any = await comm.read()
                 await comm.write({"blocks": [to_serialize(block)] * request["count"]})
 
+    arguments = Security(require_encryption=False).get_listen_args("worker")
+    return await listen(address, send, deserialize=True, **arguments)
+
+
+async def _serve(folder: Folder, options: TrialOptions) -> None:
+    block = _block(options, BLOCK_BYTES)
     found: dict[str, dict[str, str]] = {"addresses": {}, "problems": {}}
     listeners = []  # ucxx stops one that nothing refers to
-    arguments = Security(require_encryption=False).get_listen_args("worker")
     for protocol in options.protocols:
         try:
-            address = f"{protocol}://{own_address(options.interface)}:0"
-            listener = await listen(address, send, deserialize=True, **arguments)
+            listener = await serve(f"{protocol}://{own_address(options.interface)}:0", block)
             listeners.append(listener)
             found["addresses"][protocol] = listener.contact_address
         except Exception as error:  # each protocol has errors of its own
@@ -247,7 +236,7 @@ async def _measure(folder: Folder, options: TrialOptions) -> None:
     # The last one of the site is tcp, which does not hang.
     for protocol, address in reversed(list(peer["addresses"].items())):
         try:
-            results[protocol] = {"rate": await _measured_rate(address)}
+            results[protocol] = {"rate": await measured_rate(address)}
         except Exception as error:  # each protocol has errors of its own
             log(f"{address}: {_message(error)}")
             results[protocol] = {"problem": _message(error)}
@@ -255,13 +244,9 @@ async def _measure(folder: Folder, options: TrialOptions) -> None:
     folder.write(options.result, {**results, "complete": True})
 
 
-async def _measured_rate(address: str) -> float:
+async def measured_rate(address: str) -> float:
     """Return the best rate of several messages in GB/s; the latency makes it a lower bound."""
-    from distributed.comm import connect
-    from distributed.security import Security
-
-    arguments = Security(require_encryption=False).get_connection_args("worker")
-    comm = await connect(address, timeout=_CONNECT_TIMEOUT, deserialize=True, **arguments)
+    comm = await _connect(address)
     seconds = await _receive(comm, 1)  # it does not count: it opens the memory of the other process
     counted: list[float] = []
     rates: list[float] = []
@@ -274,12 +259,46 @@ async def _measured_rate(address: str) -> float:
     return round(max(rates), 3)
 
 
+async def _connect(address: str) -> Comm:
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    arguments = Security(require_encryption=False).get_connection_args("worker")
+    return await connect(address, timeout=_CONNECT_TIMEOUT, deserialize=True, **arguments)
+
+
 async def _receive(comm: Comm, blocks: int) -> float:
     """Receive a message with this number of blocks; return how many seconds that took."""
     started = time.perf_counter()
     await comm.write({"count": blocks})
     await comm.read()
     return time.perf_counter() - started
+
+
+async def serve_from_worker(dask_worker: Worker) -> tuple[str, bool]:
+    """Serve blocks of this worker's memory; return the address, and whether they are on a GPU."""
+    try:
+        import cupy
+
+        block = cupy.zeros(BLOCK_BYTES, dtype="u1")
+    except Exception:  # without CuPy or CUDA: host memory
+        block = bytes(BLOCK_BYTES)
+    listener = await serve(f"{dask_worker.address.rpartition(':')[0]}:0", block)
+    vars(dask_worker)["_gpujobs_listener"] = listener
+    return listener.contact_address, not isinstance(block, bytes)
+
+
+def try_ucxx(interface: str | None) -> int:
+    """Send a block through ucxx inside this process; return 0 if it arrived."""
+    asyncio.run(asyncio.wait_for(_ucxx_round_trip(interface), _UCXX_TIMEOUT))
+    return 0
+
+
+async def _ucxx_round_trip(interface: str | None) -> None:
+    listener = await serve(f"ucxx://{own_address(interface)}:0", bytes(2**20))
+    comm = await _connect(listener.contact_address)
+    await _receive(comm, 1)
+    await comm.close()
 
 
 def _message(error: Exception) -> str:
@@ -430,7 +449,7 @@ class TransportChoice:
         entry = self._entries().get(key)
         if entry is None:
             return {}
-        measured = {name: Measured.parse(one) for name, one in entry["measured"].items()}
+        measured = {name: Measured(**one) for name, one in entry["measured"].items()}
         complete = all(one.between is not None for one in measured.values())
         return measured if complete or not self._others_run() else {}
 
