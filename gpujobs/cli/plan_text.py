@@ -12,7 +12,7 @@ from ..config.origins import BUILT_IN, KeyOrigins, Origin
 from ..config.profile import Workers
 from ..config.site import Queue
 from ..errors import Position
-from ..injob.idle import RULES
+from ..injob.demand import RULES
 from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
 from ..planning.explain import Limit, Value

@@ -26,7 +26,7 @@ from ..clusters.report import (
     job_counts,
 )
 from ..errors import GpujobsError, JobFailedError
-from ..injob.idle import RULES
+from ..injob.demand import RULES
 from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, quoted, table
 from . import live

@@ -392,7 +392,7 @@ class FolderState:
     ends_at: float | None = None
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     ends_by: str = ""
-    """The rule by which it ends then (see `injob.idle`)."""
+    """The rule by which it ends then (see `injob.demand`)."""
     waits_for: str = ""
     """The cluster after whose end this one starts; "" when that has ended."""
     removed: bool = False

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from .demand import END_AFTER
 from .folder import (
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -19,7 +20,6 @@ from .folder import (
     modified_at,
     over_memory_message,
 )
-from .idle import END_AFTER
 from .job import (
     STOPPED_CODES,
     Job,

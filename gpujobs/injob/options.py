@@ -66,7 +66,7 @@ class SuperviseOptions:
     attempt: int = _option("which start of the cluster this is", type=int, default=1)
     attempts: int = _option("how many there are", type=int, default=1)
     walltime_exit: int = _option("run asks for the next attempt", type=int, default=0)
-    end_after: str = _option("when a cluster without work ends, see idle.py", default="")
+    end_after: str = _option("when a cluster without work ends, see demand.py", default="")
     lease: int = _option("limit for the owner to renew its lease", type=int, default=0)
     batch_script: str = _option("its process, as PID@NAMESPACE", default="")
     python_folder: str = _option("folder that is first on PATH", default="")

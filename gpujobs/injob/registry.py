@@ -16,10 +16,9 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
-from .demand import add_handlers
+from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import EVENTS, IDLE, TRANSFERS, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
 from .gpus import worker_gpu
-from .idle import END_AFTER, IdleWatch, parse_rules
 from .log import log
 from .process import defer_signals
 from .usage import interval
@@ -221,7 +220,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         *,
         in_owner: bool = False,
     ) -> None:
-        """``end_after``: when a cluster without work ends, seconds by rule (see `idle`).
+        """``end_after``: when a cluster without work ends, seconds by rule (see `demand`).
 
         ``in_owner``: the dask scheduler is in the process that owns the cluster, so that no head
         ends it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..injob.idle import RULES
+from ..injob.demand import RULES
 from ..schedulers import Scheduler
 from ..text import plural, walltime_text
 from .bash import Diagnostics
@@ -22,7 +22,7 @@ class Lifetime:
     """How long a cluster lives."""
 
     end_after: Mapping[str, int] = field(default_factory=dict)
-    """When a cluster without work ends: seconds by rule (see `injob.idle`)."""
+    """When a cluster without work ends: seconds by rule (see `injob.demand`)."""
     attempts: int = 1
     """How often the cluster starts at most (`requeue`)."""
 
@@ -56,7 +56,7 @@ def _end_after_owned(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
 
 
 def _end_after(diagnostics: Diagnostics, walltime: int) -> dict[str, int]:
-    """Return when a cluster without work ends: seconds by rule (see `injob.idle`).
+    """Return when a cluster without work ends: seconds by rule (see `injob.demand`).
 
     `idle_timeout` and `client_timeout` act each by itself. Without both of them, a cluster without
     `run` ends after `DEFAULT` seconds without tasks and clients. The site's limit always limits

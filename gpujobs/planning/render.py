@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..injob.idle import rules_text
+from ..injob.demand import rules_text
 from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address
 from .bash import Bash, command, with_variables
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
