@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+from .formats import find_integer
 from .inventory import Inventory
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 
@@ -52,7 +53,7 @@ class Scheduler(ABC):
     """Built-in directives of a GPU job. A line with a number that the site does not give is left
     out; a site's own `request` replaces them all."""
     cpu_request: ClassVar[tuple[str, ...]]
-    """The same for a job without GPUs."""
+    """The same for a job without GPUs; by default the lines of `request` without GPUs."""
     account_directive: ClassVar[str] = "-A {account}"
     reservation_directive: ClassVar[str] = ""
     """Directive with {reservation}; "" if a job cannot name one."""
@@ -80,6 +81,10 @@ class Scheduler(ABC):
     """Index of the first job of an array."""
     largest_array: ClassVar[int] = 1000
     """Most jobs of an array, if neither the site nor `limit_command` gives a number."""
+    limit: ClassVar[tuple[str, str]] = ("", "")
+    """The command that reports how large an array may be, and the pattern of the number."""
+    id_line: ClassVar[str] = ""
+    """Pattern of a line of the output of `submit_command`; its first group is the id."""
     index_variable: ClassVar[str]
     """Environment variable with the job's index in the array."""
     job_variable: ClassVar[str]
@@ -101,6 +106,8 @@ class Scheduler(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "request" in vars(cls) and "cpu_request" not in vars(cls):
+            cls.cpu_request = tuple(line for line in cls.request if "{gpu" not in line)
         if "name" in vars(cls):
             _register(cls)
 
@@ -202,9 +209,11 @@ class Scheduler(ABC):
         ids = ":".join(submissions)
         return [word.replace("{ids}", ids) for word in self.after] if ids else []
 
-    @abstractmethod
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
+        lines = (re.fullmatch(self.id_line, line.strip()) for line in stdout.splitlines())
+        found = [match[1] for match in lines if match]
+        return found[-1] if found else None
 
     def remedy(self, result: CommandResult) -> str:
         """Return what to do about the message of a refused submission; "" if that is not known."""
@@ -223,11 +232,11 @@ class Scheduler(ABC):
 
     def limit_command(self) -> list[str] | None:
         """Return the command that reports how large an array may be; None if there is none."""
-        return None
+        return self.limit[0].split() or None
 
     def parse_limit(self, stdout: str) -> int | None:
         """Return the most jobs of an array, or None if ``stdout`` does not have it."""
-        return None
+        return find_integer(self.limit[1], stdout) or None
 
     def estimate_command(self) -> list[str] | None:
         """Return the command that estimates the start of the script on its standard input.

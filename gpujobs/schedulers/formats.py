@@ -57,3 +57,42 @@ def _span(first: int, last: int) -> str:
     if first == last:
         return str(first)
     return f"{first}-{last}"
+
+
+def megabytes(number: str) -> int | None:
+    """Return a number of MiB as bytes; None if it is not a number."""
+    return int(number) * 2**20 if number.isdigit() else None
+
+
+def memory_bytes(text: str) -> int | None:
+    """Return ``32gb``, ``24684092kb`` or ``23.541G`` as bytes; None for other text."""
+    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip(), re.I)
+    if not found:
+        return None
+    return int(float(found[1]) * 1024 ** (" kmgt".index(found[2].lower() or " ")))
+
+
+def clock_seconds(text: str) -> int | None:
+    """Return ``1-00:00:00``, ``24:00:00`` or ``10:00`` as seconds; None for other text."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())
+    if not found:
+        return None
+    parts = [int(part) for part in found[2].split(":")]
+    if found[1]:  # days, then hours
+        parts += [0] * (3 - len(parts))
+    seconds = 0
+    for part in parts:
+        seconds = 60 * seconds + part
+    return seconds + 86400 * int(found[1] or 0)
+
+
+def listed_attributes(stdout: str) -> dict[str, dict[str, str]]:
+    """Return the attributes of the jobs, queues or servers that ``qstat -f1`` lists, by name."""
+    found: dict[str, dict[str, str]] = {}
+    attributes: dict[str, str] = {}
+    for line in stdout.splitlines():
+        if title := re.match(r"(?:Job Id|Queue|Server): (\S+)", line):
+            attributes = found[title[1]] = {}
+        elif row := re.match(r"    (\S+) = (.*)", line):
+            attributes[row[1]] = row[2]
+    return found

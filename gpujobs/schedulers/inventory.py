@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,30 +152,3 @@ def several_types(nodes: Sequence[LiveNode]) -> bool:
 def has_memory(nodes: Sequence[LiveNode]) -> bool:
     """Return whether all nodes with GPUs report at least 1 GiB, which jobs can then request."""
     return all((node.memory or 0) >= 2**30 for node in nodes if node.gpus)
-
-
-def megabytes(number: str) -> int | None:
-    """Return a number of MiB as bytes; None if it is not a number."""
-    return int(number) * 2**20 if number.isdigit() else None
-
-
-def memory_bytes(text: str) -> int | None:
-    """Return ``32gb``, ``24684092kb`` or ``23.541G`` as bytes; None for other text."""
-    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip(), re.I)
-    if not found:
-        return None
-    return int(float(found[1]) * 1024 ** (" kmgt".index(found[2].lower() or " ")))
-
-
-def clock_seconds(text: str) -> int | None:
-    """Return ``1-00:00:00``, ``24:00:00`` or ``10:00`` as seconds; None for other text."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())
-    if not found:
-        return None
-    parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # days, then hours
-        parts += [0] * (3 - len(parts))
-    seconds = 0
-    for part in parts:
-        seconds = 60 * seconds + part
-    return seconds + 86400 * int(found[1] or 0)

@@ -25,10 +25,10 @@ class Local(Scheduler):
     name = "local"
     prefix = "#LOCAL"
     request = ()
-    cpu_request = ()
     visible_devices = "scheduler"  # the script sets CUDA_VISIBLE_DEVICES from the plan's devices
     mpi_command = ("mpirun", "-np", "{ranks}", "--bind-to", "none")
     managed = frozenset()
+    id_line = r"(\S+)"
     index_variable = "GPUJOBS_INDEX"
     job_variable = "$"
     on_this_machine = True
@@ -44,9 +44,6 @@ class Local(Scheduler):
 
     def submit_command(self) -> list[str]:
         return [*_COMMAND, "submit"]
-
-    def parse_submit(self, stdout: str) -> str | None:
-        return stdout.strip() or None
 
     def is_complete(self, result: CommandResult) -> bool:
         return "status" not in result.argv or bool(result.stdout.strip())

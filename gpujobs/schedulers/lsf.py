@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import CommandResult, Scheduler
-from .formats import find_integer, quoted_path, ranges
+from .formats import quoted_path, ranges
 from .jobs import JobId, JobState, JobStatus
 from .lsf_inventory import LSFInventory
 
@@ -198,12 +198,6 @@ class LSF(Scheduler):
         '-R "span[ptile={cpus_per_node}]"',
         '-R "rusage[mem={memory_per_node:MB}MB]"',
     )
-    cpu_request = (
-        "-q {queue}",
-        "-n {cpus_per_job}",
-        '-R "span[ptile={cpus_per_node}]"',
-        '-R "rusage[mem={memory_per_node:MB}MB]"',
-    )
     account_directive = "-P {account}"
     reservation_directive = "-U {reservation}"
     visible_devices = "scheduler"
@@ -223,6 +217,8 @@ class LSF(Scheduler):
     repeatable = frozenset({"-R"})  # those of the site are joined
     first_index = 1
     largest_array = 1000  # MAX_JOB_ARRAY_SIZE unless the site raised it
+    id_line = r"Job <(\d+)> is submitted.*"
+    limit = ("bparams -l", r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)")
     index_variable = "LSB_JOBINDEX"
     job_variable = "LSB_JOBID"
     away = _AWAY
@@ -279,10 +275,6 @@ class LSF(Scheduler):
         text = " && ".join(f"ended({submission})" for submission in submissions)
         return ["-w", text] if text else []
 
-    def parse_submit(self, stdout: str) -> str | None:
-        found = re.findall(r"^Job <(\d+)> is submitted", stdout, re.M)
-        return found[-1] if found else None
-
     def remedy(self, result: CommandResult) -> str:
         found = re.search(r"illegal option -- (\w+)", result.stderr)
         return _REMEDIES.get(found[1], "") if found else ""
@@ -292,12 +284,6 @@ class LSF(Scheduler):
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         return {row.job.submission for row in rows(stdout) if row.has_name(name)}
-
-    def limit_command(self) -> list[str] | None:
-        return ["bparams", "-l"]
-
-    def parse_limit(self, stdout: str) -> int | None:
-        return find_integer(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", stdout)
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:

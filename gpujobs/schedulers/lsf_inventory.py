@@ -7,17 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .formats import find_integer
-from .inventory import (
-    Ask,
-    Inventory,
-    LiveNode,
-    LiveQueue,
-    Survey,
-    has_memory,
-    memory_bytes,
-    several_types,
-)
+from .formats import find_integer, memory_bytes
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, has_memory, several_types
 from .jobs import CommandResult
 
 _USABLE = ("ok", "closed_Full")

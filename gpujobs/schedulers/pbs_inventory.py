@@ -11,20 +11,9 @@ from itertools import chain
 from typing import ClassVar
 from xml.etree import ElementTree
 
-from .formats import find_integer, integer, members
-from .inventory import (
-    Ask,
-    Inventory,
-    LiveNode,
-    LiveQueue,
-    Survey,
-    clock_seconds,
-    has_memory,
-    memory_bytes,
-    several_types,
-)
+from .formats import clock_seconds, find_integer, integer, listed_attributes, members, memory_bytes
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, has_memory, several_types
 from .jobs import CommandResult
-from .pbs_output import listed_attributes
 
 _GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
 """Resources that sites use for the type of the GPUs."""

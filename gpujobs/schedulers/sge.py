@@ -10,7 +10,7 @@ from typing import ClassVar
 from xml.etree import ElementTree
 
 from .base import CommandResult, Reply, Scheduler
-from .formats import find_integer, integer, members, ranges
+from .formats import clock_seconds, integer, members, ranges
 from .jobs import JobId, JobState, JobStatus
 from .sge_inventory import GridEngineInventory
 
@@ -156,17 +156,9 @@ def _exceeded_limit(fields: Mapping[str, str]) -> JobState:
     elapsed = re.match(r"[\d.]+", fields.get("ru_wallclock", ""))
     if not walltime or not elapsed or "h_vmem=" not in request:
         return JobState.TIMEOUT
-    if float(elapsed[0]) < _seconds(walltime[1]):
+    if float(elapsed[0]) < (clock_seconds(walltime[1]) or 0):
         return JobState.OUT_OF_MEMORY
     return JobState.TIMEOUT
-
-
-def _seconds(text: str) -> int:
-    """Return ``1:00:00`` as 3600."""
-    total = 0
-    for part in text.split(":"):
-        total = 60 * total + int(part or 0)
-    return total
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -193,7 +185,6 @@ class GridEngine(Scheduler):
         "SGE_QMASTER_PORT", "SGE_EXECD_PORT",
     )  # fmt: skip
     request = ("-q {queue}", "-pe smp {cpus_per_job}", "-l gpu={gpus_per_job}")
-    cpu_request = ("-q {queue}", "-pe smp {cpus_per_job}")
     account_directive = "-P {account}"
     reservation_directive = "-ar {reservation}"
     mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}", "--bind-to", "none")
@@ -225,6 +216,8 @@ class GridEngine(Scheduler):
     repeatable = frozenset({"-ac", "-dc", "-sc", "-v"})
     memory_unit = ""  # bytes
     first_index = 1
+    id_line = r"(\d+)(\.\d+-\d+:\d+)?"
+    limit = ("qconf -sconf", r"^max_aj_tasks\s+(\d+)")  # 0: no limit
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
     cancel_waiting = "bash -c gpujobs_qdel_waiting"  # of the template
@@ -274,24 +267,12 @@ class GridEngine(Scheduler):
     def after_options(self, submissions: Sequence[str]) -> list[str]:
         return ["-hold_jid", ",".join(submissions)] if submissions else []
 
-    def parse_submit(self, stdout: str) -> str | None:
-        for line in reversed(stdout.strip().splitlines()):
-            if found := re.fullmatch(r"(\d+)(\.\d+-\d+:\d+)?", line.strip()):
-                return found[1]
-        return None
-
     def find_command(self, name: str, user: str) -> list[str]:
         return ["qstat", "-u", user, "-xml"]  # the plain table cuts names after ten letters
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
         jobs = listed_jobs(stdout)
         return {job.submission for job, fields in jobs if fields.get("JB_name") == name}
-
-    def limit_command(self) -> list[str]:
-        return ["qconf", "-sconf"]
-
-    def parse_limit(self, stdout: str) -> int | None:
-        return find_integer(r"^max_aj_tasks\s+(\d+)", stdout) or None  # 0: no limit
 
     def estimate_command(self) -> list[str]:
         return ["qsub", "-w", "v"]

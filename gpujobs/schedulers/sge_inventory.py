@@ -7,17 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from .formats import find_integer
-from .inventory import (
-    Ask,
-    Inventory,
-    LiveNode,
-    LiveQueue,
-    Survey,
-    clock_seconds,
-    memory_bytes,
-    several_types,
-)
+from .formats import clock_seconds, find_integer, memory_bytes
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, several_types
 from .jobs import CommandResult
 
 

@@ -133,13 +133,6 @@ class Slurm(Scheduler):
         "--gres=gpu:{gpu_type}:{gpus_per_node}",
         "--mem={memory_per_node:MB}M",
     )
-    cpu_request = (
-        "--partition={queue}",
-        "--nodes={nodes}",
-        "--ntasks-per-node=1",
-        "--cpus-per-task={cpus_per_node}",
-        "--mem={memory_per_node:MB}M",
-    )
     account_directive = "--account={account}"
     reservation_directive = "--reservation={reservation}"
     visible_devices = "scheduler"
@@ -168,6 +161,7 @@ class Slurm(Scheduler):
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
+    id_line = r"(\d+)(;.*)?"
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
     after = ("--dependency=afterany:{ids}",)
@@ -235,12 +229,6 @@ class Slurm(Scheduler):
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
         return ["sbatch", "--parsable", *self._clusters()]
-
-    def parse_submit(self, stdout: str) -> str | None:
-        for line in reversed(stdout.strip().splitlines()):
-            if found := re.fullmatch(r"(\d+)(;.*)?", line.strip()):
-                return found[1]
-        return None
 
     def find_command(self, name: str, user: str) -> list[str]:
         return self._squeue(user, name, "%F|%j")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .formats import find_integer, integer, members
-from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, clock_seconds, megabytes
+from .formats import clock_seconds, find_integer, integer, megabytes, members
+from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey
 from .jobs import CommandResult
 
 _COLUMNS = {

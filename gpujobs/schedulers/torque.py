@@ -7,21 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
-from .formats import find_integer, integer, quoted_path
-from .pbs import PBS
+from .formats import integer, listed_attributes, quoted_path
+from .pbs import PBS, STATES, job_id, node_names, shell_exit_code, without_server
 from .pbs_inventory import TorqueInventory
-from .pbs_output import (
-    job_id,
-    listed_attributes,
-    node_names,
-    shell_exit_code,
-    without_server,
-)
 
-_STATES = {
-    "Q": JobState.PENDING, "H": JobState.PENDING, "W": JobState.PENDING, "T": JobState.PENDING,
-    "R": JobState.RUNNING, "E": JobState.RUNNING, "S": JobState.SUSPENDED,
-}  # fmt: skip
 _EXIT_CODES = {
     0: (JobState.COMPLETED, ""),
     271: (JobState.CANCELLED, ""),
@@ -84,6 +73,7 @@ class Torque(PBS):
         "-J": "only PBS Professional has it",
     }
     with_value: ClassVar = frozenset("aAbcCdDejJkKlLmMNopPqrStTuvwW")
+    limit = (" ".join(TorqueInventory.SERVER), r"max_job_array_size = (\d+)")
     index_variable = "PBS_ARRAYID"
     host_faults: ClassVar = {
         "socket_connect_unix failed|connect to trqauthd": "trqauthd does not run on this host",
@@ -125,12 +115,6 @@ class Torque(PBS):
     def parse_find(self, stdout: str, name: str) -> set[str]:
         jobs = _listed_jobs(stdout).items()
         return {job.submission for job, attributes in jobs if attributes.get("Job_Name") == name}
-
-    def limit_command(self) -> list[str] | None:
-        return TorqueInventory.SERVER
-
-    def parse_limit(self, stdout: str) -> int | None:
-        return find_integer(r"max_job_array_size = (\d+)", stdout)
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-t", "-f1", *sorted({job.submission for job in ids})]
@@ -190,7 +174,7 @@ def _pending_reason(native: str, attributes: Attributes) -> str:
 
 def _state(native: str, code: int | None) -> JobState:
     if native != "C":
-        return _STATES.get(native, JobState.UNKNOWN)
+        return STATES.get(native, JobState.UNKNOWN)
     if code is None:  # it was deleted while it was pending
         return JobState.CANCELLED
     return _EXIT_CODES.get(code, (JobState.FAILED, ""))[0]

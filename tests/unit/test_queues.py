@@ -17,7 +17,8 @@ from gpujobs.clusters.freequeues import FreeQueue, soonest_first
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.errors import InputError
 from gpujobs.schedulers import CommandResult, get_scheduler
-from gpujobs.schedulers.inventory import LiveNode, clock_seconds, memory_bytes
+from gpujobs.schedulers.formats import clock_seconds, memory_bytes
+from gpujobs.schedulers.inventory import LiveNode
 from gpujobs.schedulers.lsf_inventory import LSFInventory
 from gpujobs.schedulers.slurm_inventory import gpus_in
 
