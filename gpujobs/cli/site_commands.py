@@ -35,13 +35,13 @@ def init_site(name: str | None, output: Path | None) -> None:
 
     Values that it does not report are marked "to be filled in".
     """
-    from ..doctor import jobcheck, live, sitedraft, sitereport
+    from ..doctor import jobcheck, sitedraft, sitereport
 
     if output and output.exists():
         raise InputError(f"{output} exists; it is not overwritten")
     if output and not output.parent.is_dir():
         raise InputError(f"there is no folder {output.parent} for {output.name}")
-    client, survey = live.find_survey(name)
+    client, survey = sitereport.find_survey(name)
     host = sitedraft.Host(socket.gethostname(), jobcheck.interfaces())
     text = sitedraft.draft(type(client.scheduler), survey, host)
     if output is None:
@@ -104,9 +104,9 @@ def _more_checks(
     """Return the report with the checks that need the batch scheduler."""
     if with_live and report.site_file:
         from ..config import spec
-        from ..doctor import live
+        from ..doctor import sitereport
 
-        found, checks = live.live_findings(report.site_file, spec.settings_document(settings))
+        found, checks = sitereport.live_findings(report.site_file, spec.settings_document(settings))
         report = replace(
             report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
         )

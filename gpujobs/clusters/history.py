@@ -1,6 +1,6 @@
 """Read the history of a cluster from its folder: times of jobs, workers, GPUs and transfers.
 
-`injob.registry`, `injob.usage` and `injob.transfers` write it. Times are in seconds since the
+`injob.registry` and `injob.gpus` write it. Times are in seconds since the
 epoch.
 """
 
@@ -25,7 +25,7 @@ from ..injob.folder import (
     parse_json,
     read_lines,
 )
-from ..injob.usage import FOLDER, UsageLine
+from ..injob.gpus import USAGE, UsageLine
 from ..text import clean
 from .folder import folder_problem, job_files
 from .ledger import ClusterRecord
@@ -114,8 +114,8 @@ def read_history(path: Path) -> History:
                 times[number] = value[key] + less
     gpus: list[GpuSamples] = []
     problems: dict[int, str] = {}
-    for job, name in job_files(path / FOLDER, "-"):
-        lines = list(_lines(path / FOLDER / f"{job}-{name}", UsageLine))
+    for job, name in job_files(path / USAGE, "-"):
+        lines = list(_lines(path / USAGE / f"{job}-{name}", UsageLine))
         gpus += gpu_samples(job, name.removesuffix(".jsonl"), lines)
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
@@ -172,11 +172,11 @@ def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamp
 def read_latest(folder: Path, job: int) -> dict[str, Sample]:
     """Return the last sample of each GPU of a job, by UUID; reads only the ends of the files."""
     found: dict[str, Sample] = {}
-    for owner, name in job_files(folder / FOLDER, "-"):
+    for owner, name in job_files(folder / USAGE, "-"):
         if owner != job:
             continue
         with contextlib.suppress(OSError, DamagedError):
-            lines = _ends(folder / FOLDER / f"{owner}-{name}")
+            lines = _ends(folder / USAGE / f"{owner}-{name}")
             for gpu in gpu_samples(job, "", lines):
                 found.update((gpu.uuid, sample) for sample in gpu.samples)
     return found

@@ -23,7 +23,7 @@ from ..injob.archive import pack
 from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
-from ..schedulers.registry import all_commands
+from ..schedulers.base import all_commands
 from .folder import FolderState, read_state, write_atomically
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, parse

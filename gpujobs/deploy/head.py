@@ -26,7 +26,7 @@ from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.demand import GIVE_UP
 from ..injob.folder import EndKind
 from ..injob.names import LOOPBACK, is_encrypted
-from ..injob.ports import confine, first_free, on_loopback, port_range
+from ..injob.network import confine, first_free, on_loopback, port_range
 from ..injob.registry import idle_message
 from ..planning.plan import Plan
 from ..planning.transport import contact_text, encryption_rule

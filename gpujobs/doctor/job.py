@@ -31,7 +31,7 @@ from ..config.spec import ClusterSpec, make_spec, settings_document, with_settin
 from ..errors import GpujobsError, InputError, Position, RefusedError
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
-from ..schedulers.registry import needed_commands
+from ..schedulers.base import needed_commands
 from ..text import plural
 from . import jobcheck
 from .checks import Check, failed, passed, warning

@@ -1,19 +1,27 @@
-"""The report of `gpujobs sites check`: the trials of a site, and all findings at once."""
+"""The report of `gpujobs sites check`: trials of a site, comparison with its batch scheduler."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..batch.client import SchedulerClient, user_name
+from ..batch.process import is_available
+from ..clusters.freequeues import TIMEOUT, ask_with, site_client
 from ..clusters.submit import bash_error, bash_problems
+from ..config import placeholders
 from ..config.document import Document, Loc
+from ..config.site import Account, Queue, Site
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
-from ..errors import InputError, Position, Problem
+from ..errors import InputError, Position, Problem, UnavailableError
+from ..planning.directives import request_texts
 from ..planning.sitecheck import NO_SETTINGS, Finding, Trial, Tried, findings, try_site
-from ..text import plural
-from .checks import Check, any_failed, checks_text, failed, passed
+from ..schedulers import Scheduler, get_scheduler, scheduler_names
+from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
+from ..text import matches, plural, size_text, walltime_text
+from .checks import Check, any_failed, checks_text, failed, passed, warning
 
 # -- syntax of bash text ---------------------------------------------------------------------------
 _TEXTS: tuple[Loc, ...] = (
@@ -165,3 +173,316 @@ def _trials_json(trials: Iterable[Trial]) -> list[dict[str, object]]:
 def problems_of(report: SiteReport) -> list[Problem]:
     """Return the problems of all findings."""
     return [finding.problem for finding in report.findings]
+
+
+# -- the differences between a site file and its batch scheduler -----------------------------------
+LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
+"""Keys of sites and queues that are lists of directives or arguments."""
+NO_LIMIT = float("inf")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A site file, and what its batch scheduler reports."""
+
+    site_file: SiteFile
+    survey: Survey
+
+    @property
+    def scheduler(self) -> type[Scheduler]:
+        """The class of the batch scheduler."""
+        return get_scheduler(self.site_file.site.scheduler)
+
+    @property
+    def _reports_gpus(self) -> bool:
+        """Whether GPUs are reported at all: a site may have its own resource for them."""
+        return any(node.gpus for node in self.survey.nodes)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield each difference at its line of the file."""
+        site, most = self.site_file.site, self.survey.max_array_size
+        for key, queue in site.queues.items():
+            yield from self._queue_problems(key, queue)
+        yield from self._account_problems()
+        yield from self._unknown_names()
+        yield from self._cpu_request_problem()
+        if most and site.max_array_size and site.max_array_size > most:
+            yield self._problem(f"arrays have at most {most} jobs", "max_array_size")
+
+    def _queue_problems(self, key: str, queue: Queue) -> Iterator[Problem]:
+        site = self.site_file.site
+        name = site.queue_name(key)
+        live = next((live for live in self.survey.queues if live.name == name), None)
+        nodes = [node for node in self.survey.nodes if node.queue in ("", name)]
+        if live is None:
+            if self._names_the_queue(key, queue):
+                known = ", ".join(sorted(live.name for live in self.survey.queues))
+                yield self._problem(f"there is no queue {name}; there are {known}", "queues", key)
+            return
+        yield from self._limit_problems(key, queue, live, len({node.name for node in nodes}))
+        yield from self._node_problems(key, queue, nodes)
+
+    def _names_the_queue(self, key: str, queue: Queue) -> bool:
+        """Return whether jobs name the queue; otherwise its key is only the name of a shape."""
+        gpus = bool(queue.gpus_per_node)
+        texts = request_texts(self.site_file.site.in_queue(key), self.scheduler(), gpus=gpus)
+        return "queue" in placeholders.names(" ".join(texts))
+
+    def _limit_problems(
+        self, key: str, queue: Queue, live: LiveQueue, nodes: int
+    ) -> Iterator[Problem]:
+        for name, message in _exceeded(queue, live, nodes):
+            yield self._problem(message, "queues", key, name)
+        if live.exclusive and not queue.exclusive:
+            message = f"jobs in queue {live.name} get whole nodes; the file lacks `exclusive: true`"
+            yield self._problem(message, "queues", key, "exclusive")
+        if not live.open:
+            yield self._problem(f"queue {live.name} is closed", "queues", key)
+
+    def _account_problems(self) -> Iterator[Problem]:
+        site = self.site_file.site
+        if self.survey.account_required and site.account is None and "account" in site.given:
+            yield self._problem("jobs need an account; the file has `account: null`", "account")
+        for place, holder in self._sections():
+            if holder.account and not _matches(holder.account, self.survey.accounts):
+                listed = ", ".join(self.survey.accounts)
+                message = f"no account of this user matches the pattern: {listed}"
+                yield self._problem(message, *place, "account", "pattern")
+
+    def account_warnings(self) -> Iterator[Check]:
+        """Yield that the batch scheduler wants an account and the file leaves it out."""
+        account = self.site_file.site.account
+        if self.survey.account_required and not (account and account.required):
+            message = "needed; a job without one gets the default account of its user, if any"
+            yield warning("account", message, "account: {required: true}")
+
+    def preemption_warnings(self) -> Iterator[Check]:
+        """Yield that workers cannot use the grace time of queues of the file to transfer data."""
+        site = self.site_file.site
+        names = [site.queue_name(key) for key in site.queues]
+        late = {live.name: live.late_signal for live in self.survey.queues if live.late_signal}
+        if found := [name for name in dict.fromkeys(names) if name in late]:
+            message = f"in {', '.join(found)}, jobs get SIGTERM only when their grace time is over"
+            yield warning("preemption", message, late[found[0]])
+
+    def _cpu_request_problem(self) -> Iterator[Problem]:
+        """Yield that the file has CPU queues, and the built-in `cpu_request` is refused."""
+        site, needed = self.site_file.site, self.survey.cpu_request
+        without_gpus = any(not queue.gpus_per_node for queue in site.queues.values())
+        if (
+            without_gpus
+            and site.cpu_request is None
+            and needed not in ((), self.scheduler.cpu_request)
+        ):
+            lines = ", ".join(f"'{line}'" for line in needed)
+            yield self._problem(f"CPU workers need `cpu_request: [{lines}]`", "queues")
+
+    def _sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
+        """Yield the site and its queues, which may have the same keys, and their places."""
+        yield (), self.site_file.site
+        for key, queue in self.site_file.site.queues.items():
+            yield ("queues", key), queue
+
+    def _node_problems(
+        self, key: str, queue: Queue, nodes: Sequence[LiveNode]
+    ) -> Iterator[Problem]:
+        if queue.gpus_per_node:
+            types = sorted({node.gpu_type for node in nodes if node.gpu_type})
+            if types and (unknown := sorted(set(queue.named_types.values()) - set(types))):
+                message = f"its nodes have GPUs of type {', '.join(types)}, not {unknown[0]}"
+                name = "gpu_types" if queue.gpu_types else "gpu_type"
+                yield self._problem(message, "queues", key, name)
+                return
+            nodes = _nodes_of_types(nodes, queue)
+            yield from self._gpu_problems(key, queue, nodes)
+            nodes = [node for node in nodes if (node.gpus or 0) >= queue.gpus_per_node]
+        if nodes:
+            yield from self._size_problems(key, queue, nodes)
+
+    def _gpu_problems(self, key: str, queue: Queue, nodes: Sequence[LiveNode]) -> Iterator[Problem]:
+        numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
+        if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
+            listed = " or ".join(map(str, numbers))
+            yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
+
+    def _size_problems(
+        self, key: str, queue: Queue, nodes: Sequence[LiveNode]
+    ) -> Iterator[Problem]:
+        cpus = max(node.cpus for node in nodes)
+        if queue.cpus_per_node and queue.cpus_per_node > cpus:
+            yield self._problem(
+                f"its nodes have {plural(cpus, 'CPU')}", "queues", key, "cpus_per_node"
+            )
+        memory = max(node.memory or 0 for node in nodes)
+        if queue.memory_per_node and memory and queue.memory_per_node > memory:
+            message = f"its nodes have {size_text(memory)} of memory"
+            yield self._problem(message, "queues", key, "memory_per_node")
+        number = len({node.name for node in nodes})
+        if queue.nodes and queue.nodes > number:
+            yield self._problem(f"it has {plural(number, 'such node')}", "queues", key, "nodes")
+
+    def _unknown_names(self) -> Iterator[Problem]:
+        kind = self.scheduler.inventory
+        if kind is None:
+            return
+        inventory: Inventory = kind(self.site_file.site.cluster)
+        for place, line in self._directives():
+            if message := inventory.unknown(line, self.survey):
+                yield self._problem(message, *place)
+
+    def _directives(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield all directives and arguments of the file, and their places."""
+        for place, holder in self._sections():
+            for name in LINES:
+                for number, line in enumerate(getattr(holder, name) or ()):
+                    yield (*place, name, number), line
+            for name, option in holder.options.items():
+                yield (*place, "options", name, "directive"), option.directive
+            if holder.account and holder.account.directive:
+                yield (*place, "account", "directive"), holder.account.directive
+
+    def _problem(self, message: str, *loc: str | int) -> Problem:
+        name = self.site_file.site.scheduler
+        return Problem(f"{name}: {message}", self.site_file.document.key_position(loc))
+
+
+def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, str]]:
+    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message.
+
+    Without a limit in the file, jobs may have all ``nodes`` of the queue, and any walltime.
+    """
+    name, user_gpus = live.name, live.gpus_of_user(queue.type_name(None))
+    jobs = f"jobs in queue {name} have at"
+    if _above(queue.max_walltime or NO_LIMIT, live.max_walltime):
+        yield "max_walltime", f"the walltime in queue {name} is at most {_time(live.max_walltime)}"
+    if _above(live.min_walltime, queue.min_walltime or 0):
+        yield "min_walltime", f"the walltime in queue {name} is at least {_time(live.min_walltime)}"
+    if _above(queue.max_nodes or queue.nodes or nodes, live.max_nodes):
+        yield (
+            "max_nodes",
+            f"{jobs} most {plural(live.max_nodes or 0, 'node')}",
+        )
+    if _above(live.min_nodes, queue.min_nodes or 1):
+        yield (
+            "min_nodes",
+            f"{jobs} least {plural(live.min_nodes or 0, 'node')}",
+        )
+    if _above(queue.max_gpus_per_user, user_gpus):
+        message = f"one user has at most {plural(user_gpus or 0, 'GPU')} in queue {name}"
+        yield "max_gpus_per_user", message
+
+
+def _above(number: float | None, limit: int | None) -> bool:
+    return number is not None and limit is not None and number > limit
+
+
+def _time(seconds: int | None) -> str:
+    return walltime_text(seconds or 0)
+
+
+def _matches(account: Account, accounts: Sequence[str]) -> bool:
+    """Return whether the site accepts one of the user's accounts, as far as both are known."""
+    pattern = account.pattern
+    return not (pattern and accounts) or any(matches(pattern, name) for name in accounts)
+
+
+def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:
+    """Return the nodes whose GPUs are of a type of the queue, if types are reported."""
+    types = queue.named_types.values()
+    return [node for node in nodes if not types or node.gpu_type in ("", *types)]
+
+
+# -- ask the batch scheduler -----------------------------------------------------------------------
+OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"
+
+
+def take_survey(client: SchedulerClient) -> Survey | None:
+    """Return the queues and nodes of the batch scheduler; None if gpujobs cannot ask for them.
+
+    Raises UnavailableError if the first command fails; the answers of others may be missing.
+    """
+    kind = client.scheduler.inventory
+    if kind is None:
+        return None
+    inventory = kind(client.scheduler.cluster)
+    return inventory.survey(ask_with(client, inventory), user_name())
+
+
+def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
+    """Return the batch scheduler of this host, and its queues and nodes.
+
+    ``name``: the value of `scheduler`; None: the first one that answers. Raises InputError if there
+    is none.
+    """
+    reasons = []
+    for client in _clients(name):
+        try:
+            survey = take_survey(client)
+        except UnavailableError as error:
+            reasons.append(f"{client.scheduler.name}: {error}")
+            continue
+        if survey and survey.nodes:
+            return client, survey
+        reasons.append(f"{client.scheduler.name} reports no nodes")
+    if reasons:
+        raise UnavailableError("\n".join(reasons), hint=OTHER_SCHEDULER)
+    message = "no command of a batch scheduler was found on this host"
+    raise InputError(message, hint=OTHER_SCHEDULER)
+
+
+def _clients(name: str | None) -> list[SchedulerClient]:
+    """Return the batch scheduler ``name``, or those whose commands are on this host."""
+    kinds = [get_scheduler(known) for known in ([name] if name else scheduler_names())]
+    return [SchedulerClient(kind(), timeout=TIMEOUT) for kind in kinds if name or _is_here(kind)]
+
+
+def _is_here(kind: type[Scheduler]) -> bool:
+    return kind.inventory is not None and is_available(kind.inventory.own_command)
+
+
+def live_findings(
+    site_file: SiteFile, settings: Document = NO_SETTINGS
+) -> tuple[list[Finding], list[Check]]:
+    """Return the differences between the file and the batch scheduler, and what was compared.
+
+    ``settings``: keys of the profiles whose scripts the batch scheduler tests.
+
+    Raises UnavailableError if the batch scheduler does not answer.
+    """
+    client = site_client(site_file)
+    survey, name = take_survey(client), client.scheduler.name
+    if survey is None:
+        checks = [warning("live", f"{name}: gpujobs cannot ask for its queues")]
+        found = []
+    else:
+        nodes = len({node.name for node in survey.nodes})
+        number = f"{plural(len(survey.queues), 'queue')}, {plural(nodes, 'node')}"
+        checks = [passed("live", f"{name} reports {number}")]
+        if not any(node.gpus for node in survey.nodes):
+            checks.append(warning("GPUs", f"not compared: {name} reports none"))
+        comparison = Comparison(site_file, survey)
+        found = [Finding(problem) for problem in comparison.problems()]
+        checks += [*comparison.account_warnings(), *comparison.preemption_warnings()]
+    refused, check = _test_scripts(client, site_file, settings)
+    return [*found, *refused], [*checks, check]
+
+
+def _test_scripts(
+    client: SchedulerClient, site_file: SiteFile, settings: Document
+) -> tuple[list[Finding], Check]:
+    """Let the batch scheduler test each script, without submitting it."""
+    argv = client.scheduler.estimate_command()
+    if argv is None:
+        return [], warning("scripts", f"not tested: {client.scheduler.name} has no such command")
+    command, refused, tested = " ".join(argv), [], 0
+    for result in try_site(site_file, settings, any_account=False):
+        tested += len(result.scripts)
+        messages = (client.refusal(script.text, Path.cwd()) for script in result.scripts)
+        if message := next(filter(None, messages), None):
+            position = site_file.document.key_position(result.trial.place)
+            problem = Problem(f"{command} refuses the script: {message}", position)
+            refused.append(replace(result, problems=(problem,)))
+    if not tested:
+        remedy = "if the site requires an account: --set account=…"
+        return [], warning("scripts", "not tested: no profile can be planned", remedy)
+    return findings(refused), passed("scripts", f"{plural(tested, 'script')}: {command}")

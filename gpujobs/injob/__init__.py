@@ -10,7 +10,7 @@ The job's environment need not have gpujobs. So at submit this package is packed
   (`layout: mpi`): it checks that MPI and its launcher match, takes its GPUs, and becomes dask-mpi
   or the user's script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
-- ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`usage`);
+- ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`gpus`);
 - ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
   the container (`outside`);
 - ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;

@@ -62,6 +62,7 @@ class Head(Job):
     """The head's job."""
 
     is_head = True
+    role = "the head"
 
     def __init__(self, options: SuperviseOptions) -> None:
         super().__init__(options)
@@ -75,10 +76,6 @@ class Head(Job):
         """How often each worker had been restarted when `run` was last informed."""
         self._gone: set[str] = set()
         """Why jobs do not come, as far as `run` was informed."""
-
-    def role(self) -> str:
-        """Return what this job is, for its log."""
-        return "the head"
 
     def work(self) -> NoReturn:
         """Start the dask scheduler, the workers and `run`, and supervise them."""

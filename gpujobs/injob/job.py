@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
-from .gpus import job_devices, shared_gpu_message
+from .gpus import job_devices, shared_gpu_message, start_sampler
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .names import (
     ENVIRONMENT,
@@ -29,7 +29,6 @@ from .names import (
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
-from .usage import start_sampler
 from .workerhost import preset
 
 # -- start the workers of a job: one process with their nannies, or an MPI launcher ----------------
@@ -297,6 +296,8 @@ class Job:
     """One job. Subclasses do its `work`, which ends by a `JobExit`."""
 
     is_head = False
+    role = "workers"
+    """For the log of the job."""
 
     def __init__(self, options: SuperviseOptions) -> None:
         self.options = options
@@ -327,14 +328,10 @@ class Job:
         try:
             self._check_batch_script()  # it may have been killed before this process was ready
             self.check_end()
-            log(f"job {self.options.job} on {node_name()}: {self.role()}")
+            log(f"job {self.options.job} on {node_name()}: {self.role}")
             self.work()
         except JobExit as job_exit:
             return self._exit(job_exit)
-
-    def role(self) -> str:
-        """Return what this job is, for its log."""
-        raise NotImplementedError
 
     def work(self) -> NoReturn:
         """Do the work of this kind of job until it ends. Raises JobExit."""

@@ -9,11 +9,12 @@ import traceback
 from collections.abc import Collection
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
+from .gpus import sample_usage
 from .head import Head
 from .job import begin_attempt, end_attempt, over
 from .log import log
 from .names import LOOPBACK_INTERFACE
-from .network import node_name
+from .network import confine, node_name
 from .options import (
     LaunchOptions,
     RankOptions,
@@ -24,10 +25,8 @@ from .options import (
     WorkersOptions,
     parse,
 )
-from .ports import confine
 from .rank import launch, run_rank
 from .transport import trial, try_ucxx
-from .usage import sample_usage
 from .workers import Workers, retire
 
 

@@ -1,20 +1,28 @@
-"""Network: this node, addresses that answer, encryption, ucxx."""
+"""Network: this node, addresses that answer, encryption, ucxx, and where dask listens."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import importlib
+import ipaddress
 import os
+import random
 import socket
-import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .log import log
-from .names import CERTIFICATE, KEY, is_encrypted
+from .names import CERTIFICATE, KEY, LOOPBACK, LOOPBACK_INTERFACE, PROTOCOL, is_encrypted
+
+if TYPE_CHECKING:
+    import ssl
 
 _COMM = "DASK_DISTRIBUTED__COMM__"
 _CONNECT_TIMEOUT = 5
@@ -66,6 +74,8 @@ def reach(address: str, environ: Mapping[str, str]) -> Reach:
 
     The connection shows the cluster's certificate, so that the listener logs no error.
     """
+    import ssl
+
     parts = urlsplit(address)
     try:
         connection = socket.create_connection((parts.hostname, parts.port), _CONNECT_TIMEOUT)
@@ -92,6 +102,8 @@ def is_reachable(address: str, environ: Mapping[str, str]) -> bool:
 
 
 def _tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.create_default_context(cafile=environ[f"{_COMM}TLS__CA_FILE"])
     context.check_hostname = False
     certificate = environ[f"{_COMM}TLS__WORKER__CERT"]
@@ -131,3 +143,238 @@ def interface_problem(wanted: str | None) -> str:
         return ""
     there = ", ".join(names)
     return f"{node_name()} has no interface {wanted}; it has {there} (`network.interface`)"
+
+
+# -- listeners in a range of ports: those that the site's firewall opens between its nodes ---------
+# Dask takes any port that is free, and has no range for all of its processes. Here a listener that
+# may have any port gets one of the range. Listeners on the loopback interface are not limited.
+
+
+VARIABLE = "GPUJOBS_PORTS"
+"""Set in jobs whose ports are limited: the first and the last one, as ``8000-8100``."""
+
+
+def limit_if_wanted() -> None:
+    """Limit the ports of the listeners of this process, if those of its job are limited."""
+    if text := os.environ.get(VARIABLE):
+        limit(port_range(text))
+
+
+def port_range(text: str) -> range:
+    """Return the ports of ``8000-8100``."""
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
+def limit(ports: range) -> None:
+    """Limit the ports of tornado's listeners, which all protocols but ucxx use, and of ucxx."""
+    from tornado import netutil, tcpserver
+
+    if isinstance(netutil.bind_sockets, functools.partial):
+        return  # already limited
+    limited = functools.partial(_bind_sockets, netutil.bind_sockets, ports)
+    for module in (netutil, tcpserver):  # the second one has a reference of its own
+        vars(module)["bind_sockets"] = limited
+    _replace_start("ucxx", functools.partial(_start_in_range, ports))
+
+
+def first_free(ports: range, host: str = "") -> int:
+    """Return a port of the range that nothing listens on now. Raises OSError if there is none."""
+    for port in _shuffled(ports):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise _none_free(ports)
+
+
+def _shuffled(ports: range) -> Iterator[int]:
+    """Yield the ports in random order: many processes start at the same time."""
+    yield from random.sample(ports, len(ports))
+
+
+def _none_free(ports: range) -> OSError:
+    message = f"no port is free of {ports[0]}-{ports[-1]} (`network.ports` of the site)"
+    return OSError(errno.EADDRINUSE, message)
+
+
+def _bind_sockets(
+    bind: Callable[..., list[socket.socket]],
+    ports: range,
+    port: int,
+    address: str | None = None,
+    *arguments: Any,
+    **options: Any,
+) -> list[socket.socket]:
+    if port or address == LOOPBACK:
+        return bind(port, address, *arguments, **options)
+    for chosen in _shuffled(ports):
+        try:
+            return bind(chosen, address, *arguments, **options)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise _none_free(ports)
+
+
+async def _start_in_range(
+    ports: range, listener: Any, start: Callable[[], Awaitable[None]]
+) -> None:
+    if getattr(listener, "_input_port", None) != 0:
+        return await start()
+    for port in _shuffled(ports):
+        listener._input_port = port
+        try:
+            return await start()
+        except Exception as error:
+            if "Busy" not in type(error).__name__:  # UCXXBusyError
+                raise
+    raise _none_free(ports)
+
+
+def _replace_start(
+    protocol: str, start: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]]
+) -> None:
+    """Start the listeners of a protocol by ``start(listener, listener.start)``."""
+    from distributed.comm.registry import backends, get_backend
+
+    try:
+        kind: Any = type(get_backend(protocol))
+    except ValueError:  # not installed
+        return
+    known = getattr(kind, "starts", ())
+    if start in known:
+        return
+
+    class Backend(kind):  # type: ignore[misc]
+        """Backend whose listeners are started in another way."""
+
+        starts = (*known, start)
+
+        def get_listener(self, *args: Any, **kwargs: Any) -> Any:
+            """Return a listener."""
+            listener = super().get_listener(*args, **kwargs)
+            listener.start = functools.partial(start, listener, listener.start)
+            return listener
+
+    backends[protocol] = Backend()
+
+
+# -- listeners on the loopback interface only, also those of ucxx and ws ---------------------------
+# distributed-ucxx, and distributed over ws, listen on all interfaces, whatever the host of the
+# address, and have no option for it. Whoever reaches such a listener can run code as its user.
+
+
+LOOPBACK_VARIABLE = "GPUJOBS_LOOPBACK"
+"""Set in jobs whose listeners of ucxx or ws are confined. The value is the interface."""
+_host: ContextVar[str] = ContextVar("host", default="")
+"""Where the listener of ws listens that is starting."""
+
+
+def on_loopback(address: object) -> bool:
+    """Return whether a ``dashboard_address`` of dask is on the loopback interface only.
+
+    It is a text such as ``127.0.0.1:8787``, a port, or several: a list, or a text with commas.
+    """
+    several = address.split(",") if isinstance(address, str) else address
+    items = several if isinstance(several, list) else [several]
+    return bool(items) and all(_is_loopback(item) for item in items)
+
+
+def _is_loopback(address: object) -> bool:
+    """Return whether one address has a host, and this is on the loopback interface."""
+    if isinstance(address, str):
+        address = address.split(":")
+    host = str(address[0]) if isinstance(address, (list, tuple)) and address else ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def confine_if_wanted() -> None:
+    """Confine the listeners of this process, if those of its job are to be confined."""
+    if LOOPBACK_VARIABLE in os.environ:
+        confine(os.environ.get(PROTOCOL, ""))
+
+
+def confine(protocol: str) -> None:
+    """Confine the listeners of ``protocol`` at addresses such as 127.0.0.1 in this process."""
+    if protocol == "ucxx":
+        _replace_start("ucxx", _start_ucxx)
+    elif protocol in ("ws", "wss"):
+        _use_servers_with_hosts()
+        _replace_start(protocol, _start_ws)
+
+
+def _use_servers_with_hosts() -> None:
+    """Let the servers of ws listen at the host of their address."""
+    from distributed.comm import ws
+
+    kind: Any = ws.HTTPServer
+    if getattr(kind, "confined", False):
+        return
+
+    class Server(kind):  # type: ignore[misc]
+        """Server that listens at the host of the listener that starts it."""
+
+        confined = True
+
+        def listen(self, port: int, address: str | None = None, **options: Any) -> None:
+            """Listen at ``address``, else at the host of the listener."""
+            super().listen(port, address or _host.get() or None, **options)
+
+    ws.HTTPServer = Server
+
+
+async def _start_ws(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    token = _host.set(listener.ip)
+    try:
+        await start()
+    finally:
+        _host.reset(token)
+
+
+async def _start_ucxx(listener: Any, start: Callable[[], Awaitable[None]]) -> None:
+    await start()
+    host, port = listener.bound_address[:2]
+    if ipaddress.ip_address(host).is_loopback:
+        bind_to_loopback(port)
+
+
+def bind_to_loopback(port: int) -> None:
+    """Bind this process's listeners at ``port`` to the loopback interface. Raises RuntimeError."""
+    found = False
+    for descriptor in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
+            if _listens_at(own, port):
+                found = True
+                _bind(own)
+    if not found:
+        raise RuntimeError(f"no listener at port {port} to bind to {LOOPBACK_INTERFACE}")
+
+
+def _bind(listener: socket.socket) -> None:
+    try:
+        interface = LOOPBACK_INTERFACE.encode()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
+    except PermissionError:
+        message = f"cannot bind ucxx to interface {LOOPBACK_INTERFACE}: that needs Linux 5.7"
+        raise RuntimeError(message) from None
+
+
+def _sockets() -> Iterator[int]:
+    """Yield the file descriptors of this process that are sockets."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(path.readlink()).startswith("socket:"):
+                yield int(path.name)
+
+
+def _listens_at(own: socket.socket, port: int) -> bool:
+    if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != port:
+        return False
+    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

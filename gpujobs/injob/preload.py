@@ -6,8 +6,7 @@ import os
 import sys
 
 from .names import MODULES, PROTOCOL
-from .network import initialise_driver
-from .ports import confine_if_wanted, limit_if_wanted
+from .network import confine_if_wanted, initialise_driver, limit_if_wanted
 from .registry import dask_setup
 
 __all__ = ["dask_setup"]

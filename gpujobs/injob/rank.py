@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
-from .gpus import job_devices
+from .gpus import job_devices, start_sampler
 from .log import append_output_to, in_plain_words
 from .names import (
     EXTRA_RANKS,
@@ -30,10 +30,8 @@ from .names import (
     dashboard_address,
     is_encrypted,
 )
-from .network import node_name
+from .network import confine_if_wanted, limit_if_wanted, node_name, on_loopback
 from .options import LaunchOptions, RankOptions
-from .ports import confine_if_wanted, limit_if_wanted, on_loopback
-from .usage import start_sampler
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,10 +18,9 @@ from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import EVENTS, IDLE, TRANSFERS, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .gpus import worker_gpu
+from .gpus import interval, worker_gpu
 from .log import log
 from .process import defer_signals
-from .usage import interval
 
 
 # -- blocking calls of dask's processes, which must not stop their event loop ----------------------

@@ -18,9 +18,8 @@ from .folder import KEPT, TRANSPORT, Folder, JsonObject
 from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
 from .names import CERTIFICATE
-from .network import initialise_ucx, node_name, own_address, tls_files
+from .network import initialise_ucx, limit_if_wanted, node_name, own_address, tls_files
 from .options import SuperviseOptions, TrialOptions
-from .ports import limit_if_wanted
 from .process import ManagedProcess
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from .log import log
 from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, worker_devices
-from .network import initialise_ucx
+from .network import confine_if_wanted, initialise_ucx, limit_if_wanted
 from .options import WorkersOptions
-from .ports import confine_if_wanted, limit_if_wanted
 from .process import STOP_DASK, defer_signals, restore_signals
 
 if TYPE_CHECKING:

@@ -198,10 +198,6 @@ class Workers(Job):
         super().__init__(options)
         self._watch = SchedulerWatch(self.folder.path, options.job)
 
-    def role(self) -> str:
-        """Return what this job is, for its log."""
-        return "workers"
-
     def work(self) -> NoReturn:
         """Find the dask scheduler, start the workers, and supervise them."""
         address = self._find_scheduler()

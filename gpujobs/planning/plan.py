@@ -18,7 +18,7 @@ from ..config.spec import ClusterSpec, group_specs, with_settings
 from ..errors import InputError
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
-from ..schedulers.registry import all_commands
+from ..schedulers.base import all_commands
 from ..text import did_you_mean
 from . import workeroptions
 from .bash import Diagnostics, expand_directory

@@ -12,7 +12,7 @@ from ..config.sitekinds import Protocol
 from ..config.spec import group_specs
 from ..errors import Position, Problem
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE, is_encrypted
-from ..injob.ports import on_loopback, port_range
+from ..injob.network import on_loopback, port_range
 from ..schedulers import Scheduler, get_scheduler
 from .bash import Diagnostics
 from .shape import JobGroup

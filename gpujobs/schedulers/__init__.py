@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Scheduler
+from .base import Scheduler, get_scheduler, scheduler_names
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
-from .registry import get_scheduler, scheduler_names
 
 __all__ = [
     "NOT_LISTED",

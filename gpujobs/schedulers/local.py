@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
+from .base import Scheduler
+from .jobs import CommandResult, JobId, JobState, JobStatus
 
 _COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from .base import CommandResult, Scheduler
+from .base import Scheduler
 from .formats import quoted_path, ranges
-from .jobs import JobId, JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus
 from .lsf_inventory import LSFInventory
 
 # -- the output of bjobs and bhist -----------------------------------------------------------------

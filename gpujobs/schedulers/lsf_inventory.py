@@ -49,7 +49,6 @@ class LSFInventory(Inventory):
         return [_with_free_gpus(host, gpus) for host in hosts] if gpus else hosts
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query hosts, their GPUs and memory, and queues."""
         gpus, shared = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
         memory = _memory(ask(["lshosts", "-w"]))
         counted = [

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
+from .base import Scheduler
 from .formats import integer, members, quoted_path, ranges
 from .inventory import Inventory
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
 from .pbs_inventory import PBSInventory
 
 # -- the output of qstat: job ids, attributes, and the status that follows from them ---------------

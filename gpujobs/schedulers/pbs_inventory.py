@@ -32,15 +32,12 @@ class PBSInventory(Inventory):
     own_command = "pbsnodes"
 
     def nodes_command(self) -> list[str]:
-        """Return pbsnodes as JSON."""
         return ["pbsnodes", "-a", "-F", "json"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
-        """Return the virtual nodes."""
         return [_node(name, fields) for name, fields in _table(result.stdout, "nodes").items()]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query nodes, queues and the server."""
         stdout = ask(self.nodes_command())
         nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, stdout))
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
@@ -59,7 +56,6 @@ class PBSInventory(Inventory):
         )
 
     def unknown(self, line: str, survey: Survey) -> str:
-        """Return which resource of the directive ``line`` the server does not know."""
         if survey.resources is None:
             return ""
         known = {*_RESOURCES, *survey.resources}
@@ -76,7 +72,6 @@ class TorqueInventory(Inventory):
     SERVER: ClassVar = ["qstat", "-B", "-f1"]
 
     def nodes_command(self) -> list[str]:
-        """Return pbsnodes as XML."""
         return ["pbsnodes", "-x"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
@@ -94,7 +89,6 @@ class TorqueInventory(Inventory):
         return [_without_gpus(node, used[node.name]) for node in nodes]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query nodes, queues and the server."""
         queues = listed_attributes(ask(["qstat", "-Q", "-f1"]))
         return Survey(
             tuple(_torque_queue(name, rows) for name, rows in queues.items() if _runs(rows)),

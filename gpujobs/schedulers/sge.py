@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from xml.etree import ElementTree
 
-from .base import CommandResult, Reply, Scheduler
+from .base import Scheduler
 from .formats import clock_seconds, integer, members, ranges
-from .jobs import JobId, JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
 from .sge_inventory import GridEngineInventory
 
 # -- the output of qstat and qacct -----------------------------------------------------------------

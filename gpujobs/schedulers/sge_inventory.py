@@ -94,11 +94,9 @@ class GridEngineInventory(Inventory):
         return ["qstat", "-f", "-F"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
-        """Return the queue instances."""
         return [_node(instance) for instance in _instances(result.stdout)]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query queues, hosts, parallel environments, resources and the global configuration."""
         nodes = self.nodes(ask)
         names = ask(["qconf", "-sql"]).split()
         queues = {name: _settings(ask(["qconf", "-sq", name])) for name in names}
@@ -132,7 +130,6 @@ class GridEngineInventory(Inventory):
         )
 
     def unknown(self, line: str, survey: Survey) -> str:
-        """Return which parallel environment or resource of the directive ``line`` is missing."""
         environments, resources = survey.parallel_environments or (), survey.resources or ()
         for pattern in re.findall(r"-pe\s+(\S+)", line):
             if not any(fnmatchcase(name, pattern) for name in environments):

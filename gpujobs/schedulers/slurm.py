@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
-from .base import CommandResult, JobId, Scheduler
+from .base import Scheduler
 from .formats import find_integer, members, quoted_path, ranges
-from .jobs import JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------

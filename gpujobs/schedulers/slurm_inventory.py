@@ -38,7 +38,6 @@ class SlurmInventory(Inventory):
         return found[1] if found else ""
 
     def nodes_command(self) -> list[str]:
-        """Return sinfo with all columns."""
         columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
         return ["sinfo", *self._clusters(), "-h", "-a", "-N", "-O", columns]
 
@@ -47,7 +46,6 @@ class SlurmInventory(Inventory):
         return [node for row in _rows(result.stdout) for node in _nodes(row)]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        """Query sinfo, the configuration, and the user's accounts."""
         stdout = ask(self.nodes_command())
         config = ask(["scontrol", "show", "config", *self._clusters()])
         associations = ["show", "associations", f"user={user}", "format=Account,User"]

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from .base import CommandResult, JobId, JobState, JobStatus, Scheduler
+from .base import Scheduler
 from .formats import integer, listed_attributes, quoted_path
+from .jobs import CommandResult, JobId, JobState, JobStatus
 from .pbs import PBS, STATES, job_id, node_names, shell_exit_code, without_server
 from .pbs_inventory import TorqueInventory
 

@@ -18,7 +18,7 @@ from msgpack import _cmsgpack
 from gpujobs.config.spec import load_spec
 from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
-from gpujobs.schedulers.registry import get_scheduler
+from gpujobs.schedulers.base import get_scheduler
 
 from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi

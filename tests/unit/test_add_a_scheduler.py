@@ -37,7 +37,7 @@ def test_quoted_code_is_the_code(code: str) -> None:
 
 
 def test_entry_points_have_the_group() -> None:
-    from gpujobs.schedulers.registry import ENTRY_POINTS
+    from gpujobs.schedulers.base import ENTRY_POINTS
 
     assert f'[project.entry-points."{ENTRY_POINTS}"]' in PAGE
 

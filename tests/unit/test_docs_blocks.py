@@ -27,7 +27,7 @@ from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu
 from gpujobs.deploy.display import JobTable
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState
-from gpujobs.schedulers.registry import ENTRY_POINTS
+from gpujobs.schedulers.base import ENTRY_POINTS
 
 from ..support.cli import ROOT
 from ..support.processes import patience

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.injob.ports import first_free, port_range
+from gpujobs.injob.network import first_free, port_range
 
 from ..support.cli import ROOT
 from ..support.processes import free_ports
@@ -20,7 +20,7 @@ from .support import SLURM, error_of, made_plan
 LISTEN = """
 import asyncio, json, sys
 from distributed.comm import listen
-from gpujobs.injob.ports import limit, port_range
+from gpujobs.injob.network import limit, port_range
 from tornado.httpserver import HTTPServer
 
 async def main():
@@ -42,7 +42,7 @@ asyncio.run(main())
 UCXX = """
 import asyncio, json, sys
 from distributed.comm import connect, listen
-from gpujobs.injob.ports import limit, port_range
+from gpujobs.injob.network import limit, port_range
 from distributed.protocol.serialize import to_serialize
 
 async def answer(comm):

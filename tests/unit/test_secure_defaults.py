@@ -12,8 +12,8 @@ from distributed.http.health import HealthHandler
 
 import gpujobs
 from gpujobs.errors import InputError
+from gpujobs.injob.network import on_loopback
 from gpujobs.injob.options import RankOptions, parse
-from gpujobs.injob.ports import on_loopback
 from gpujobs.injob.rank import initialize, write_plan
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config.sitefiles import load_site
-from gpujobs.doctor.live import Comparison
+from gpujobs.doctor.sitereport import Comparison
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 
 from ..support.surveys import survey_of
