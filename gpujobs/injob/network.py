@@ -154,10 +154,12 @@ VARIABLE = "GPUJOBS_PORTS"
 """Set in jobs whose ports are limited: the first and the last one, as ``8000-8100``."""
 
 
-def limit_if_wanted() -> None:
-    """Limit the ports of the listeners of this process, if those of its job are limited."""
+def restrict_listeners() -> None:
+    """Limit the ports of this process's listeners, and confine these, as its job wants it."""
     if text := os.environ.get(VARIABLE):
         limit(port_range(text))
+    if LOOPBACK_VARIABLE in os.environ:
+        confine(os.environ.get(PROTOCOL, ""))
 
 
 def port_range(text: str) -> range:
@@ -293,12 +295,6 @@ def _is_loopback(address: object) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def confine_if_wanted() -> None:
-    """Confine the listeners of this process, if those of its job are to be confined."""
-    if LOOPBACK_VARIABLE in os.environ:
-        confine(os.environ.get(PROTOCOL, ""))
 
 
 def confine(protocol: str) -> None:

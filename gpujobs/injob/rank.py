@@ -30,7 +30,7 @@ from .names import (
     dashboard_address,
     is_encrypted,
 )
-from .network import confine_if_wanted, limit_if_wanted, node_name, on_loopback
+from .network import node_name, on_loopback, restrict_listeners
 from .options import LaunchOptions, RankOptions
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ def _prepare(folder: Folder) -> None:
         # Open MPI may bring an older UCX; a process keeps the first one that it loads.
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
-    confine_if_wanted()  # the nannies are in this process
-    limit_if_wanted()
+    restrict_listeners()  # the nannies are in this process
 
 
 def _check_size(world: MPI.Comm, size: int) -> None:

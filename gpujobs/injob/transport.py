@@ -18,7 +18,7 @@ from .folder import KEPT, TRANSPORT, Folder, JsonObject
 from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
 from .names import CERTIFICATE
-from .network import initialise_ucx, limit_if_wanted, node_name, own_address, tls_files
+from .network import initialise_ucx, node_name, own_address, restrict_listeners, tls_files
 from .options import SuperviseOptions, TrialOptions
 from .process import ManagedProcess
 
@@ -168,7 +168,7 @@ _POLL_INTERVAL = 0.05
 
 def trial(options: TrialOptions) -> int:
     """Be the peer until this process is killed; or measure, and write the result."""
-    limit_if_wanted()
+    restrict_listeners()
     folder = Folder(options.folder)
     asyncio.run(_measure(folder, options) if options.result else _serve(folder, options))
     return 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .log import log
 from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, worker_devices
-from .network import confine_if_wanted, initialise_ucx, limit_if_wanted
+from .network import initialise_ucx, restrict_listeners
 from .options import WorkersOptions
 from .process import STOP_DASK, defer_signals, restore_signals
 
@@ -203,8 +203,7 @@ def run_workers(options: WorkersOptions) -> None:
     defer_signals()
     _set_import_path()
     forked = _host.prepare(module, arguments)
-    limit_if_wanted()
-    confine_if_wanted()
+    restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
         asyncio.run(initialise_ucx())
     arguments += _own_options(module, forked)
