@@ -120,13 +120,13 @@ def _run(client: Client, names: Mapping[str, str], calls: Sequence[_Call]) -> li
 def _check(client: Client, names: Mapping[str, str], futures: Sequence[Future]) -> None:
     """Raise JobFailedError if a worker was lost, or else if a rank has failed."""
     failed = [rank for rank, future in enumerate(futures) if future.status == "error"]
-    for _ in range(4 if failed else 1):  # a lost worker also makes the other ranks fail, at once
+    for _ in range(1 + 3 * bool(failed)):  # a lost worker also makes the other ranks fail, at once
         connected = client.nthreads()
         for rank, (address, name) in enumerate(names.items()):
             if address not in connected and futures[rank].status != "finished":
                 message, hint = f"rank {rank}: worker {name} was lost", "gpujobs logs ID --worker "
                 raise JobFailedError(message, hint=hint + name)
-        time.sleep(1 if failed else 0)
+        time.sleep(bool(failed))
     for rank in failed:
         error = futures[rank].exception()
         where = f"rank {rank} of {len(names)} on worker {list(names.values())[rank]}"

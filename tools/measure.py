@@ -29,10 +29,8 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "modules": 130,
-    "lines of the package": 32_550,
-    "floors of a room": 10,
-    "imports (% of code lines)": 8.7,
+    "lines of the package": 32_250,
+    "imports (% of code lines)": 8.4,
 }
 """Last figures of the package above their aim."""
 FILES_AT_ROOT = 8

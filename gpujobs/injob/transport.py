@@ -504,10 +504,11 @@ def cluster_ucx_settings(
 ) -> Mapping[str, str]:
     """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
     folder = Folder(options.folder)
-    chosen = (
-        Choice.parse(folder.read(TRANSPORT)).environ if (folder.path / "head").is_dir() else None
-    )
-    return _settings(options, environ, hidden_gpus())[0] if chosen is None else chosen
+    if (folder.path / "head").is_dir():
+        chosen = Choice.parse(folder.read(TRANSPORT)).environ
+        if chosen is not None:
+            return chosen
+    return _settings(options, environ, hidden_gpus())[0]
 
 
 def _settings(

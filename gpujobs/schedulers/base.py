@@ -205,9 +205,10 @@ class Scheduler(ABC):
 
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
-        lines = (re.fullmatch(self.id_line, line.strip()) for line in stdout.splitlines())
-        found = [match[1] for match in lines if match]
-        return found[-1] if found else None
+        for line in reversed(stdout.splitlines()):
+            if found := re.fullmatch(self.id_line, line.strip()):
+                return found[1]
+        return None
 
     def remedy(self, result: CommandResult) -> str:
         """Return what to do about the message of a refused submission; "" if that is not known."""
@@ -291,8 +292,7 @@ class Scheduler(ABC):
 
     def accounting_commands(self, ids: Sequence[JobId]) -> list[list[str]]:
         """Return the accounting commands: several if one can report only one submission."""
-        argv = self.accounting_command(ids)
-        return [argv] if argv else []
+        return list(filter(None, [self.accounting_command(ids)]))
 
     def parse_accounting(
         self, result: CommandResult, ids: Sequence[JobId]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 from .formats import clock_seconds, find_integer, integer, listed_attributes, members, memory_bytes
@@ -100,13 +100,12 @@ class TorqueInventory(Inventory):
 
 def _table(stdout: str, key: str) -> dict[str, dict[str, object]]:
     try:
-        found = json.loads(stdout).get(key, {})
+        return _section(json.loads(stdout), key)
     except (ValueError, AttributeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
-def _section(fields: Mapping[str, object], name: str) -> dict[str, object]:
+def _section(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = fields.get(name)
     return found if isinstance(found, dict) else {}
 
