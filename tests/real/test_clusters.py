@@ -13,19 +13,11 @@ import pytest
 
 from gpujobs.injob.folder import Folder
 
-from ..conftest import slow_variant
+from ..conftest import BACKENDS, slow_variant
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SAVE, SLEEP, WHO
-
-KINDS = [
-    "ordinary",
-    pytest.param(
-        "root",
-        marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="not root")],
-    ),
-]
 
 
 def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
@@ -65,7 +57,14 @@ def state(cli: Cli, cluster: str) -> str:
 
 
 # -- it works ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("cli", KINDS, indirect=True)
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+@pytest.mark.parametrize("cli", ["root"], indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
+def test_svd_as_root(cli: Cli, backend: Backend) -> None:
+    test_svd_of_the_examples_on_eight_gpus(cli, backend)
+
+
 def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()

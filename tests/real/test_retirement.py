@@ -68,7 +68,7 @@ def times(backend: SlurmBackend, job: str) -> dict[str, float]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("backend", "walltime"),
-    [("slurm", 61), ("sge", 240)],
+    [("slurm", 61), ("sge", 120)],
     indirect=["backend"],
     ids=["slurm", "sge"],
 )
@@ -85,6 +85,7 @@ def test_workers_retire_while_tasks_run(
     """
     # They leave a tenth of it before. Slurm itself counts two minutes of 61 s, so that workers that
     # start slowly have more time; Grid Engine counts seconds.
+    walltime = round(patience(walltime))
     cluster = make(gpus_per_job=1, walltime=f"{walltime}s")
     cluster.scale(2)
     cluster.wait_for_workers(2, timeout=patience(60))
