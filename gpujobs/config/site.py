@@ -256,13 +256,14 @@ class Queue(_OfSiteOrQueue):
         check_options(self.options)
         if self.cpus_per_node and self.cpus_per_gpu:
             raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
-        if self.max_nodes and self.min_nodes and self.min_nodes > self.max_nodes:
-            raise ValueError(f"has min_nodes {self.min_nodes} above max_nodes {self.max_nodes}")
-        if self.max_gpus and self.min_gpus and self.min_gpus > self.max_gpus:
-            raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus {self.max_gpus}")
-        most = self.max_gpus_per_user
-        if most and self.min_gpus and self.min_gpus > most:
-            raise ValueError(f"has min_gpus {self.min_gpus} above max_gpus_per_user {most}")
+        for least, most in (
+            ("min_nodes", "max_nodes"),
+            ("min_gpus", "max_gpus"),
+            ("min_gpus", "max_gpus_per_user"),
+        ):
+            fewest, largest = getattr(self, least), getattr(self, most)
+            if fewest and largest and fewest > largest:
+                raise ValueError(f"has {least} {fewest} above {most} {largest}")
         if self.max_walltime and self.min_walltime and self.min_walltime > self.max_walltime:
             raise ValueError("has a min_walltime above its max_walltime")
         if self.walltime and self.max_walltime and self.walltime > self.max_walltime:
@@ -281,10 +282,6 @@ class Queue(_OfSiteOrQueue):
                     f"{gpus}: a node has {node} GPUs, and jobs of several nodes have all of them"
                 )
                 raise ValueErrorInside(message, "gpus_per_job")
-
-    def allows_node_hours(self, nodes: int, seconds: int) -> bool:
-        """Return whether a job of ``nodes`` nodes may last for ``seconds``, by `max_node_hours`."""
-        return not self.max_node_hours or nodes * seconds <= self.max_node_hours * 3600
 
     def longest_walltime(self, nodes: int) -> int | None:
         """Return the most seconds of a job of ``nodes`` nodes; None if there is no limit."""

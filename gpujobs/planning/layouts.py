@@ -68,7 +68,7 @@ class Layout(ABC):
         """Return where the dask scheduler runs, for people."""
 
     def hint(self, limit: str, queue: Queue) -> str:
-        """Return the cure for jobs that break ``limit`` of the queue: max_gpus or min_nodes."""
+        """Return the cure for jobs that break ``limit`` of the queue, if there is one."""
         return ""
 
     def working_ranks(self, shape: JobShape) -> int:
@@ -147,7 +147,7 @@ class WorkersLayout(Layout):
         """Return the key of the profile that avoids the limit."""
         if limit == "max_gpus":
             return f"gpus_per_job: {queue.max_gpus}"
-        return "layout: mpi asks for all nodes in one job"
+        return "layout: mpi asks for all nodes in one job" if limit == "min_nodes" else ""
 
     def default_start_workers(self, n_workers: int) -> int:
         """Return 1: the cluster is useful with any number of workers."""

@@ -1,4 +1,4 @@
-"""The limits of one user, checked in one place: max_jobs, max_gpus_per_user and max_queued_jobs.
+"""The limits of a site: of one job in a queue, and of all jobs of one user.
 
 gpujobs does not count the user's other jobs: it checks each cluster by itself, and the batch
 scheduler enforces the rest.
@@ -9,10 +9,98 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..config.site import Site
-from ..text import plural
+from ..config.site import Queue, Site
+from ..text import number_text, plural, walltime_text
 
 
+# -- the limits of one job in a queue --------------------------------------------------------------
+@dataclass(frozen=True)
+class Job:
+    """The numbers of one job that have limits; the walltime is in seconds, None: not known."""
+
+    nodes: int
+    gpus: int
+    walltime: int | None
+
+    @property
+    def node_hours(self) -> float | None:
+        """Its nodes times hours."""
+        return self.walltime and self.nodes * self.walltime / 3600
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most, the least (`min_…`), or all that a queue allows of one number of a job."""
+
+    key: str
+    """Key of the queue."""
+    number: str
+    """Attribute of `Job`."""
+    words: str
+    """Message for jobs beyond the limit."""
+    label: str = ""
+    """Name of the number in the output of `gpujobs plan`, which shows limits that have one."""
+
+    @property
+    def profile_key(self) -> str:
+        """The key of a profile that determines the number."""
+        return "gpus" if self.number in ("gpus", "nodes") else "walltime"
+
+    def is_broken(self, queue: Queue, job: Job) -> bool:
+        """Return whether ``job`` is beyond the limit of ``queue``."""
+        limit, number = getattr(queue, self.key), getattr(job, self.number)
+        if not limit or not number:
+            return False
+        if isinstance(limit, tuple):
+            return number not in limit
+        return bool(number < limit if self.key.startswith("min") else number > limit)
+
+    def message(self, queue: Queue, job: Job) -> str:
+        """Return why the queue does not allow ``job``."""
+        return self.words.format(
+            self._shown(getattr(queue, self.key)),
+            gpus=plural(job.gpus, "GPU"),
+            nodes=plural(job.nodes, "node"),
+            walltime=walltime_text(job.walltime or 0),
+        )
+
+    def text(self, queue: Queue, job: Job) -> str:
+        """Return the number and the limit as text, "" if one of them is not known."""
+        limit, number = getattr(queue, self.key), getattr(job, self.number)
+        if not self.label or not limit or number is None:
+            return ""
+        return f"{self.label} {self._shown(round(number, 2))} <= {self._shown(limit)}"
+
+    def _shown(self, value: float | tuple[int, ...]) -> str:
+        if isinstance(value, tuple):
+            return ", ".join(map(str, value))
+        return walltime_text(int(value)) if self.number == "walltime" else number_text(value)
+
+
+LIMITS = (
+    Limit("max_walltime", "walltime", "walltime {walltime} is more than its {}", "walltime"),
+    Limit("min_walltime", "walltime", "walltime {walltime} is less than its {}"),
+    Limit("max_gpus", "gpus", "jobs of {gpus}; it allows {} a job", "GPUs of a job"),
+    Limit("min_gpus", "gpus", "jobs of {gpus}; it requires {} a job"),
+    Limit("gpus_per_job", "gpus", "jobs of {gpus}; it allows jobs of {}"),
+    Limit("max_nodes", "nodes", "jobs of {nodes}; it allows {}", "nodes of a job"),
+    Limit("min_nodes", "nodes", "jobs of {nodes}; it requires {}"),
+    Limit(
+        "max_node_hours",
+        "node_hours",
+        "jobs of {nodes} for {walltime}; it allows {} node-hours",
+        "node-hours of a job",
+    ),
+)
+"""In the order in which they are checked."""
+
+
+def broken_limit(queue: Queue, job: Job) -> Limit | None:
+    """Return the first limit of ``queue`` that ``job`` is beyond."""
+    return next((limit for limit in LIMITS if limit.is_broken(queue, job)), None)
+
+
+# -- the limits of all jobs of one user ------------------------------------------------------------
 @dataclass(frozen=True)
 class QueuedJobs:
     """Equal jobs in one queue."""

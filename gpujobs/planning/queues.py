@@ -11,13 +11,13 @@ from ..config.site import Queue
 from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 from ..schedulers import Scheduler
-from ..text import number_text, plural, size_text, walltime_text
+from ..text import plural, size_text, walltime_text
 from . import shape
 from .bash import Diagnostics
 from .demand import Machine
 from .directives import DirectiveWriter, request_texts
 from .layouts import Layout
-from .limits import QueuedJobs, exceeded, job_limits
+from .limits import Job, QueuedJobs, broken_limit, exceeded, job_limits
 from .shape import (
     JobShape,
     MemoryRequest,
@@ -65,8 +65,7 @@ class QueueFit:
         cpus = self._cpus(on_node, nodes)
         request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
         memory = self._gpu_memory(request, on_node)
-        self._check_walltime()
-        self._check_job_size(nodes=nodes, gpus=per_job)
+        self._check_job(nodes=nodes, gpus=per_job)
         self._check_workers(workers, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
             jobs=gpus // per_job,
@@ -84,8 +83,7 @@ class QueueFit:
         profile, queue = self.profile, self.queue
         cpus = shape.cpus_per_node(profile, queue, 1) or profile.workers.threads
         self._check_cpu_node(cpus)
-        self._check_walltime()
-        self._check_job_size(nodes=1, gpus=0)
+        self._check_job(nodes=1, gpus=0)
         memory = self._cpu_memory(MemoryRequest(self.request, 1, cpus, gpus=0))
         self._check_workers(1, cpus=cpus, memory=memory)
         return JobShape(
@@ -171,56 +169,19 @@ class QueueFit:
             message = f"its nodes have {plural(queue.cpus_per_node, 'CPU')}"
             raise QueueMismatch("workers.threads", message, limit="cpus_per_node")
 
-    def _check_walltime(self) -> None:
-        walltime, limit = self.profile.walltime, self.queue.max_walltime
-        if not walltime:
-            return
-        if limit and walltime > limit:
-            message = f"walltime {walltime_text(walltime)} is more than its {walltime_text(limit)}"
-            raise QueueMismatch("walltime", message, limit="max_walltime")
-        least = self.queue.min_walltime
-        if least and walltime < least:
-            message = f"walltime {walltime_text(walltime)} is less than its {walltime_text(least)}"
-            raise QueueMismatch("walltime", message, limit="min_walltime")
-
-    def _check_job_size(self, *, nodes: int, gpus: int) -> None:
-        queue = self.queue
-        if queue.max_gpus and gpus > queue.max_gpus:
-            message = f"jobs of {gpus} GPUs; it allows {queue.max_gpus} a job"
-            hint = self.layout.hint("max_gpus", queue)
-            raise QueueMismatch("gpus", message, limit="max_gpus", hint=hint)
-        self._check_least_gpus(gpus)
+    def _check_job(self, *, nodes: int, gpus: int) -> None:
+        queue, job = self.queue, Job(nodes, gpus, self.profile.walltime)
+        if limit := broken_limit(queue, job):
+            hint = self.layout.hint(limit.key, queue)
+            longest = queue.longest_walltime(nodes)
+            if limit.key == "max_node_hours" and longest:
+                hint = f"walltime: {walltime_text(longest)}"
+            message = limit.message(queue, job)
+            raise QueueMismatch(limit.profile_key, message, limit=limit.key, hint=hint)
         if nodes > 1 and not self.layout.scheduler.spans_nodes(self.request):
             message = f"jobs of {nodes} nodes; its `request` is for one node"
             hint = self.layout.scheduler.spans_nodes_hint
             raise QueueMismatch("gpus", message, limit="request", hint=hint)
-        if queue.max_nodes and nodes > queue.max_nodes:
-            message = f"jobs of {nodes} nodes; it allows {queue.max_nodes}"
-            raise QueueMismatch("gpus", message, limit="max_nodes")
-        if queue.min_nodes and nodes < queue.min_nodes:
-            message = f"jobs of {plural(nodes, 'node')}; it requires {queue.min_nodes}"
-            hint = self.layout.hint("min_nodes", queue)
-            raise QueueMismatch("gpus", message, limit="min_nodes", hint=hint)
-        self._check_node_hours(nodes)
-
-    def _check_node_hours(self, nodes: int) -> None:
-        walltime, limit = self.profile.walltime, self.queue.max_node_hours
-        if walltime and limit and not self.queue.allows_node_hours(nodes, walltime):
-            wanted = f"{plural(nodes, 'node')} for {walltime_text(walltime)}"
-            message = f"jobs of {wanted}; it allows {number_text(limit)} node-hours"
-            longest = self.queue.longest_walltime(nodes)
-            hint = f"walltime: {walltime_text(longest)}" if longest else ""
-            raise QueueMismatch("walltime", message, limit="max_node_hours", hint=hint)
-
-    def _check_least_gpus(self, gpus: int) -> None:
-        queue, allowed = self.queue, self.queue.gpus_per_job
-        if queue.min_gpus and 0 < gpus < queue.min_gpus:
-            message = f"jobs of {plural(gpus, 'GPU')}; it requires {queue.min_gpus} a job"
-            raise QueueMismatch("gpus", message, limit="min_gpus")
-        if gpus and allowed and gpus not in allowed:
-            listed = ", ".join(map(str, allowed))
-            message = f"jobs of {plural(gpus, 'GPU')}; it allows jobs of {listed}"
-            raise QueueMismatch("gpus", message, limit="gpus_per_job")
 
     def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""
@@ -313,7 +274,7 @@ class SameRequests:
         spec = replace(self.spec, profile=profile)
         diagnostics = Diagnostics(spec.in_queue(key))
         writer = DirectiveWriter(diagnostics, self.scheduler, shape, self.walltime)
-        return writer.lines(), writer.submit_arguments()
+        return writer.unchecked_lines(), writer.submit_arguments()
 
 
 def same_requests_text(queue_key: str, others: Sequence[OtherGPUs]) -> str:

@@ -17,7 +17,7 @@ from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from .demand import Machine
 from .directives import request_texts
-from .limits import exceeded, job_limits
+from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
 from .queues import HINT, SameRequests, same_requests_text, smallest_job
 from .render import Script, render
@@ -153,17 +153,9 @@ class _QueueTrials:
 
     def _allows(self, *, nodes: int, gpus: int) -> bool:
         """Return whether the queue allows one job of this size."""
-        queue = self.queue
-        limits = (
-            (nodes, queue.max_nodes),
-            (nodes, queue.nodes),
-            (gpus, queue.max_gpus),
-            (gpus, queue.max_gpus_per_user),
-        )
-        within = all(limit is None or number <= limit for number, limit in limits)
-        listed = not queue.gpus_per_job or gpus in queue.gpus_per_job
-        enough = gpus >= (queue.min_gpus or 1) and nodes >= (queue.min_nodes or 1)
-        return within and enough and listed and queue.allows_node_hours(nodes, WALLTIME)
+        job = Job(nodes, gpus, _walltime(self.queue))
+        there = nodes <= (self.queue.nodes or nodes) and gpus > 0
+        return there and not broken_limit(self.queue, job) and self._allows_jobs(1, gpus)
 
     def _allows_jobs(self, jobs: int, gpus: int = 0) -> bool:
         """Return whether one user may have ``jobs`` jobs of ``gpus`` GPUs each."""
@@ -178,7 +170,7 @@ class _QueueTrials:
         profile: dict[str, object] = {
             "layout": "workers",
             "queue": self.key,
-            "walltime": _walltime(self.queue),
+            "walltime": f"{_walltime(self.queue)}s",
             "account": ACCOUNT,
             "run_on": "head",
             **_required_options(self.site.in_queue(self.key)),
@@ -212,10 +204,10 @@ def _smallest(site: Site, queue: Queue) -> dict[str, object]:
     return {"gpus": gpus, "layout": "mpi"}
 
 
-def _walltime(queue: Queue) -> str:
+def _walltime(queue: Queue) -> int:
     """Return a walltime within the limits of a queue."""
     seconds = max(WALLTIME, queue.min_walltime or 0)
-    return f"{min(seconds, queue.max_walltime or seconds)}s"
+    return min(seconds, queue.max_walltime or seconds)
 
 
 def _defaults(site: Site) -> Trial:
@@ -224,7 +216,8 @@ def _defaults(site: Site) -> Trial:
     wanted = str(defaults.get("queue", "auto"))
     fitting = [key for key in site.queues if _is_wanted(site, key, wanted)]
     first = next(iter(fitting or site.queues))
-    added: dict[str, object] = {"walltime": _walltime(site.queues[first]), "account": ACCOUNT}
+    walltime = f"{_walltime(site.queues[first])}s"
+    added: dict[str, object] = {"walltime": walltime, "account": ACCOUNT}
     if not fitting and wanted == "auto":
         added["queue"] = first
     if "gpus" not in defaults and "groups" not in defaults:
