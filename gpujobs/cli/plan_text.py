@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from ..clusters.ledger import ClusterRecord
-from ..config.origins import BUILT_IN, KeyOrigins, Origin
 from ..config.profile import Workers
-from ..config.site import Queue
 from ..errors import Position
 from ..injob.demand import RULES
 from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
-from ..planning.explain import Limit, Value
-from ..planning.limits import job_limits
+from ..planning.explain import BUILT_IN, Explanation, Origin
+from ..planning.limits import LIMITS, Job, job_limits
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import notes
 from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
 from ..text import (
     alternatives,
     measured_size_text,
-    number_text,
     plural,
     short_size_text,
     size_text,
@@ -83,40 +79,23 @@ def _amount(value: str, total: int | None) -> str:
 
 
 # -- the output of `gpujobs explain` ---------------------------------------------------------------
-@dataclass(frozen=True)
-class Explanation:
-    """A key of a profile: its values, the one of the plan, and its limits."""
-
-    origins: KeyOrigins
-    used: dict[str, Value]
-    """By group of workers, "" without groups."""
-    limits: Sequence[Limit]
-    added: Sequence[Origin] = ()
-    """Values of the site that apply in addition."""
-
-    @property
-    def set_by(self) -> Origin | None:
-        """The origin of the value that counts."""
-        return next(iter(self.origins.origins), None)
-
-
 def explanation_text(explained: Explanation) -> str:
     """Return the value in a line, then names and texts."""
-    origin = explained.set_by
+    origin = next(iter(explained.origins), None)
     value = _shown(origin.value) if origin else "not set"
     rows = list(_rows(explained))
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in rows]
-    return "\n".join([f"{explained.origins.key} = {value}", *lines])
+    return "\n".join([f"{explained.key} = {value}", *lines])
 
 
 def explanation_json(explained: Explanation) -> dict[str, object]:
     """Return the explanation as JSON."""
-    origins = [_origin_json(origin) for origin in explained.origins.origins]
+    origins = [_origin_json(origin) for origin in explained.origins]
     set_by = next(iter(origins), None)
     return {
         "version": 1,
-        "key": explained.origins.key,
+        "key": explained.key,
         "value": set_by and set_by["value"],
         "set_by": set_by,
         "overrode": origins[1:],
@@ -126,12 +105,12 @@ def explanation_json(explained: Explanation) -> dict[str, object]:
             {"limit": limit.name, "value": limit.value, **_place_json(limit.position)}
             for limit in explained.limits
         ],
-        "description": explained.origins.description,
+        "description": explained.description,
     }
 
 
 def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
-    first, *others = explained.origins.origins or (None,)
+    first, *others = explained.origins or (None,)
     for group, value in explained.used.items():
         yield f"used, group {group}" if group else "used", _shown(value)
     if first:
@@ -144,8 +123,8 @@ def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
         yield "added", f"{text}, {_place(origin)}"
     for limit in explained.limits:
         yield "limit", f"{limit.name} {_shown(limit.value)}: {limit.position}"
-    if explained.origins.description:
-        yield "meaning", explained.origins.description
+    if explained.description:
+        yield "meaning", explained.description
 
 
 def _place(origin: Origin) -> str:
@@ -444,25 +423,14 @@ def _ends_text(plan: Plan) -> str:
 def _limits_text(plan: Plan) -> str:
     texts: dict[str, None] = {}
     for jobs in plan.all_jobs:
-        texts.update(dict.fromkeys(_limits_of(jobs, plan.site.queues[jobs.queue_key])))
+        job = Job(jobs.shape.nodes, jobs.shape.gpus, jobs.walltime)
+        queue = plan.site.queues[jobs.queue_key]
+        texts.update(dict.fromkeys(filter(None, (limit.text(queue, job) for limit in LIMITS))))
         texts.update(dict.fromkeys(_limits_of_user(plan, jobs)))
     if plan.site.max_queued_jobs:
         total = sum(jobs.shape.jobs for jobs in plan.all_jobs)
         texts[f"queued jobs {total} <= {plan.site.max_queued_jobs}"] = None
     return ", ".join(texts) or "the site states none"
-
-
-def _limits_of(jobs: JobGroup, queue: Queue) -> Iterator[str]:
-    if queue.max_walltime and jobs.walltime:
-        limit = walltime_text(queue.max_walltime)
-        yield f"walltime {walltime_text(jobs.walltime)} <= {limit}"
-    if queue.max_gpus:
-        yield f"GPUs of a job {jobs.shape.gpus} <= {queue.max_gpus}"
-    if queue.max_nodes:
-        yield f"nodes of a job {jobs.shape.nodes} <= {queue.max_nodes}"
-    if queue.max_node_hours and jobs.walltime:
-        hours = number_text(round(jobs.shape.nodes * jobs.walltime / 3600, 2))
-        yield f"node-hours of a job {hours} <= {number_text(queue.max_node_hours)}"
 
 
 def _limits_of_user(plan: Plan, jobs: JobGroup) -> Iterator[str]:

@@ -121,34 +121,18 @@ def explain(
     Prints the value, where it was set, the values that it overrides, and the limits of the site.
     """
     from ..clusters import submit
-    from ..config import origins, spec
+    from ..config import spec
     from ..planning import explain
     from . import plan_text
 
     document = spec.settings_document(settings)
     loaded = spec.load_spec(profile, site=site, settings=document)
-    plan, queue_key, invalid = None, None, None
+    plan, invalid = None, None
     try:
         plan = submit.make_cluster_plan(loaded)
-        queue_key = explain.jobs_of(plan, key).queue_key
     except InputError as error:
         invalid = error  # the explanation is printed first
-    found = origins.origins_of(
-        key,
-        profile,
-        loaded.site,
-        site=site,
-        settings=settings,
-        groups=loaded.profile.groups,
-        queue_key=queue_key,
-        supplied=explain.supplied_by_site(loaded, plan, key),
-    )
-    explained = plan_text.Explanation(
-        found,
-        used=explain.used_values(plan, key) if plan else {},
-        limits=list(explain.limits_of(loaded, plan, key)),
-        added=explain.added_by_site(loaded, plan, key),
-    )
+    explained = explain.explain(loaded, plan, key, profile=profile, site=site, settings=settings)
     if as_json:
         echo(json.dumps(plan_text.explanation_json(explained), indent=1))
     else:

@@ -1,19 +1,28 @@
-"""The values of a plan for the keys of its profile, and those of the site that apply to them."""
+"""`gpujobs explain`: the values that a key of a profile has and was given, and its limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..config.document import Document, Loc
-from ..config.origins import QUEUE, SITE_KEY, Origin, split_group
-from ..config.sitefiles import site_layers
-from ..config.spec import ClusterSpec
-from ..errors import Position
+from ..config.hints import misspelled
+from ..config.model import Key, Table, key_names, keys_of
+from ..config.profile import Group, Profile
+from ..config.site import Site
+from ..config.sitefiles import SiteFile, site_layers
+from ..config.spec import OF_THE_CLUSTER, ClusterSpec, settings_document
+from ..config.yamlfile import read
+from ..errors import InputError, Position
 from ..text import size_text, walltime_text
+from .limits import LIMITS
 from .plan import JobGroup, Plan
 
 Value = str | int | bool | None
+COMMAND_LINE, PROFILE, QUEUE = "command line", "profile", "queue of the site"
+SITE, SITE_KEY, BUILT_IN = "site default", "site", "built-in"
 
 _OF_JOBS: Mapping[str, Callable[[Plan, JobGroup], Value]] = {
     "walltime": lambda _, jobs: jobs.walltime and walltime_text(jobs.walltime),
@@ -32,7 +41,7 @@ _OF_JOBS: Mapping[str, Callable[[Plan, JobGroup], Value]] = {
     "workers.threads": lambda _, jobs: jobs.shape.worker_threads,
     "workers.count": lambda _, jobs: jobs.n_workers,
     "workers.local_directory": lambda plan, jobs: (
-        jobs.profile.workers.local_directory or plan.layout_of(jobs).site.scratch
+        jobs.profile.workers.local_directory or jobs.site.scratch
     ),
     "environment.python": lambda _, jobs: jobs.python,
     "environment.container.runtime": lambda _, jobs: _runtime(jobs),
@@ -72,16 +81,12 @@ _APPLIES: Mapping[str, Callable[[ClusterSpec, JobGroup], bool]] = {
     ),
 }
 """Whether the value of the site applies to jobs, if that depends on them."""
-_QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
-    "walltime": ("max_walltime", "min_walltime", "max_node_hours"),
-    "gpus": ("max_jobs", "max_gpus_per_user", "nodes"),
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    "walltime": tuple(limit.key for limit in LIMITS if limit.profile_key == "walltime"),
+    "gpus": ("max_jobs", "max_gpus_per_user", "nodes", "max_queued_jobs"),
     "gpus_per_job": (
         "gpus_per_node",
-        "gpus_per_job",
-        "max_gpus",
-        "min_gpus",
-        "max_nodes",
-        "min_nodes",
+        *(limit.key for limit in LIMITS if limit.profile_key == "gpus"),
         "exclusive",
     ),
     "cpus_per_job": ("cpus_per_node", "cpus_per_gpu"),
@@ -90,30 +95,29 @@ _QUEUE_LIMITS: Mapping[str, tuple[str, ...]] = {
     "workers.threads": ("cpus_per_node", "cpus_per_gpu"),
     "gpu_type": ("gpu_type", "gpu_types"),
     "layout": ("layouts",),
-    "account": ("account",),
+    "account": ("account.pattern", "account.required"),
     "network.protocol": ("network.protocols",),
     "network.encryption": ("network.encryption",),
     "network.dashboard": ("network.encryption",),
+    "requeue": ("max_queued_jobs",),
 }
-_SITE_LIMITS: Mapping[str, tuple[Loc, ...]] = {
-    "gpus": (("max_queued_jobs",),),
-    "account": (("account", "pattern"), ("account", "required")),
-    "layout": (("layouts",),),
-    "network.protocol": (("network", "protocols"),),
-    "network.encryption": (("network", "encryption"),),
-    "network.dashboard": (("network", "encryption"),),
-    "requeue": (("max_queued_jobs",),),
-}
-_LIMITS_WITHOUT_RUN: Mapping[str, tuple[Loc, ...]] = {
-    "idle_timeout": (("max_idle_timeout",),),
-    "client_timeout": (("max_idle_timeout",),),
-}
-_OF_OPTIONS = ("pattern", "required")
-"""Keys of an option that limit its value."""
+"""Keys of a queue or the site that limit the key of a profile; also `options.NAME`."""
+_LIMITS_WITHOUT_RUN = {"idle_timeout": "max_idle_timeout", "client_timeout": "max_idle_timeout"}
 
 
 @dataclass(frozen=True)
-class Limit:
+class Origin:
+    """One value of a key and its place; ``kind`` is one of the words above."""
+
+    value: object
+    kind: str
+    position: Position
+    site_key: str = ""
+    """The key of the site file that supplies the value, if it is another one than the profile's."""
+
+
+@dataclass(frozen=True)
+class LimitOfSite:
     """A value of the site file that limits a key of the profile."""
 
     name: str
@@ -121,8 +125,142 @@ class Limit:
     position: Position
 
 
-def used_values(plan: Plan, key: str) -> dict[str, Value]:
-    """Return the value of ``key`` in the plan, by group; {} if the plan does not change it."""
+@dataclass(frozen=True)
+class Explanation:
+    """A key of a profile: its values, the one of the plan, and its limits."""
+
+    key: str
+    description: str
+    origins: Sequence[Origin]
+    """The values that the key was given, the one that counts first; the built-in one is last."""
+    used: Mapping[str, Value]
+    """By group of workers, "" without groups; {} if the plan does not change it."""
+    limits: Sequence[LimitOfSite]
+    added: Sequence[Origin]
+    """Values of the site that apply in addition."""
+
+
+def explain(
+    spec: ClusterSpec,
+    plan: Plan | None,
+    key: str,
+    *,
+    profile: Path,
+    site: str | None,
+    settings: Sequence[str],
+) -> Explanation:
+    """Return the explanation of the profile's ``key``, such as ``workers.memory``.
+
+    ``plan`` is None if there is an error. ``profile``, ``site`` and ``settings`` are those of the
+    command line. InputError if there is no such key.
+    """
+    group, of_group = split_group(key)
+    _check_group(key, spec.profile)
+    declared = _declared(of_group, Group) if group else _declared(key, Profile)
+    locs: list[Loc] = [tuple(key.split("."))]
+    if group and locs[0][2] not in OF_THE_CLUSTER:
+        locs.append(locs[0][2:])
+    queue = jobs_of(plan, key).queue_key if plan else None
+    layers = list(_layers(profile, spec.site, settings, queue))
+    origins = list(_site_origins(site)) if key == "site" else []
+    origins += [
+        origin for loc in locs for kind, layer in layers for origin in _origins(layer, loc, kind)
+    ]
+    origins += _supplied(spec, plan, key)
+    if declared and not declared.required:
+        origins.append(Origin(declared.default, BUILT_IN, Position(BUILT_IN)))
+    return Explanation(
+        key=key,
+        description=declared.description if declared else "",
+        origins=origins,
+        used=_used(plan, key) if plan else {},
+        limits=list(_limits(spec, plan, key)),
+        added=_added(spec, plan, key),
+    )
+
+
+def _check_group(key: str, profile: Profile) -> None:
+    table, _, of_table = key.partition(".")
+    group, groups = of_table.partition(".")[0], profile.groups
+    if table == "groups" and of_table and group not in groups:
+        hint = f"its groups are {', '.join(sorted(groups))}" if groups else "it has no groups"
+        raise InputError(f"the profile has no group `{group}`", hint=hint)
+
+
+def split_group(key: str) -> tuple[str, str]:
+    """Return the group and its key in ``groups.GROUP.KEY``; ("", ``key``) for another key."""
+    first, _, rest = key.partition(".")
+    group, _, of_group = rest.partition(".")
+    return (group, of_group) if first == "groups" and of_group else ("", key)
+
+
+def _layers(
+    profile: Path, site_file: SiteFile, settings: Sequence[str], queue_key: str | None
+) -> Iterator[tuple[str, Document]]:
+    """Yield the kinds and documents that have keys of a profile; the first one counts."""
+    for setting in reversed(settings):
+        yield COMMAND_LINE, settings_document((setting,))
+    yield PROFILE, read(profile)
+    for queue in _queue_layers(site_file, queue_key):
+        yield QUEUE, queue
+    for layer in site_layers(site_file.path):
+        yield SITE, layer.section("defaults")
+
+
+def _queue_layers(site_file: SiteFile, key: str | None) -> Iterator[Document]:
+    """Yield the keys of a profile that the queue ``key`` has: `walltime` and `env`."""
+    if key:
+        queue = site_file.document.section("queues").section(key)
+        value = {name: queue.value[name] for name in ("walltime", "env") if name in queue.value}
+        yield replace(queue, value=value)
+
+
+def _site_origins(site: str | None) -> Iterator[Origin]:
+    """Yield how the site was selected, if the profile has not selected it."""
+    if site:
+        yield Origin(site, COMMAND_LINE, Position(f"--site {site}"))
+    elif name := os.environ.get("GPUJOBS_SITE"):
+        yield Origin(name, COMMAND_LINE, Position("$GPUJOBS_SITE"))
+
+
+def _declared(key: str, model: type[Profile | Group]) -> Key | None:
+    """Return the declaration of ``key`` in ``model``; None for a name of the user's choice."""
+    names = list(key_names(model))
+    found = [name for name in names if name.startswith(f"{key}.")]
+    if found:
+        raise InputError(f"`{key}` is a section", hint=f"name one of its keys, such as {found[0]}")
+    if key not in names:
+        if any(key.startswith(f"{table}.") for table in _tables(model, names)):
+            return None
+        owner = "profile" if model is Profile else "group"
+        raise InputError(f"a {owner} has no key `{key}`", hint=_hint(key, names))
+    return _key_in(keys_of(model), key)
+
+
+def _tables(model: type[Profile | Group], names: Sequence[str]) -> Iterator[str]:
+    """Yield the keys whose values are mappings with names of the user's choice."""
+    keys = keys_of(model)
+    for name in names:
+        if (key := _key_in(keys, name)) and isinstance(key.kind, Table):
+            yield name
+
+
+def _hint(key: str, names: Sequence[str]) -> str:
+    """Return a hint for a key that profiles do not have."""
+    if key.partition(".")[0] in keys_of(Site).keys() - keys_of(Profile).keys():
+        return "it is a key of a site: `gpujobs sites show NAME --effective` has its origin"
+    return misspelled(key.rpartition(".")[2], names, names)
+
+
+def _key_in(keys: Mapping[str, Key], name: str) -> Key | None:
+    first, _, rest = name.partition(".")
+    key = keys.get(first)
+    model = getattr(key.kind, "model", None) if key else None
+    return _key_in(keys_of(model), rest) if rest and model else key
+
+
+# -- the values of the plan, and those of the site that apply --------------------------------------
+def _used(plan: Plan, key: str) -> dict[str, Value]:
     group, key = split_group(key)
     if not group and (of_plan := _OF_PLAN.get(key)):
         return {"": of_plan(plan)}
@@ -138,7 +276,7 @@ def jobs_of(plan: Plan, key: str) -> JobGroup:
     return next((jobs for jobs in plan.groups if jobs.group == group), plan.groups[0])
 
 
-def supplied_by_site(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Origin]:
+def _supplied(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Origin]:
     """Return the values that keys of the site give to ``key``: of the queue, then of the site.
 
     They count if neither a profile nor the site's `defaults` have the key.
@@ -148,20 +286,16 @@ def supplied_by_site(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Ori
     supplier = _SUPPLIED.get(of_group)
     if table == "options" and not _extends_default(spec, plan, key):
         supplier = f"options.{name}.default"
-    if supplier is None or not _applies(spec, plan, of_group):
-        return []
-    return [*_of_queue(spec, plan, key, supplier), *_of_site(spec, supplier)]
+    return list(_of_site(spec, plan, key, supplier))
 
 
-def added_by_site(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Origin]:
+def _added(spec: ClusterSpec, plan: Plan | None, key: str) -> list[Origin]:
     """Return the value of the queue, else of the site, that applies in addition to ``key``."""
     _, of_group = split_group(key)
     adder = _ADDED.get(of_group)
     if _extends_default(spec, plan, key):
         adder = f"{of_group}.default"
-    if adder is None or not _applies(spec, plan, of_group):
-        return []
-    return [*_of_queue(spec, plan, key, adder), *_of_site(spec, adder)][:1]
+    return list(_of_site(spec, plan, key, adder))[:1]
 
 
 def _extends_default(spec: ClusterSpec, plan: Plan | None, key: str) -> bool:
@@ -170,56 +304,58 @@ def _extends_default(spec: ClusterSpec, plan: Plan | None, key: str) -> bool:
     profile, site = spec.profile, spec.site.site
     if plan:
         jobs = jobs_of(plan, key)
-        profile, site = jobs.profile, site.in_queue(jobs.queue_key)
+        profile, site = jobs.profile, jobs.site
     option, value = site.options.get(name), profile.options.get(name)
     return bool(table == "options" and option and value and option.extends_default(value))
 
 
-def _applies(spec: ClusterSpec, plan: Plan | None, key: str) -> bool:
-    condition = _APPLIES.get(key)
-    if condition is None:
-        return True
-    return plan is not None and any(condition(spec, jobs) for jobs in plan.groups)
-
-
-def _of_queue(spec: ClusterSpec, plan: Plan | None, key: str, name: str) -> Iterator[Origin]:
+def _of_site(spec: ClusterSpec, plan: Plan | None, key: str, name: str | None) -> Iterator[Origin]:
+    """Yield the values of the site's key ``name``: of the queue, then of each layer of the site."""
+    condition = _APPLIES.get(split_group(key)[1])
+    if name is None or (condition and not any(condition(spec, jobs) for jobs in _groups(plan))):
+        return
+    loc: Loc = tuple(name.split("."))
+    layers = [(loc, SITE_KEY, layer) for layer in site_layers(spec.site.path)]
     if plan:
-        queue = jobs_of(plan, key).queue_key
-        loc: Loc = ("queues", queue, *name.split("."))
-        yield from _origins(spec.site.document, loc, QUEUE)
+        of_queue: Loc = ("queues", jobs_of(plan, key).queue_key, *loc)
+        layers.insert(0, (of_queue, QUEUE, spec.site.document))
+    for place, kind, layer in layers:
+        for origin in _origins(layer, place, kind):
+            if origin.value is not None:
+                yield replace(origin, site_key=".".join(map(str, place)))
 
 
-def _of_site(spec: ClusterSpec, name: str) -> Iterator[Origin]:
-    for layer in site_layers(spec.site.path):
-        yield from _origins(layer, tuple(name.split(".")), SITE_KEY)
+def _groups(plan: Plan | None) -> Sequence[JobGroup]:
+    return plan.groups if plan else ()
 
 
-def _origins(document: Document, loc: Loc, kind: str) -> Iterator[Origin]:
-    value = document.value_at(loc)
-    if value is not None:
-        yield Origin(value, kind, document.position(loc), ".".join(map(str, loc)))
+def _origins(layer: Document, loc: Loc, kind: str) -> Iterator[Origin]:
+    value: object = layer.value
+    for step in loc:
+        if not isinstance(value, Mapping) or step not in value:
+            return
+        value = value[step]
+    yield Origin(value, kind, layer.position(loc))
 
 
-def limits_of(spec: ClusterSpec, plan: Plan | None, key: str) -> Iterator[Limit]:
+def _limits(spec: ClusterSpec, plan: Plan | None, key: str) -> Iterator[LimitOfSite]:
     """Yield the limits of ``key`` in the queues of the plan, or in all queues if there is none."""
     group, key = split_group(key)
-    queues = list(spec.site.site.queues)
-    if plan:
-        groups = [jobs for jobs in plan.groups if group in ("", jobs.group)]
-        queues = list(dict.fromkeys(jobs.queue_key for jobs in groups))
-    names: list[Loc] = [tuple(name.split(".")) for name in _QUEUE_LIMITS.get(key, ())]
-    of_site = list(_SITE_LIMITS.get(key, ()))
-    if not spec.profile.run:
-        of_site += _LIMITS_WITHOUT_RUN.get(key, ())
+    queues = [jobs.queue_key for jobs in _groups(plan) if group in ("", jobs.group)]
+    names = list(_LIMITS.get(key, ()))
+    if key in _LIMITS_WITHOUT_RUN and not spec.profile.run:
+        names.append(_LIMITS_WITHOUT_RUN[key])
     if key.startswith("options."):
-        of_option: list[Loc] = [(*key.split("."), name) for name in _OF_OPTIONS]
-        names += of_option
-        of_site += of_option
-    places: list[Loc] = [("queues", queue, *name) for queue in queues for name in names]
-    for loc in (*places, *of_site):
+        names += [f"{key}.pattern", f"{key}.required"]
+    places: list[Loc] = [
+        (*place, *name.split("."))
+        for place in (*(("queues", queue) for queue in queues or spec.site.site.queues), ())
+        for name in names
+    ]
+    for loc in dict.fromkeys(places):
         value = spec.site.document.value_at(loc)
         if value is not None:
-            yield Limit(".".join(map(str, loc)), value, spec.site_position(*loc))
+            yield LimitOfSite(".".join(map(str, loc)), value, spec.site_position(*loc))
 
 
 def _image(jobs: JobGroup) -> str | None:
