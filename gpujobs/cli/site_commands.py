@@ -139,12 +139,12 @@ def show_site(site: str, with_origins: bool) -> None:
 
     Validates it as `sites check` does.
     """
-    from ..config import sitefiles, yamlfile
+    from ..config import document, sitefiles
     from ..doctor import sitereport
 
     loaded = sitefiles.load_site(site)
     if with_origins:
-        click.echo(yamlfile.effective_text(loaded.document), nl=False)
+        click.echo(document.effective_text(loaded.document), nl=False)
     else:
         click.echo(loaded.path.read_text(encoding="utf-8"), nl=False)
     if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):

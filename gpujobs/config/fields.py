@@ -1,6 +1,6 @@
 """How one value is read: text becomes bytes, seconds, a number, or checked text.
 
-The values of a YAML file arrive as text (`yamlfile` resolves no types), keywords from Python arrive
+The values of a YAML file arrive as text (`document` resolves no types), keywords from Python arrive
 as their own types; both are read by the same functions. Each returns the typed value, or raises
 ValueError with the cause and an example of a valid value.
 """

@@ -20,11 +20,10 @@ from typing import TypeGuard
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from ..text import matches
-from .document import Document, Loc
+from .document import Document, Loc, read
 from .model import build
 from .site import Site
 from .trust import check_writers
-from .yamlfile import read
 
 # -- inheritance in site files: a file extends another one, a queue is like another one ------------
 # Mappings are merged key by key, lists and scalars are replaced. ``{append: [...]}`` in the place

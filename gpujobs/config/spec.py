@@ -13,12 +13,11 @@ from typing import Any, TypedDict
 
 from ..errors import InputError, Position, Problem
 from ..injob.folder import parse_json, read_file
-from .document import Document, Loc
+from .document import Document, Loc, parse_value, read
 from .model import build
 from .profile import Profile, Workers
 from .site import Site
 from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host, working_folder
-from .yamlfile import parse_value, read
 
 PROGRAMS = (".py", ".sh", ".ipynb", ".sbatch", ".slurm", ".pbs", ".job", ".R", ".jl")
 """Ends of names that no profile has."""

@@ -136,27 +136,36 @@ class DirectiveWriter:
 
     def lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix. Reports those that are not allowed."""
-        values = self._values
-        directives, arguments = self._request(), self._arguments()
+        checker = DirectiveChecker(self.diagnostics, self.scheduler)
+        for directive in (*self._of_site, *self._arguments, *self._of_profile):
+            checker.add(directive)
+        return self.unchecked_lines()
+
+    def unchecked_lines(self) -> tuple[str, ...]:
+        """Return the directives without their prefix."""
+        lines = self.scheduler.joined([directive.text for directive in self._of_site])
+        return (*lines, *(directive.text for directive in self._of_profile))
+
+    def submit_arguments(self) -> tuple[str, ...]:
+        """Return the words after the command that submits the jobs; `lines` has checked them."""
+        return tuple(word for argument in self._arguments for word in argument.text.split())
+
+    @cached_property
+    def _of_site(self) -> list[Directive]:
+        """All directives but those of the profile."""
+        directives = self._request()
         named = "account" in placeholders.names(" ".join(self.site.submit_arguments))
         if self._account and not named:
             directives.append(self._account_directive(*self._account))
         directives += self._filled("directives", self.site.directives)
-        directives += self._options(values)
-        directives += self._reservation()
-        own = [
+        return [*directives, *self._options(), *self._reservation()]
+
+    @cached_property
+    def _of_profile(self) -> list[Directive]:
+        return [
             Directive(line, self.spec.position("directives", n), by_user=True)
             for n, line in enumerate(self.profile.directives)
         ]
-        checker = DirectiveChecker(self.diagnostics, self.scheduler)
-        for directive in (*directives, *arguments, *own):
-            checker.add(directive)
-        lines = self.scheduler.joined([directive.text for directive in directives])
-        return (*lines, *(directive.text for directive in own))
-
-    def submit_arguments(self) -> tuple[str, ...]:
-        """Return the words after the command that submits the jobs; `lines` has checked them."""
-        return tuple(word for argument in self._arguments() for word in argument.text.split())
 
     @property
     def account(self) -> str:
@@ -287,8 +296,9 @@ class DirectiveWriter:
         )
         self.diagnostics.site_error(message, key)
 
+    @cached_property
     def _arguments(self) -> list[Directive]:
-        """Return the arguments; one that names the account is left out if there is none."""
+        """The arguments of the command that submits, without the account's if there is none."""
         texts = self.site.submit_arguments
         if not self.account:
             texts = tuple(text for text in texts if "{account}" not in text)
@@ -343,7 +353,7 @@ class DirectiveWriter:
         self.diagnostics.site_error(message, *place)
 
     # -- directives of the site whose values a profile chooses: its `options`, and a reservation ---
-    def _options(self, values: Values) -> list[Directive]:
+    def _options(self) -> list[Directive]:
         """Return the directives of `options`; an option without a value has none.
 
         Reports values that are missing or not allowed.
@@ -357,7 +367,7 @@ class DirectiveWriter:
             if value is None:
                 continue
             place = ("options", name, "directive")
-            text = self._expanded(option.directive, {**values, name: value}, *place)
+            text = self._expanded(option.directive, {**self._values, name: value}, *place)
             position = self.spec.site_position(*place)
             if name in wanted:
                 position = self.spec.position("options", name)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config.document import Document, Loc
+from ..config.document import Document, Loc, read
 from ..config.hints import misspelled
 from ..config.model import Key, Table, key_names, keys_of
 from ..config.profile import Group, Profile
 from ..config.site import Site
 from ..config.sitefiles import SiteFile, site_layers
 from ..config.spec import OF_THE_CLUSTER, ClusterSpec, settings_document
-from ..config.yamlfile import read
 from ..errors import InputError, Position
 from ..text import size_text, walltime_text
 from .limits import LIMITS

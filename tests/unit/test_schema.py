@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from gpujobs.config.document import parse
 from gpujobs.config.model import Key, Model, build, json_schema, key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
 from gpujobs.config.site import Site
-from gpujobs.config.yamlfile import parse
 from gpujobs.errors import InputError
 
 from ..support.cli import ROOT

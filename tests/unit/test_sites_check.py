@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpujobs.cli.main import main
+from gpujobs.config.document import effective_text, parse
 from gpujobs.config.sitefiles import data_folder, load_site
-from gpujobs.config.yamlfile import effective_text, parse
 from gpujobs.doctor.sitereport import check_offline
 
 from .support import SLURM

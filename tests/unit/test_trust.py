@@ -10,7 +10,7 @@ import pytest
 
 from gpujobs.config.sitefiles import NoSiteHereError, load_site, site_of_this_host
 from gpujobs.errors import InputError
-from gpujobs.planning.templates import fill, load_template
+from gpujobs.planning.render import fill, load_template
 
 SITE = "description: x\nscheduler: local\nhostnames: ['.*']\nqueues: {local: {}}\n"
 OTHER, OTHERS_GROUP = 65534, 31  # nobody; a group that is not private
