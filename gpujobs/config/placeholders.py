@@ -56,15 +56,24 @@ def memory_units(text: str) -> Iterator[tuple[str, int]]:
             yield token["name"], _UNITS[unit[0]]
 
 
-def memory_suffixes(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield every memory placeholder in ``text``, its unit, and the unit written after it.
+def unit_error(text: str, scheduler: str, default: str) -> str:
+    """Return why a memory placeholder in ``text`` lacks its unit, or "".
 
-    Units are K, M, G or T; the one after it is "" if there is none.
+    ``mem={memory_per_node:GB}`` would request 13 bytes instead of 13 GB. ``default``: units that
+    the batch scheduler ``scheduler`` assumes.
     """
     for token in _TOKEN.finditer(text):
-        if (unit := token["unit"]) and _is_memory(token["name"]):
-            found = re.match(r"[KMGT](?![A-Z]{2})", text[token.end() :].upper())
-            yield token[0], unit[0], found[0] if found else ""
+        unit = (token["unit"] or "")[:1]
+        if not unit or not _is_memory(token["name"]):
+            continue
+        found = re.match(r"[KMGT](?![A-Z]{2})", text[token.end() :].upper())
+        written = found[0] if found else ""
+        if written != unit and (written or unit not in default):
+            return (
+                f"`{token[0]}{written}` is a number of {unit}B, and {scheduler} would take it in "
+                f"another unit: write {token[0]}{unit}"
+            )
+    return ""
 
 
 def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:

@@ -86,16 +86,16 @@ class Diagnostics:
 
     def of_group(self, name: str, spec: ClusterSpec) -> Diagnostics:
         """Return the diagnostics of the group ``name``, which adds to these; "" is no group."""
-        group = Diagnostics(spec)
-        group.problems, group.notes = self.problems, self.notes
-        group.prefix = f"group {name}: " if name else ""
-        return group
+        return self._inside(spec, f"group {name}: " if name else "")
 
     def in_queue(self, key: str) -> Diagnostics:
         """Return the diagnostics of jobs in the site's queue ``key``, which adds to these."""
-        queue = Diagnostics(self.spec.in_queue(key))
-        queue.problems, queue.notes, queue.prefix = self.problems, self.notes, self.prefix
-        return queue
+        return self._inside(self.spec.in_queue(key), self.prefix)
+
+    def _inside(self, spec: ClusterSpec, prefix: str) -> Diagnostics:
+        inner = Diagnostics(spec)
+        inner.problems, inner.notes, inner.prefix = self.problems, self.notes, prefix
+        return inner
 
     def profile_error(
         self, message: str, *loc: str | int, hint: str = "", related: Position | None = None

@@ -72,21 +72,6 @@ class DirectiveChecker:
         self.diagnostics.add(Problem(text, directive.position, related=related))
 
 
-def memory_unit_error(text: str, scheduler: Scheduler) -> str:
-    """Return why a memory placeholder in ``text`` lacks its unit, or "".
-
-    ``mem={memory_per_node:GB}`` would request 13 bytes instead of 13 GB.
-    """
-    for token, unit, written in placeholders.memory_suffixes(text):
-        if written == unit or (not written and unit in scheduler.memory_unit):
-            continue
-        return (
-            f"`{token}{written}` is a number of {unit}B, and {scheduler.name} would take it in "
-            f"another unit: write {token}{unit}"
-        )
-    return ""
-
-
 # -- the lines of a site that request resources ----------------------------------------------------
 def _own_request(site: Site, *, gpus: bool, nodes: int) -> tuple[str, tuple[str, ...]] | None:
     """Return the key and the lines of the request of ``site``; None: the built-in one is used."""
@@ -314,7 +299,8 @@ class DirectiveWriter:
                 text = placeholders.without(line, "gpu_type")
             if not text:
                 continue
-            if error := memory_unit_error(text, self.scheduler):
+            name, unit = self.scheduler.name, self.scheduler.memory_unit
+            if error := placeholders.unit_error(text, name, unit):
                 self.diagnostics.site_error(error, key, n)
             else:
                 text = self._expanded(text, self._values, key, n)

@@ -141,15 +141,13 @@ class QueueFit:
         queue, share = self.queue, None
         if queue.memory_per_node:
             share = queue.memory_per_node * gpus // (queue.gpus_per_node or 1) * request.nodes
-        own = shape.memory_per_node(self.profile, queue, request.nodes)
-        return requested_memory(
-            queue, request, "memory_per_job", own and own * request.nodes, share
-        )
+        own = self.profile.memory_per_job
+        return requested_memory(queue, request, "memory_per_job", own, share)
 
     def _cpu_memory(self, request: MemoryRequest) -> int | None:
         """Return the memory of a job with one CPU worker."""
         profile, share = self.profile, cpu_share(self.queue, request.cpus or 1)
-        if own := shape.memory_per_node(profile, self.queue, 1):
+        if own := profile.memory_per_job:
             return requested_memory(self.queue, request, "memory_per_job", own, share)
         wanted = profile.workers.memory
         return requested_memory(self.queue, request, "workers.memory", wanted, share)
@@ -171,17 +169,19 @@ class QueueFit:
 
     def _check_job(self, *, nodes: int, gpus: int) -> None:
         queue, job = self.queue, Job(nodes, gpus, self.profile.walltime)
-        if limit := broken_limit(queue, job):
-            hint = self.layout.hint(limit.key, queue)
-            longest = queue.longest_walltime(nodes)
-            if limit.key == "max_node_hours" and longest:
-                hint = f"walltime: {walltime_text(longest)}"
-            message = limit.message(queue, job)
-            raise QueueMismatch(limit.profile_key, message, limit=limit.key, hint=hint)
-        if nodes > 1 and not self.layout.scheduler.spans_nodes(self.request):
+        limit = broken_limit(queue, job)
+        of_nodes = limit is None or limit.number in ("nodes", "node_hours")
+        if of_nodes and nodes > 1 and not self.layout.scheduler.spans_nodes(self.request):
             message = f"jobs of {nodes} nodes; its `request` is for one node"
             hint = self.layout.scheduler.spans_nodes_hint
             raise QueueMismatch("gpus", message, limit="request", hint=hint)
+        if limit is None:
+            return
+        hint, longest = self.layout.hint(limit.key, queue), queue.longest_walltime(nodes)
+        if limit.key == "max_node_hours" and longest:
+            hint = f"walltime: {walltime_text(longest)}"
+        message = limit.message(queue, job)
+        raise QueueMismatch(limit.profile_key, message, limit=limit.key, hint=hint)
 
     def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""

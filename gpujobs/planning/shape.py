@@ -223,7 +223,9 @@ def requested_memory(
         return share and request.at_most(share)
     memory, limit = request.at_least(wanted), queue.memory_per_node
     if limit and memory > limit * request.nodes:
-        message = f"jobs of {size_text(memory)}; its nodes have {size_text(limit)} for jobs"
+        on_nodes = f" on {plural(request.nodes, 'node')}" if key == "memory_per_job" else ""
+        has = f"its nodes have {size_text(limit)} for jobs"
+        message = f"jobs of {size_text(memory)}{on_nodes}; {has}"
         raise QueueMismatch(key, message, limit="memory_per_node")
     return memory
 
@@ -257,7 +259,7 @@ def _resource_share(amount: int | None, queue: Queue, shape: JobShape) -> int | 
     return amount * shape.cpus // queue.cpus_per_node
 
 
-# -- CPUs and memory of one job, if the profile itself states them ---------------------------------
+# -- CPUs of one job, if the profile itself states them --------------------------------------------
 def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
     """Return the job's CPUs on each of its ``nodes``; None if the profile has no `cpus_per_job`.
 
@@ -274,21 +276,6 @@ def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
             f"jobs of {plural(wanted, 'CPU')} on {plural(nodes, 'node')}; its nodes have {limit}"
         )
         raise QueueMismatch("cpus_per_job", message, limit="cpus_per_node")
-    return wanted // nodes
-
-
-def memory_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
-    """Return the job's bytes on each of its ``nodes``; None without `memory_per_job`.
-
-    Raises QueueMismatch if a node of the queue has less.
-    """
-    wanted, limit = profile.memory_per_job, queue.memory_per_node
-    if wanted is None:
-        return None
-    if limit and wanted > limit * nodes:
-        size = f"{size_text(wanted)} on {plural(nodes, 'node')}"
-        message = f"jobs of {size}; its nodes have {size_text(limit)} for jobs"
-        raise QueueMismatch("memory_per_job", message, limit="memory_per_node")
     return wanted // nodes
 
 
