@@ -89,9 +89,9 @@ def request_texts(
 
     ``site`` has the values for jobs in a queue (see `Site.in_queue`).
     """
-    built_in = scheduler.request if gpus else scheduler.cpu_request
-    own = _own_request(site, gpus=gpus, nodes=nodes)
-    return (*(own[1] if own else built_in), *site.directives)
+    if own := _own_request(site, gpus=gpus, nodes=nodes):
+        return (*own[1], *site.directives)
+    return (*(scheduler.request if gpus else scheduler.cpu_request), *site.directives)
 
 
 # -- the directives of a job -----------------------------------------------------------------------
@@ -155,7 +155,9 @@ class DirectiveWriter:
     @property
     def account(self) -> str:
         """The account of the jobs, "" if they have none."""
-        return self._account[1] if self._account else ""
+        if self._account is None:
+            return ""
+        return self._account[1]
 
     def visible_devices(self) -> str:
         """Return the source of a job's GPUs: scheduler, exclusive, variable:NAME or file:NAME."""
@@ -215,7 +217,9 @@ class DirectiveWriter:
                 )
             return None
         self._check_account(account)
-        return (account.directive or self.scheduler.account_directive, wanted) if wanted else None
+        if not wanted:
+            return None
+        return account.directive or self.scheduler.account_directive, wanted
 
     def _account_of_site(self) -> Account | None:
         site = self.site
@@ -249,11 +253,13 @@ class DirectiveWriter:
     @cached_property
     def _values(self) -> Values:
         """The values of the placeholders."""
-        queue, wanted = self.site.queue_name(self.key), self.profile.reservation
+        queue = self.site.queue_name(self.key)
+        if self.profile.reservation and self.scheduler.reservation_is_queue:
+            queue = self.profile.reservation
         return {
             **self.shape.values(),
             **resource_values(self.site, self.queue, self.shape),
-            "queue": wanted if wanted and self.scheduler.reservation_is_queue else queue,
+            "queue": queue,
             "gpu_type": self.queue.type_name(self.profile.gpu_type if self.shape.gpus else None),
             "gpu_memory": self.queue.gpu_memory,
             "walltime": self.walltime and self.scheduler.walltime(self.walltime),

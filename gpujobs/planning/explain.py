@@ -155,24 +155,33 @@ def explain(
     """
     group, of_group = split_group(key)
     _check_group(key, spec.profile)
-    declared = _declared(of_group, Group) if group else _declared(key, Profile)
+    model: type[Profile | Group] = Profile
+    if group:
+        model = Group
+    declared, description = _declared(of_group, model), ""
     locs: list[Loc] = [tuple(key.split("."))]
     if group and locs[0][2] not in OF_THE_CLUSTER:
         locs.append(locs[0][2:])
-    queue = jobs_of(plan, key).queue_key if plan else None
+    queue, used = None, {}
+    if plan:
+        queue, used = jobs_of(plan, key).queue_key, _used(plan, key)
     layers = list(_layers(profile, spec.site, settings, queue))
-    origins = list(_site_origins(site)) if key == "site" else []
+    origins: list[Origin] = []
+    if key == "site":
+        origins += _site_origins(site)
     origins += [
         origin for loc in locs for kind, layer in layers for origin in _origins(layer, loc, kind)
     ]
     origins += _supplied(spec, plan, key)
+    if declared:
+        description = declared.description
     if declared and not declared.required:
         origins.append(Origin(declared.default, BUILT_IN, Position(BUILT_IN)))
     return Explanation(
         key=key,
-        description=declared.description if declared else "",
+        description=description,
         origins=origins,
-        used=_used(plan, key) if plan else {},
+        used=used,
         limits=list(_limits(spec, plan, key)),
         added=_added(spec, plan, key),
     )
@@ -325,7 +334,9 @@ def _of_site(spec: ClusterSpec, plan: Plan | None, key: str, name: str | None) -
 
 
 def _groups(plan: Plan | None) -> Sequence[JobGroup]:
-    return plan.groups if plan else ()
+    if plan is None:
+        return ()
+    return plan.groups
 
 
 def _origins(layer: Document, loc: Loc, kind: str) -> Iterator[Origin]:

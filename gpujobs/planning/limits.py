@@ -44,7 +44,9 @@ class Limit:
     @property
     def profile_key(self) -> str:
         """The key of a profile that determines the number."""
-        return "gpus" if self.number in ("gpus", "nodes") else "walltime"
+        if self.number in ("gpus", "nodes"):
+            return "gpus"
+        return "walltime"
 
     def is_broken(self, queue: Queue, job: Job) -> bool:
         """Return whether ``job`` is beyond the limit of ``queue``."""
@@ -53,7 +55,9 @@ class Limit:
             return False
         if isinstance(limit, tuple):
             return number not in limit
-        return bool(number < limit if self.key.startswith("min") else number > limit)
+        if self.key.startswith("min"):
+            return bool(number < limit)
+        return bool(number > limit)
 
     def message(self, queue: Queue, job: Job) -> str:
         """Return why the queue does not allow ``job``."""
@@ -74,7 +78,9 @@ class Limit:
     def _shown(self, value: float | tuple[int, ...]) -> str:
         if isinstance(value, tuple):
             return ", ".join(map(str, value))
-        return walltime_text(int(value)) if self.number == "walltime" else number_text(value)
+        if self.number == "walltime":
+            return walltime_text(int(value))
+        return number_text(value)
 
 
 LIMITS = (

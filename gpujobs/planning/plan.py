@@ -317,7 +317,7 @@ class Plan:
     def transport_of(self, jobs: JobGroup) -> Transport:
         """Return the transport with the interface of the queue of ``jobs``."""
         interface = self.profile.network.interface or jobs.site.network.interface
-        return replace(self.transport, interface=interface) if interface else self.transport
+        return replace(self.transport, interface=interface or self.transport.interface)
 
     def may_be_head(self, jobs: JobGroup) -> bool:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""

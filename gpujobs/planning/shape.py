@@ -223,9 +223,10 @@ def requested_memory(
         return share and request.at_most(share)
     memory, limit = request.at_least(wanted), queue.memory_per_node
     if limit and memory > limit * request.nodes:
-        on_nodes = f" on {plural(request.nodes, 'node')}" if key == "memory_per_job" else ""
-        has = f"its nodes have {size_text(limit)} for jobs"
-        message = f"jobs of {size_text(memory)}{on_nodes}; {has}"
+        wish = f"jobs of {size_text(memory)}"
+        if key == "memory_per_job":
+            wish += f" on {plural(request.nodes, 'node')}"
+        message = f"{wish}; its nodes have {size_text(limit)} for jobs"
         raise QueueMismatch(key, message, limit="memory_per_node")
     return memory
 
