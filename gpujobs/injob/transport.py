@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -168,6 +167,8 @@ _POLL_INTERVAL = 0.05
 
 def trial(options: TrialOptions) -> int:
     """Be the peer until this process is killed; or measure, and write the result."""
+    import asyncio
+
     restrict_listeners()
     folder = Folder(options.folder)
     asyncio.run(_measure(folder, options) if options.result else _serve(folder, options))
@@ -212,6 +213,8 @@ async def serve(address: str, block: object) -> Listener:
 
 
 async def _serve(folder: Folder, options: TrialOptions) -> None:
+    import asyncio
+
     block = _block(options, BLOCK_BYTES)
     found: dict[str, dict[str, str]] = {"addresses": {}, "problems": {}}
     listeners = []  # ucxx stops one that nothing refers to
@@ -227,6 +230,8 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
 
 
 async def _measure(folder: Folder, options: TrialOptions) -> None:
+    import asyncio
+
     _block(options, 1)  # before UCX starts, which asks CUDA for its devices
     await initialise_ucx()
     while not (peer := folder.read(PEER)):
@@ -289,6 +294,8 @@ async def serve_from_worker(dask_worker: Worker) -> tuple[str, bool]:
 
 def try_ucxx(interface: str | None) -> int:
     """Send a block through ucxx inside this process; return 0 if it arrived."""
+    import asyncio
+
     asyncio.run(asyncio.wait_for(_ucxx_round_trip(interface), _UCXX_TIMEOUT))
     return 0
 

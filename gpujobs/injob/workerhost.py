@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import importlib
@@ -205,6 +204,8 @@ def run_workers(options: WorkersOptions) -> None:
     forked = _host.prepare(module, arguments)
     restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
+        import asyncio
+
         asyncio.run(initialise_ucx())
     arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]
