@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 4
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow docs lint clean
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import socket
@@ -146,6 +145,8 @@ def read_activities(cluster: ClusterReport) -> dict[str, WorkerActivity]:
     This is not a client of dask: it does not keep a cluster without work from its end. Raises
     GpujobsError if the dask scheduler does not run, or cannot be reached from here.
     """
+    import asyncio
+
     address = address_of(cluster.record, cluster.folder)
     silence_ucx(urlsplit(address).scheme)
     security = security_of(cluster.record, cluster.folder)

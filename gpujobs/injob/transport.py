@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -542,6 +541,8 @@ def _result(name: str, found: Mapping[str, Any]) -> Measured:
 
 def _versions() -> dict[str, str]:
     """Return the versions of all packages that take part, by name."""
+    from importlib import metadata
+
     found = {}
     for package in _PACKAGES:
         for name in (package, f"{package}-cu12", f"{package}-cu13"):
