@@ -252,6 +252,8 @@ class Scaler:
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
+            if self.pool.error is not None:  # its last jobs may still count
+                raise self.pool.error
             if self._gave_up:
                 self._gave_up = False
                 await self.dask.give_up(None)

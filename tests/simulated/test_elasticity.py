@@ -15,7 +15,8 @@ from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.progress import LibraryProgress
 from gpujobs.deploy.elastic import check_bounds
 from gpujobs.deploy.scaler import wait_for
-from gpujobs.errors import GpujobsError, InputError, RefusedError
+from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
+from gpujobs.injob.folder import Ended, EndKind, Folder
 
 from ..conftest import slow_variant
 from ..support.churn import CPU_QUEUE, GROUPS
@@ -307,6 +308,22 @@ def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
     queue = {"gpus_per_node": 4, "cpus_per_node": 8, "max_walltime": "1d"}
     queue |= {"site": {"max_jobs": 4}, "gpus": {"max_gpus_per_user": 8}}.get(limited, {})
     run(tmp_path, story, site={"queues": {"gpu": queue}}, interval=10.0)
+
+
+def test_scale_of_a_cluster_that_has_ended_fails_while_its_jobs_are_still_there(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        Folder(cluster.pool.record.path).end(Ended(EndKind.SHUTDOWN, 0, "a client shut it down", 0))
+        while not cluster.pool.errors:
+            await asyncio.sleep(1)
+        assert len(cluster.counting()) == 2
+        with pytest.raises(JobFailedError, match="has ended: a client shut it down"):
+            await cluster.scale_to(2)
+
+    run(tmp_path, story)
 
 
 def test_a_cancel_without_a_reply_is_repeated(tmp_path: Path) -> None:
