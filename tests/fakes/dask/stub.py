@@ -41,6 +41,7 @@ def options_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nworkers", type=int, default=0)
     parser.add_argument("--memory-limit", default="0MiB")
     parser.add_argument("--protocol", default="")
+    parser.add_argument("--host", default="")
     parser.add_argument("--scheduler-file", required=True)
     return parser.parse_known_args(argv)[0]
 
@@ -64,11 +65,19 @@ def connect(address: str, role: str) -> socket.socket:
     return with_tls(socket.create_connection((parts.hostname, parts.port)), role)
 
 
+def own_address() -> str:
+    """Return the address of this node that other nodes reach, as dask chooses it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as item:
+        item.connect(("8.8.8.8", 80))
+        return str(item.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())
+
+
 # -- the dask scheduler ------------------------------------------------------------------------------------------
 class Scheduler:
     """Keeps the workers that are connected, in the files of the cluster's folder."""
 
-    def __init__(self, protocol: str, path: Path) -> None:
+    def __init__(self, protocol: str, host: str, path: Path) -> None:
         self._folder = Folder(os.environ["GPUJOBS_FOLDER"])
         self._lock = threading.RLock()
         self._workers: dict[str, dict[str, Any]] = {}
@@ -76,8 +85,8 @@ class Scheduler:
         self._seen: set[str] = set()
         self._gone: dict[str, float] = {}
         self._path = path
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"{protocol}://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{protocol}://{host}:{self._listener.getsockname()[1]}"
         self._folder.append(
             "transfers.jsonl", [json.dumps({"time": round(time.time(), 1), "received": {}})]
         )
@@ -147,7 +156,8 @@ class Scheduler:
 def run_scheduler() -> None:
     """Run `distributed.cli.dask_scheduler`."""
     options = options_of(sys.argv[1:])
-    scheduler = Scheduler(options.protocol.partition(":")[0], Path(options.scheduler_file))
+    protocol, host = options.protocol.partition(":")[0], options.host or own_address()
+    scheduler = Scheduler(protocol, host, Path(options.scheduler_file))
 
     def stop(*_: object) -> None:
         scheduler.close()
@@ -207,7 +217,7 @@ def work(name: str, options: argparse.Namespace) -> None:
     connection = connect(json.loads(file.read_text())["address"], "WORKER")
     number, unit = options.memory_limit[:-3], options.memory_limit[-3:]
     memory = int(number) << {"MiB": 20, "GiB": 30}[unit]
-    own = f"{os.environ[PROTOCOL]}://127.0.0.1:{os.getpid()}"
+    own = f"{os.environ[PROTOCOL]}://{own_address()}:{os.getpid()}"
     row = {"address": own, "threads": options.nthreads, "gpu": worker_gpu(), "memory": memory}
     connection.sendall(f"{json.dumps({'name': name, 'worker': row})}\n".encode())
     with contextlib.suppress(OSError):
