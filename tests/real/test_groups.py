@@ -210,7 +210,6 @@ def _age(path: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("waiting", [False, True])
-@pytest.mark.stub
 def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bool) -> None:
     """With ``waiting``, no job of one group has started when the first attempt ends."""
     if waiting and backend.name not in ("slurm", "sge"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ FAST = 8
 """How many seeds of each are in `make test`."""
 PART = 100
 """Seeds of a slow test."""
+MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "300"))
+"""Seeds of all of them; `make seeds` runs 1,000."""
 HOURS = 0.5
 """Simulated hours of churn of each of its seeds: about 0.4 s."""
 
@@ -40,7 +43,7 @@ def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 1000, PART))
+@pytest.mark.parametrize("first", range(0, MANY_SEEDS, PART))
 def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + PART):
         churn(folder_of(tmp_path, seed), seed, HOURS)
