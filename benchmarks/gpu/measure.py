@@ -208,7 +208,7 @@ def measure(bench: Bench, name: str) -> dict[str, Any]:
             if n >= WARM_UPS + REPETITIONS[0] and began - started > limit:
                 break
             runs.append(getattr(bench, name)())
-            if n and time.monotonic() - began > limit:
+            if n and time.monotonic() - began > SECONDS:
                 break
         del runs[: min(WARM_UPS, len(runs) - 1)]
     except Exception:

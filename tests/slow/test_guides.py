@@ -133,7 +133,7 @@ def delta(slurm_backend: SlurmBackend, home: Path) -> Iterator[Cli]:
 def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
     write_files(delta, FIRST_JOB)
     printed = execute(delta, session_of(FIRST_JOB, "delta"), {})
-    assert len(printed) == 8
+    assert len(printed) == 9
     ((report,),) = ([text for words, text in printed.items() if " report " in words],)
     assert "DONE" in report
 
