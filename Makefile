@@ -4,7 +4,7 @@ VENV ?= .venv
 WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow seeds docs lint clean
+.PHONY: demo test slow variants seeds docs lint clean
 
 demo:  ## a dask cluster on this machine, and a computation on it
 	@tools/install $(PYTHON) $(VENV) demo
@@ -18,7 +18,10 @@ test:  ## all tests but those marked slow
 
 slow:  ## the tests marked slow, after `make test`
 	@tools/install $(PYTHON) $(VENV) test-examples
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not variant"
+
+variants:  ## the slow tests on fake batch schedulers that Slurm or Grid Engine has, too
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m variant
 
 seeds:  ## 1,000 seeds of the churn, after `make test`
 	GPUJOBS_SEEDS=1000 $(VENV)/bin/python -m pytest -n $(WORKERS) -m slow tests/simulated/test_churn.py

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
     On another batch scheduler than the first, `make test` has only the tests whose mark
-    ``conformance`` names it; `make slow` has all.
+    ``conformance`` names it; `make slow` has those of Grid Engine, and `make variants` those of the fakes.
     """
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
@@ -73,6 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         conformance = item.get_closest_marker("conformance")
         if name != BACKENDS[0] and not (conformance and name in (SITE, *conformance.args)):
             item.add_marker(pytest.mark.slow)
+            if name in FAKES:
+                item.add_marker(pytest.mark.variant)
 
 
 def nothing_left(backend: Backend) -> None:

@@ -19,7 +19,7 @@ FAST = 8
 """How many seeds of each are in `make test`."""
 PART = 100
 """Seeds of a slow test."""
-MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "300"))
+MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "100"))
 """Seeds of all of them; `make seeds` runs 1,000."""
 HOURS = 0.5
 """Simulated hours of churn of each of its seeds: about 0.4 s."""
