@@ -134,8 +134,8 @@ def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
     write_files(delta, FIRST_JOB)
     printed = execute(delta, session_of(FIRST_JOB, "delta"), {})
     assert len(printed) == 9
-    ((report,),) = ([text for words, text in printed.items() if " report " in words],)
-    assert "DONE" in report
+    report, _ = (text for words, text in printed.items() if " report " in words)
+    assert "DONE" in report and (delta.work / "report.html").is_file()
 
 
 @pytest.mark.slurm
