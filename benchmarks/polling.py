@@ -30,7 +30,7 @@ class Commands:
 
     def __init__(self, slurm: SimulatedSlurm) -> None:
         self.seconds, self._run = 0.0, slurm.run
-        slurm.run = self  # type: ignore[assignment, method-assign]
+        slurm.run = self  # type: ignore[method-assign]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         started = time.process_time()

@@ -29,6 +29,7 @@ from typing import IO, Any, NamedTuple, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gpujobs.clusters.folder import make_certificate
 from gpujobs.injob.network import dask_config
 
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
@@ -54,9 +55,11 @@ def serve(protocol: str, module: str, size: int, count: int) -> None:
     }
     if protocol == "tls":
         options["security"] = Security()
-    kind = LocalCluster
+    kind: Any = LocalCluster
     if module == "cupy":
-        from dask_cuda import LocalCUDACluster as kind
+        from dask_cuda import LocalCUDACluster
+
+        kind = LocalCUDACluster
     with kind(**options) as cluster, Client(cluster) as client:
         client.wait_for_workers(2, timeout=60)
         cipher = client.scheduler_comm.comm.extra_info.get("cipher", ["none"])
@@ -230,7 +233,7 @@ def main() -> None:
     arguments = [f"--{key}={getattr(options, key)}" for key in ("module", "size", "count")]
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        folder.make_certificate(folder)
+        make_certificate(folder)
         log = stack.enter_context((folder / "log").open("w"))
         served = []
         for row in rows(folder, options.module, options.variables):

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -110,7 +110,7 @@ def job_cpu(bench: Bench) -> float:
 
 
 @contextlib.contextmanager
-def ours(bench: Bench, python: str | None, **keywords: object) -> Iterator[SpecCluster]:
+def ours(bench: Bench, python: str | None, **keywords: Any) -> Iterator[SpecCluster]:
     """A cluster of gpujobs."""
     import gpujobs
 
@@ -137,7 +137,7 @@ def theirs(bench: Bench, python: str, *, workers: int) -> Iterator[SpecCluster]:
         yield cluster
 
 
-class CudaJob(LocalCluster):
+class CudaJob(LocalCluster):  # type: ignore[misc]
     """A cluster with one job: dask-cuda's command, written by hand."""
 
     command = ""

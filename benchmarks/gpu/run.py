@@ -104,7 +104,7 @@ class Host:
 
     def time_left(self) -> float:
         """Seconds for the next step."""
-        return min(STEP, self.deadline - time.monotonic())
+        return float(min(STEP, self.deadline - time.monotonic()))
 
     def measure_command(self, output: Path, *more: str) -> list[str]:
         """Return the command that measures in a cluster; ``more`` are options of measure.py."""
