@@ -198,11 +198,11 @@ def typed(value: Any, shape: Any, place: str = "") -> Any:
     type, a mapping from names, a TypedDict or a dataclass. Keys that a TypedDict lacks are left
     out, and null counts as missing; those that a dataclass lacks are an error.
     """
-    origin, arguments = get_origin(shape), get_args(shape)
     if shape in _TYPES:
         return _checked(value, _is_scalar(value, shape), _TYPES[shape], place)
     if shape is Any:
         return value
+    origin, arguments = get_origin(shape), get_args(shape)
     if type(None) in arguments:
         return None if value is None else typed(value, arguments[0], place)
     if origin is Annotated:
@@ -220,14 +220,14 @@ def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
     if get_origin(shape):
         kind = get_args(shape)[1]
         return {name: typed(item, kind, f"{prefix}{name}") for name, item in value.items()}
-    hints, required = _keys(shape)
+    hints, required, nullable = _keys(shape)
     for name in required:
         _checked(value, name in value, "there", f"{prefix}{name}")
     found = {
         name: typed(value[name], hint, f"{prefix}{name}")
         for name, hint in hints.items()
-        if value.get(name) is not None or name in required or type(None) in get_args(hint)
         if name in value
+        if value[name] is not None or name in required or name in nullable
     }
     if not is_dataclass(shape):
         return found
@@ -237,13 +237,14 @@ def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
 
 
 @cache
-def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the shapes of all keys, and which keys an object must have."""
+def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str], frozenset[str]]:
+    """Return the shapes of all keys, which keys an object must have, and which may be null."""
     hints = get_type_hints(shape, include_extras=True)
+    nullable = frozenset(name for name, hint in hints.items() if type(None) in get_args(hint))
     if not is_dataclass(shape):
-        return hints, frozenset(shape.__required_keys__)
+        return hints, frozenset(shape.__required_keys__), nullable
     without = (one for one in fields(shape) if one.default is one.default_factory is MISSING)
-    return hints, frozenset(one.name for one in without)
+    return hints, frozenset(one.name for one in without), nullable
 
 
 def _is_scalar(value: object, kind: type) -> bool:

@@ -10,32 +10,25 @@ import pytest
 
 from gpujobs.deploy.group import MOST_ATTEMPTS
 
-from ..conftest import slow_variant
 from ..support.churn import GROUPS, churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of
 
-SEEDS, SEEDS_OF_GROUPS = 30, 15
 FAST = 8
 """How many seeds of each are in `make test`."""
-PART = 100
-"""Seeds of a slow test."""
-MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "100"))
-"""Seeds of all of them; `make seeds` runs 1,000."""
+MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "50"))
+"""How many are in `make slow`; `make seeds` runs 1,000."""
+PART = 25
+"""Seeds of one of its tests."""
 HOURS = 0.5
 """Simulated hours of churn of each of its seeds: about 0.4 s."""
 
 
-def seeds(count: int) -> list[object]:
-    """Return seeds as parameters, of which all but `FAST` are slow."""
-    return [*range(FAST), *map(slow_variant, range(FAST, count))]
-
-
-@pytest.mark.parametrize("seed", seeds(SEEDS))
+@pytest.mark.parametrize("seed", range(FAST))
 def test_churn(tmp_path: Path, seed: int) -> None:
     churn(tmp_path, seed)
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS_OF_GROUPS))
+@pytest.mark.parametrize("seed", range(FAST))
 def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
     """Of GPU workers and of CPU workers: each keeps its own target or adapts, with the same rules."""
     churn(tmp_path, seed, groups=tuple(GROUPS))
@@ -43,17 +36,11 @@ def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("groups", [("",), tuple(GROUPS)], ids=["one", "groups"])
 @pytest.mark.parametrize("first", range(0, MANY_SEEDS, PART))
-def test_churn_of_many_seeds(tmp_path: Path, first: int) -> None:
+def test_churn_of_many_seeds(tmp_path: Path, first: int, groups: tuple[str, ...]) -> None:
     for seed in range(first, first + PART):
-        churn(folder_of(tmp_path, seed), seed, HOURS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_churn_of_groups_of_many_seeds(tmp_path: Path) -> None:
-    for seed in range(PART):
-        churn(folder_of(tmp_path, seed), seed, HOURS, tuple(GROUPS))
+        churn(folder_of(tmp_path, seed), seed, HOURS, groups)
 
 
 def folder_of(parent: Path, seed: int) -> Path:
