@@ -5,21 +5,54 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
-from .processes import as_user, run
+from .processes import as_user, ids_of, patience, run
 
 ROOT = Path(__file__).parents[2]
 NVML = ROOT / "tests" / "fakes" / "nvml"
 STUB = ROOT / "tests" / "fakes" / "dask"
 ORDINARY_USER = os.environ.get("GPUJOBS_ORDINARY_USER", "nobody")
 """Slurm from 25.11 on refuses the name `nobody`."""
+
+
+_FORKS = """
+import json, os, signal, sys
+import gpujobs.cli.status, gpujobs.clusters.monitor, gpujobs.config.sitefiles, gpujobs.schedulers.slurm
+from gpujobs.cli.main import main
+
+for line in sys.stdin:
+    wanted = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.alarm(wanted["seconds"])
+        for number, name in enumerate((os.devnull, wanted["out"], wanted["err"])):
+            os.dup2(os.open(name, os.O_RDWR), number)
+        if wanted["ids"]:
+            os.setgroups([])
+            os.setgid(wanted["ids"][1])
+            os.setuid(wanted["ids"][0])
+        os.environ.clear()
+        os.environ.update(wanted["env"])
+        os.chdir(wanted["cwd"])
+        sys.argv = ["gpujobs", *wanted["argv"]]
+        sys.exit(main())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs commands in forks of one process, which has imported gpujobs: that is most of the CPU time of one."""
+_turn = threading.Lock()
+_AT_START = ("PYTHON", "LC_", "LD_", "TZ")
+"""Variables that only the start of a process reads begin so."""
 
 
 def text_of(value: Any) -> str:
@@ -60,6 +93,29 @@ class Cli:
             stdin=stdin,
         )
 
+    def look(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run ``gpujobs ARGUMENTS``, which only reads, to its end; without the start of a new interpreter."""
+        if self.env["LANG"] != "C.UTF-8" or any(name.startswith(_AT_START) for name in self.env):
+            return self(*arguments, timeout=timeout)
+        server = _server(self.python)
+        assert server.stdin and server.stdout
+        limit = math.ceil(patience(timeout))
+        with (
+            _turn,
+            tempfile.NamedTemporaryFile("r") as out,
+            tempfile.NamedTemporaryFile("r") as err,
+        ):
+            request = {
+                "argv": arguments, "env": self.env, "cwd": str(self.work), "ids": ids_of(self.user),
+                "out": out.name, "err": err.name, "seconds": limit,
+            }  # fmt: skip
+            server.stdin.write(f"{json.dumps(request)}\n")
+            server.stdin.flush()
+            code = int(server.stdout.readline())
+            if code == -signal.SIGALRM:
+                raise subprocess.TimeoutExpired(arguments, limit)
+            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """Start ``gpujobs ARGUMENTS``."""
         return subprocess.Popen(
@@ -82,7 +138,7 @@ class Cli:
 
     def status(self, cluster: str) -> dict[str, Any]:
         """Return ``gpujobs status ID --json`` of one cluster."""
-        done = self("status", cluster, "--json")
+        done = self.look("status", cluster, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)["clusters"][0]
         return found
@@ -103,6 +159,15 @@ class Cli:
             timeout=timeout,
             cwd=self.work,
         )
+
+
+@functools.cache
+def _server(python: str) -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [python, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(server.communicate)
+    return server
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pwd
 import random
 import signal
 import socket
@@ -160,12 +161,16 @@ def run(
 
 def as_user(user: str | None) -> dict[str, object]:
     """Return the arguments of subprocess that run a command as ``user``."""
-    if user is None or os.geteuid() != 0:
-        return {}
-    import pwd
+    ids = ids_of(user)
+    return {"user": ids[0], "group": ids[1], "extra_groups": []} if ids else {}
 
+
+def ids_of(user: str | None) -> tuple[int, int] | None:
+    """Return the ids of another user and its group; None for the user who runs the tests."""
+    if user is None or os.geteuid() != 0:
+        return None
     entry = pwd.getpwnam(user)
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    return entry.pw_uid, entry.pw_gid
 
 
 def processes_with(mark: str) -> list[int]:
