@@ -17,7 +17,7 @@ from .support import sge as sge_support
 from .support import site as site_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
-from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of
+from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of, with_stub
 from .support.fake_lsf import LsfBackend
 from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from .support.processes import patience, reaper
@@ -207,9 +207,7 @@ def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> 
     )
     sites.mkdir()
     sites.chmod(0o755)
-    site = backend.site()
-    if stub:
-        site["setup"] = site["setup"].replace("PYTHONPATH=", f"PYTHONPATH={STUB}:")
+    site = with_stub(backend.site()) if stub else backend.site()
     (sites / "here.yaml").write_text(text_of(site))
     return made
 

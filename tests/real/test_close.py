@@ -71,7 +71,7 @@ SCALES = {
     ("keywords", "workers"),
     [
         ({}, 1),
-        ({"scheduler": "job"}, 1),
+        slow_variant({"scheduler": "job"}, 1),
         slow_variant({"groups": {"gpu": {"gpus_per_job": 2}, "prep": PREP}}, 3),
         slow_variant({"adapt": True}, 1),
         slow_variant({"asynchronous": True}, 1),

@@ -65,6 +65,7 @@ def test_svd_as_root(cli: Cli, backend: Backend) -> None:
     test_svd_of_the_examples_on_eight_gpus(cli, backend)
 
 
+@pytest.mark.slow
 def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()
@@ -94,7 +95,7 @@ def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
-@pytest.mark.conformance("sge", "pbs")
+@pytest.mark.conformance
 def test_workers_are_those_that_plan_promised(
     cli: Cli, backend: Backend, worker_class: str
 ) -> None:
@@ -185,6 +186,7 @@ def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
     assert jobs[0]["workers"] == []
 
 
+@pytest.mark.slow
 def test_cpu_workers(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 0,
@@ -427,7 +429,7 @@ def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
-@pytest.mark.conformance("sge", "pbs")
+@pytest.mark.conformance("sge")
 @pytest.mark.stub(others=True)
 def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> None:
     """`run` gets SIGTERM once, and has the time to save its state."""
@@ -444,7 +446,7 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
 
 
 @pytest.mark.conformance
-@pytest.mark.stub(others=True)
+@pytest.mark.stub
 def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 3, "gpus_per_job": 1})
     connected(cli, cluster, 3)

@@ -233,9 +233,8 @@ def test_the_example_in_the_image(
     backend.wait_empty(20, cluster)
 
 
-@pytest.mark.parametrize(
-    "runtime", ["apptainer", slow_variant("singularity"), slow_variant("pyxis")]
-)
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity", "pyxis"])
+@pytest.mark.slow
 def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: str) -> None:
     """A fake starts the image in which only its mounts are visible, and GPUs only if it is asked for them."""
     setup = f"{image.fake_setup(cli.python)}\nexport PYTHONPATH=/of/the/node"

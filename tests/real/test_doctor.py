@@ -140,6 +140,7 @@ def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
     assert backend.queue() == []
 
 
+@pytest.mark.slow
 def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
     """Another version of dask-cuda in the job: only its metadata differ, the code is the same."""
     for version, code, state, result in (
@@ -180,6 +181,7 @@ def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(15)
 
 
+@pytest.mark.slow
 def test_local(cli: Cli, backend: SlurmBackend) -> None:
     found = checks(cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2")
     assert found["job"]["state"] == "ok"

@@ -62,6 +62,7 @@ def write_inputs(folder: Path, count: int) -> None:
         np.save(folder / f"{number:03}.npy", np.full((64, 4), float(number)))
 
 
+@pytest.mark.slow
 def test_inference_continues(local: Cli) -> None:
     write_inputs(local.work / "in", 30)
     (local.work / "out").mkdir()
@@ -171,6 +172,7 @@ def console(page: str) -> list[list[str]]:
     return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
 
 
+@pytest.mark.slow
 def test_groups_on_this_machine(local: Cli) -> None:
     enter(local, "groups")
     ((program, *words),) = console("groups")

@@ -112,7 +112,7 @@ def test_the_example(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.conformance
-@pytest.mark.stub(others=True)
+@pytest.mark.stub
 def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     profile = {"groups": GROUPS, "head": {"group": "prep"}, "run": ["python", "sleep.py", "500"]}

@@ -50,6 +50,7 @@ def test_quickstart(local: Cli) -> None:
     until(lambda: not processes_with(done.stdout.strip()), 10)
 
 
+@pytest.mark.stub
 def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
     profile = {"gpus": 0, "environment": {"setup": setup, "python": sys.executable}, "run": "echo"}
@@ -130,6 +131,7 @@ def test_auto_takes_the_free_gpus(local: Cli) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jobs_of_one_gpu_get_different_ones(local: Cli) -> None:
     local.write("who.py", WHO)
     profile = with_gpus(local, 4) | {"gpus": 2, "gpus_per_job": 1, "start_workers": 2}

@@ -236,15 +236,16 @@ def test_on_this_machine_there_may_be_more_ranks_than_cores(
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "keywords"),
     [
         ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-        slow_variant(
+        (
             "gpujobs.mpi",
             'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
         ),
-        slow_variant("dask_mpi", ""),
+        ("dask_mpi", ""),
     ],
     ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
 )
@@ -512,7 +513,8 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
 
 
 # -- from Python -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("scheduler", ["local", slow_variant("job")])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["local", "job"])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 def test_cluster_class(
     backend: SlurmBackend,

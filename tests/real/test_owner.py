@@ -193,6 +193,7 @@ def test_jobs_that_exit_with_0_before_their_workers_connect(
     assert [job["number"] for job in active(cluster)] == [0]
 
 
+@pytest.mark.slow
 def test_workers_that_connect_and_die(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -410,6 +411,7 @@ def test_a_cluster_without_jobs_has_not_ended(
         backend.wait_empty(30)
 
 
+@pytest.mark.stub
 def test_cancelled_by_hand_and_scaled_down_from_the_shell(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:

@@ -637,6 +637,7 @@ def test_scheduler_in_a_job_that_fails_says_why(make: Callable[..., Any], home: 
     assert calls(home, "sbatch") == 1
 
 
+@pytest.mark.slow
 def test_scheduler_in_a_job_ends_when_its_client_was_killed(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
@@ -695,6 +696,7 @@ def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[...,
     until(lambda: len(cluster.observed) == 2, 60)
 
 
+@pytest.mark.stub
 def test_scale_from_the_shell(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
     cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "workers": {"memory": "1GiB"}}, "--wait")

@@ -113,6 +113,7 @@ def test_a_broken_group_is_named_after_three_starts(make: Callable[..., Any]) ->
     assert "no more jobs: group prep: 3 jobs in a row ended before" in cluster._repr_html_()
 
 
+@pytest.mark.slow
 def test_one_group_adapts_to_the_tasks_that_it_can_run(make: Callable[..., Any]) -> None:
     cluster = make(groups={"gpu": {"gpus_per_job": 1}, "prep": {**PREP, "workers": {**PREP["workers"], "count": 1}}})  # fmt: skip
     cluster.wait_for_workers(1, timeout=patience(60))

@@ -72,7 +72,7 @@ def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     assert backend.queue() == []
 
 
-@pytest.mark.conformance("sge")
+@pytest.mark.conformance
 def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")
     assert done.returncode == 0, done.stderr
@@ -143,6 +143,7 @@ def test_partitions_that_are_not_for_all(cli: Cli, backend: SlurmBackend) -> Non
     assert "#" not in next(line for line in drafted().splitlines() if line.startswith("  short:"))
 
 
+@pytest.mark.stub
 def test_free_gpus(cli: Cli, backend: Backend) -> None:
     def free() -> dict[str, Any]:
         done = cli("queues", "--json")
@@ -173,6 +174,7 @@ def test_the_start_of_the_smallest_job_in_each_queue(cli: Cli, backend: Backend)
     assert backend.queue() == []
 
 
+@pytest.mark.stub
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) -> None:
     partitions = {"left": "node1", "right": "node[2-4]"}

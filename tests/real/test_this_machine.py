@@ -112,6 +112,7 @@ def test_listeners_are_on_the_loopback_interface(
     until(lambda: not processes_with(cluster), 30)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("machine")
 def test_scale_up_takes_other_free_gpus(local: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command, a handle and an attached cluster; three of the four GPUs are free at first."""

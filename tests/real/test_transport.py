@@ -140,6 +140,7 @@ def tried(cli: Cli, cluster: str) -> bool:
     return (Path(cli.status(cluster)["folder"]) / "logs" / "trial-peer.log").exists()
 
 
+@pytest.mark.slow
 def test_rates_are_measured_within_a_job_and_between_two(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, measured(backend), faked(backend))
     address = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"]

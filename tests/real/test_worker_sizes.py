@@ -90,11 +90,12 @@ def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_
     ("layout", "worker_class"),
     [
         ("workers", "nanny"),
-        slow_variant("workers", "cuda"),
-        slow_variant("mpi", "cuda"),
-        slow_variant("mpi", "nanny"),
+        ("workers", "cuda"),
+        ("mpi", "cuda"),
+        ("mpi", "nanny"),
     ],
 )
+@pytest.mark.slow
 def test_two_workers_share_a_gpu(cli: Cli, layout: str, worker_class: str) -> None:
     workers = {"workers_per_gpu": 2, "worker_class": worker_class}
     cluster, found, planned = looked(cli, {"layout": layout, "gpus": 2, "workers": workers})
@@ -131,9 +132,10 @@ def test_groups_scale_by_workers(cli: Cli) -> None:
     ("workers", "devices", "message"),
     [
         ({"workers_per_gpu": 2}, "0", r"0-0, ID-0-1 and ID-1-[01] share GPU (GPU-same\S+) on same, which is for 2"),
-        slow_variant({"gpus_per_worker": 2}, "0,1", r"0 and ID-1 share GPU (GPU-same\S+) on same"),
+        ({"gpus_per_worker": 2}, "0,1", r"0 and ID-1 share GPU (GPU-same\S+) on same"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_one_worker_too_many_on_a_gpu_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, workers: dict[str, int], devices: str, message: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_environment_arrives(cli: Cli, backend: SlurmBackend, launcher: str)
         assert (cli.home / "options").read_text() == "-n1 -c8 -g2 "
 
 
+@pytest.mark.slow
 def test_the_warning_before_the_walltime_arrives(
     cli: Cli, backend: SlurmBackend, launcher: str
 ) -> None:

@@ -60,6 +60,11 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, indent=1)
 
 
+def with_stub(site: dict[str, Any]) -> dict[str, Any]:
+    """Return a site whose jobs import the stub of dask instead of dask."""
+    return site | {"setup": site["setup"].replace("PYTHONPATH=", f"PYTHONPATH={STUB}:")}
+
+
 class Cli:
     """The command line of one user. ``home`` is new and empty."""
 

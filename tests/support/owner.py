@@ -17,7 +17,7 @@ import pytest
 import gpujobs
 
 from .backend import SlurmBackend
-from .cli import text_of
+from .cli import text_of, with_stub
 from .processes import patience
 
 
@@ -31,8 +31,19 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
 
 
 @pytest.fixture
-def site(backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that writes a site file, changed as asked; its commands count how often they are called."""
+def site(
+    backend: SlurmBackend,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Callable[..., str]:
+    """Return a function that writes a site file, changed as asked; its commands count how often they are called.
+
+    With the mark ``stub``, jobs import the stub of dask instead of dask.
+    """
+    usual = backend.site()
+    if request.node.get_closest_marker("stub"):
+        usual = with_stub(usual)
     for name, value in {**backend.env(), "HOME": str(home)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(home)
@@ -46,7 +57,7 @@ def site(backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def write(**changes: Any) -> str:
         path = home / "here.yaml"
-        path.write_text(text_of(backend.site() | {"commands": commands} | changes))
+        path.write_text(text_of(usual | {"commands": commands} | changes))
         return str(path)
 
     return write
