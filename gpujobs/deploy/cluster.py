@@ -401,7 +401,6 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 self._log(note)
             first = first_jobs(plan, n_workers)
             self._scaler.set_targets(first)
-            self._pool.write_groups()
             if any(first.values()) and not self.asynchronous:
                 self.sync(self._scaler.reach_targets)
         except BaseException as error:

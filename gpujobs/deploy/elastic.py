@@ -232,7 +232,6 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
                 for name, amount in amounts.items()
             }
         )
-        self._pool.write_groups()
         if self.asynchronous or self.called_from_running_loop:
             return self._correct_state()
         return self.sync(self._reach_target)

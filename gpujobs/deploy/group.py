@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ..batch.process import HOST, System
 from ..clusters.ledger import GroupRecord
@@ -13,83 +14,38 @@ from ..clusters.report import JobPhase, JobReport
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
 from ..planning import workeroptions
-from ..planning.limits import JobLimit, exceeded, most_allowed
-from ..planning.plan import JobGroup, Plan
-from ..text import plural, quoted
+from ..planning.plan import JobGroup
+from ..text import quoted
 from .job import PoolJob
 
-# -- the most jobs that `adapt` may request --------------------------------------------------------
+# -- the most jobs of a group ----------------------------------------------------------------------
 REFUSAL_TIME = 600.0
 """Seconds after a refusal until more jobs are requested than were accepted."""
 
 
+@dataclass(frozen=True)
 class Ceiling:
-    """The most jobs of one group of workers that can be submitted."""
+    """The most jobs that a group of workers can have; by default any number."""
 
-    def __init__(self, system: System = HOST) -> None:
-        self._system = system
-        self._accepted = 0
-        self._refusal = ""
-        self._refused_until = 0.0
-
-    def clamp(
-        self, jobs: int, limits: Sequence[JobLimit], devices: tuple[int, str]
-    ) -> tuple[int, str]:
-        """Return how many of ``jobs`` jobs are possible, and why not all; "" if all are.
-
-        ``limits`` are those of the site, ``devices`` is from `by_devices`.
-        """
-        by_refusal = (self._accepted, self.refusal)
-        for most, reason in (_by_limits(limits, jobs), devices, by_refusal):
-            if reason and most < jobs:
-                return most, f"{plural(most, 'job')} of {jobs}: {reason}"
-        return jobs, ""
-
-    def refused(self, accepted: int, error: Exception) -> None:
-        """Note that the batch scheduler accepts no more than ``accepted`` jobs for now."""
-        self._accepted = accepted
-        self._refusal = " ".join(str(error).split())
-        self._refused_until = self._system.monotonic() + REFUSAL_TIME
-
-    def forget(self) -> None:
-        """Forget refusals."""
-        self._refused_until = 0.0
-
-    @property
-    def refusal(self) -> str:
-        """Why no more jobs are accepted for now; "" if that is not known to be so."""
-        return self._refusal if self._system.monotonic() < self._refused_until else ""
-
-
-def by_devices(plan: Plan, gpus: int, others: int) -> tuple[int, str]:
-    """Return how many jobs of ``gpus`` GPUs this machine allows, and why; "" if any number.
-
-    ``others``: GPUs that jobs of other groups use.
-    """
-    devices = len(plan.devices)
-    if not devices or not gpus:
-        return 0, ""
-    return (devices - others) // gpus, f"this machine has {plural(devices, 'free GPU')}"
-
-
-def _by_limits(limits: Sequence[JobLimit], jobs: int) -> tuple[int, str]:
-    limit = exceeded(limits, jobs)
-    return (most_allowed(limits) or 0, limit.rule) if limit else (jobs, "")
+    jobs: int = sys.maxsize
+    reason: str = ""
+    until: float = math.inf
+    """By the monotonic clock."""
 
 
 # -- the limit of replacements ---------------------------------------------------------------------
-MOST_ATTEMPTS = 3
+MOST_FAILURES = 3
 """Jobs per missing job that may end without success, one after another."""
 PAUSES = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
 """Seconds before the next replacement, after so many rounds of failures."""
 
 
-class Attempts:
+class Failures:
     """Counts the jobs in a row that brought no worker that stays, and what refuses them."""
 
     def __init__(self, system: System = HOST) -> None:
         self._system = system
-        self.failures = 0
+        self.jobs = 0
         """Jobs in a row that ended without success."""
         self.error: Exception | None = None
         """The last refusal, if that is why jobs are missing."""
@@ -98,13 +54,13 @@ class Attempts:
 
     def succeeded(self) -> None:
         """Workers have connected and stay: start again."""
-        self.failures = self._rounds = 0
+        self.jobs = self._rounds = 0
         self.error = None
         self._not_before = 0.0
 
     def failed(self, jobs: int = 1, error: Exception | None = None) -> None:
         """Note ``jobs`` jobs that failed at the same time; ``error``: a refusal instead of jobs."""
-        self.failures += jobs
+        self.jobs += jobs
         self.error = error
         self.postpone()
 
@@ -116,11 +72,11 @@ class Attempts:
 
     def exhausted(self, missing: int, alive: int) -> bool:
         """Return whether to stop: ``missing`` jobs are to be replaced, ``alive`` ones remain."""
-        if not self.failures:
+        if not self.jobs:
             return False
         # If nothing is left, the cause concerns all jobs: a broken setup need not be tried thrice.
-        limit = MOST_ATTEMPTS * max(1, missing if alive else 1)
-        return self.failures >= limit
+        limit = MOST_FAILURES * max(1, missing if alive else 1)
+        return self.jobs >= limit
 
     def pausing(self) -> bool:
         """Return whether the next submission must wait."""
@@ -139,12 +95,13 @@ class WorkerGroup:
         """Wanted number of jobs."""
         self.maximum: int | None = None
         """Most jobs that there may be at any time, while the group adapts; None: it does not."""
-        self.attempts = Attempts(system)
-        self.ceiling = Ceiling(system)
+        self.failures = Failures(system)
         self.error: Exception | None = None
         """Why no more jobs of it are submitted."""
         self.refused: Exception | None = None
         """Why the last `scale` brought no more jobs; those that there were are kept."""
+        self._system = system
+        self._ceiling = Ceiling()
 
     @property
     def label(self) -> str:
@@ -186,18 +143,29 @@ class WorkerGroup:
 
     def as_record(self, record: GroupRecord, present: int) -> GroupRecord:
         """Return the record of the group with its target (see `workers`), and why it is missed."""
-        problem = self.error or self.refused or self.attempts.error or self.ceiling.refusal
+        problem = self.error or self.refused or self.failures.error or self.ceiling.reason
         return replace(record, workers=self.workers(present), error=without_log(problem))
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """The most jobs of it that the batch scheduler accepts, as far as is known."""
+        refused = self._system.monotonic() < self._ceiling.until
+        return self._ceiling if refused else Ceiling()
+
+    def refuse(self, accepted: int, error: Exception) -> None:
+        """Note that the batch scheduler accepts no more than ``accepted`` jobs for now."""
+        until = self._system.monotonic() + REFUSAL_TIME
+        self._ceiling = Ceiling(accepted, " ".join(str(error).split()), until)
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
-        self.attempts.succeeded()
-        self.ceiling.forget()
+        self.failures.succeeded()
+        self._ceiling = Ceiling()
         self.error = self.refused = None
 
     def stop_submitting(self, past: Iterable[JobReport]) -> None:
         """Too many jobs in a row have failed: note why, in `error`; ``past`` are ended jobs."""
-        self.error = self.attempts.error or self._failed_starts_error(past)
+        self.error = self.failures.error or self._failed_starts_error(past)
 
     def _failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
         own = [job for job in past if job.group == self.name]
@@ -207,7 +175,7 @@ class WorkerGroup:
         when = "before their workers connected"
         if last.phase is not JobPhase.FAILED:
             when = "soon after their workers had connected"
-        jobs = f"{self.label}{self.attempts.failures} jobs in a row ended {when}"
+        jobs = f"{self.label}{self.failures.jobs} jobs in a row ended {when}"
         hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 
@@ -228,9 +196,9 @@ def count_ends(
     for job in active:
         group = groups.get(job.report.group)
         if group and job.steady(now) and not job.counted:
-            group.attempts.succeeded()
+            group.failures.succeeded()
         job.counted = job.counted or job.steady(now)
     failed = Counter(job.report.group for job in ended if not job.steady(now))
     for name, number in failed.items():
         if name in groups:
-            groups[name].attempts.failed(number)
+            groups[name].failures.failed(number)

@@ -16,8 +16,9 @@ from ..clusters.report import JobPhase, ended_message, job_counts
 from ..clusters.scale import limits_of
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
+from ..planning.limits import exceeded, most_allowed
 from ..text import clock_text, plural
-from .group import WorkerGroup, by_devices, without_log
+from .group import Ceiling, WorkerGroup, without_log
 from .head import DaskControl
 from .job import PoolJob
 from .pool import JobPool
@@ -59,8 +60,11 @@ class Retirer:
 # -- the room for more jobs of a group -------------------------------------------------------------
 def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
     """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
-    most, why_not = _clamped(pool, group, jobs, pool.jobs.numbers())
-    return most, f"{group.label}{why_not}" if why_not and group.label not in why_not else why_not
+    ceiling = _ceiling(pool, group, jobs, pool.jobs.numbers())
+    if not ceiling.reason:
+        return jobs, ""
+    label = "" if group.label in ceiling.reason else group.label
+    return ceiling.jobs, f"{label}{plural(ceiling.jobs, 'job')} of {jobs}: {ceiling.reason}"
 
 
 def room(pool: JobPool, group: WorkerGroup) -> int:
@@ -69,19 +73,24 @@ def room(pool: JobPool, group: WorkerGroup) -> int:
     Jobs that leave count until they have ended.
     """
     occupied = pool.jobs.occupied()
-    most, _ = _clamped(pool, group, sys.maxsize, occupied)
+    most = _ceiling(pool, group, sys.maxsize, occupied).jobs
     if group.maximum is not None:
         most = min(most, group.maximum)
     return most - occupied[group.name]
 
 
-def _clamped(
-    pool: JobPool, group: WorkerGroup, jobs: int, numbers: Mapping[str, int]
-) -> tuple[int, str]:
+def _ceiling(pool: JobPool, group: WorkerGroup, jobs: int, numbers: Mapping[str, int]) -> Ceiling:
+    """Return the first ceiling below ``jobs`` jobs; ``numbers``: of the jobs of each group."""
+    ceilings = [group.ceiling]
+    devices, gpus = len(pool.plan.devices), group.jobs.shape.gpus
+    if devices and gpus:
+        free = devices - len(pool.jobs.devices(but=group.name))
+        reason = f"this machine has {plural(devices, 'free GPU')}"
+        ceilings.insert(0, Ceiling(free // gpus, reason))
     limits = limits_of(pool.plan, pool.record, group.name, numbers)
-    others = len(pool.jobs.devices(but=group.name))
-    devices = by_devices(pool.plan, group.jobs.shape.gpus, others)
-    return group.ceiling.clamp(jobs, limits, devices)
+    if limit := exceeded(limits, jobs):
+        ceilings.insert(0, Ceiling(most_allowed(limits) or 0, limit.rule))
+    return next((ceiling for ceiling in ceilings if ceiling.jobs < jobs), Ceiling(jobs))
 
 
 # -- one group of workers --------------------------------------------------------------------------
@@ -118,20 +127,20 @@ class GroupScaler:
 
     async def replace(self) -> None:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
-        pool, attempts = self.pool, self.group.attempts
+        pool, failures = self.pool, self.group.failures
         async with self._lock:
             if pool.error_of(self.group) is not None:
                 return
-            if self._missing() <= 0 or attempts.pausing():
+            if self._missing() <= 0 or failures.pausing():
                 return
             if not await pool.recover():
-                attempts.postpone()
+                failures.postpone()
             alive, missing = self._present(), self._missing()
             if missing <= 0 or pool.unanswered:
                 return
-            if not attempts.exhausted(missing, alive):
+            if not failures.exhausted(missing, alive):
                 await self._submit_possible(missing)
-            if attempts.exhausted(missing, alive):
+            if failures.exhausted(missing, alive):
                 self.group.stop_submitting(pool.jobs.past)
                 self.group.target = self._present()
 
@@ -142,24 +151,24 @@ class GroupScaler:
         return len(self.pool.jobs.counting(self.group.name))
 
     async def _submit_possible(self, count: int) -> None:
-        attempts, before = self.group.attempts, self._present()
+        failures, before = self.group.failures, self._present()
         try:
             error = await self._submit_what_fits(count)
         except UnavailableError as unavailable:
             logger.warning("%s: %s", self.pool.id, unavailable)
-            attempts.postpone()
+            failures.postpone()
             return
         if error is None:
             return
         accepted = self._present()
         occupied = self.pool.jobs.occupied()[self.group.name]
         if occupied > accepted:  # there may be room when those that leave have left
-            self.group.ceiling.refused(occupied, error)
+            self.group.refuse(occupied, error)
         elif self.dask.adapts(self.group.name) and accepted:
-            self.group.ceiling.refused(accepted, error)
+            self.group.refuse(accepted, error)
             self.group.target = accepted
         elif accepted == before:
-            attempts.failed(error=error)
+            failures.failed(error=error)
         self._report(f"{accepted - before} of {plural(count, 'job')} accepted: {error}")
 
     async def _submit_what_fits(self, count: int) -> GpujobsError | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.deploy.group import MOST_ATTEMPTS
+from gpujobs.deploy.group import MOST_FAILURES
 
 from ..support.churn import GROUPS, churn
 from ..support.elastic import SimulatedCluster, simulate, slurm_of
@@ -65,5 +65,5 @@ def test_jobs_that_always_fail_are_submitted_a_few_times(tmp_path: Path, adapts:
         cluster.stop()
 
     simulate(slurm, play)
-    assert 8 <= len(slurm.jobs) <= 8 * (1 + MOST_ATTEMPTS)
+    assert 8 <= len(slurm.jobs) <= 8 * (1 + MOST_FAILURES)
     assert not slurm.alive

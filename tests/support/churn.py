@@ -134,7 +134,7 @@ class Churn:
     def check_minimum(self, group: GroupChurn, jobs: list[SimulatedJob]) -> None:
         """Note a fault if a group has long had fewer jobs than its minimum without a reason."""
         slurm, workers = self.slurm, self.cluster.pool.groups[group.name]
-        prevented = workers.attempts.pausing() or self.cluster.pool.error_of(workers) is not None
+        prevented = workers.failures.pausing() or self.cluster.pool.error_of(workers) is not None
         if prevented or len(jobs) >= group.minimum:
             self.short.pop(group.name, None)
             return
