@@ -24,6 +24,7 @@ from ..clusters.report import (
     cluster_json,
     job_cells,
     job_counts,
+    numa_text,
 )
 from ..errors import GpujobsError, JobFailedError
 from ..injob.demand import RULES
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
+SHOWN_CPUS = 20
+"""Characters of a list of CPUs before it is cut short."""
 SHOWN_LOGS = 2
 """Failed jobs whose last lines are printed."""
 
@@ -173,13 +176,17 @@ def _gpu_table(report: ClusterReport) -> str:
     if report.finished or not gpus:
         return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
-    return table(("WORKER", "NODE", "GPU", "UUID", "MEMORY", "BUSY", "USED"), rows)
+    header = ("WORKER", "NODE", "GPU", "UUID", "MEMORY", "BUSY", "USED", "CPUS", "NUMA")
+    return table(header, rows)
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
     busy = "-" if gpu.busy is None else f"{gpu.busy:.0f} %"
     memory, used = _memory(gpu.memory or None), _memory(gpu.used)
-    return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory, busy, used
+    cpus, numa = gpu.binding.get("cpus") or "-", numa_text(gpu.binding)
+    if len(cpus) > SHOWN_CPUS:
+        cpus = f"{cpus[:SHOWN_CPUS]}…"
+    return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory, busy, used, cpus, numa
 
 
 def _memory(n_bytes: int | None) -> str:

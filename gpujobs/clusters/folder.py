@@ -39,6 +39,7 @@ from ..injob.folder import (
     open_file,
     over_memory_message,
 )
+from ..injob.gpus import binding_messages
 from ..injob.names import ARCHIVE, CERTIFICATE, KEY
 from ..injob.transport import Choice
 from ..schedulers import JobId
@@ -443,10 +444,11 @@ class FolderState:
 
     @property
     def findings(self) -> list[str]:
-        """What only the jobs could find out: setup, memory of workers, transport."""
+        """What only the jobs could find out: setup, memory and CPUs of workers, transport."""
         found = [*self.damaged]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
+        found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
             names = " and ".join(self._between(name) for name in unused)

@@ -413,10 +413,11 @@ class _Judge:
         return exit_record.host if exit_record else self.folder.nodes.get(number, "")
 
     def _gpus(self, worker: str) -> Iterator[WorkerGpu]:
-        row = self.folder.workers.get(worker)
-        for gpu in all_gpus(row.get("gpu") if row else None):
-            node, uuid = gpu.get("node", ""), str(gpu["uuid"])
-            yield WorkerGpu(worker, node, uuid, gpu.get("model"), gpu.get("memory"))
+        row = self.folder.workers.get(worker, {})
+        binding = row.get("binding") or {}
+        for gpu in all_gpus(row.get("gpu")):
+            node, uuid, model = gpu.get("node", ""), str(gpu["uuid"]), gpu.get("model")
+            yield WorkerGpu(worker, node, uuid, model, gpu.get("memory"), binding=binding)
 
     def _phase(
         self,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ..injob.folder import EndKind
+from ..injob.folder import Binding, EndKind
 from ..injob.names import RUN
 from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
@@ -75,6 +75,8 @@ class WorkerGpu:
     """Percent, in the last sample; None if it is not known, or not asked for."""
     used: int | None = None
     """Bytes of memory in use, like ``busy``."""
+    binding: Binding = field(default_factory=Binding, hash=False)
+    """The CPUs of the worker."""
 
 
 @dataclass(frozen=True)
@@ -446,6 +448,12 @@ def _pending_reason(job: JobReport) -> str:
 def _failure(job: JobReport) -> str:
     reason = job.reason or job.state.value
     return f"{reason} ({job.exit_remark})".removesuffix(" ()")
+
+
+def numa_text(binding: Binding) -> str:
+    """Return the NUMA nodes of a worker's CPUs, and those of its GPUs if these are others."""
+    nodes, gpu_nodes = binding.get("nodes") or "-", binding.get("gpu_nodes")
+    return f"{nodes}, GPU {gpu_nodes}" if gpu_nodes not in ("", None, nodes) else nodes
 
 
 def _own_gpus(jobs: Iterable[JobReport]) -> list[WorkerGpu]:

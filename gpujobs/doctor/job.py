@@ -22,13 +22,14 @@ from ..clusters.folder import private_folder
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
-from ..clusters.report import ClusterReport
+from ..clusters.report import ClusterReport, numa_text
 from ..clusters.submit import make_cluster_plan, site_notes
 from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
 from ..errors import GpujobsError, InputError, Position, RefusedError
+from ..injob.gpus import binding_messages
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
 from ..schedulers.base import needed_commands
@@ -58,6 +59,7 @@ def check_facts(facts: JobFacts, report: ClusterReport) -> Iterator[Check]:
     yield _check_transport(facts, report)
     yield _check_scratch(facts["scratch"])
     yield _check_gpus(report)
+    yield _check_cpus(report)
 
 
 def _check_versions(there: dict[str, str]) -> Check:
@@ -142,6 +144,19 @@ def _check_gpus(report: ClusterReport) -> Check:
         remedy = "see `request` and `visible_devices` of the site file"
         return failed("GPUs", f"{requested} requested, {len(found)} found", remedy)
     return passed("GPUs", ", ".join(f"{gpu.model} {gpu.uuid}" for gpu in found.values()))
+
+
+def _check_cpus(report: ClusterReport) -> Check:
+    workers = report.folder.workers
+    result = "; ".join(
+        f"{name}: {binding['cpus']} (NUMA node {numa_text(binding)})"
+        for name, worker in sorted(workers.items())
+        if (binding := worker.get("binding"))
+    )
+    if not (messages := binding_messages(workers)):
+        return passed("CPUs", result)
+    remedy = "Slurm: `--gres-flags=enforce-binding` in `request`; else a larger `cpus_per_gpu`"
+    return warning("CPUs", "; ".join([*messages, result]), remedy)
 
 
 # -- the checks of `gpujobs doctor` that need no job: they run on this host ------------------------

@@ -289,12 +289,23 @@ def all_gpus(gpu: Gpu | None) -> list[Gpu]:
     return [one for one in (gpu, *gpu.get("others", [])) if one.get("uuid")]
 
 
+class Binding(TypedDict, total=False):
+    """CPUs, cores and NUMA nodes of a worker, those near its GPUs, and why it is not there only."""
+
+    cpus: str
+    cores: int
+    nodes: str
+    gpu_nodes: str
+    reason: str
+
+
 class RegisteredWorker(TypedDict, total=False):
     """A worker in `workers.json`."""
 
     address: str
     threads: int
     gpu: Optional[Gpu]
+    binding: Optional[Binding]
     memory: int
     """Limit of its memory in bytes; 0: none. Missing in files of an older gpujobs."""
 

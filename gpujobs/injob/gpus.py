@@ -8,12 +8,14 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Optional, TypedDict
 
-from .folder import Folder, Gpu, RegisteredWorker, all_gpus
+from .folder import Binding, Folder, Gpu, RegisteredWorker, all_gpus
 from .names import ARCHIVE, VISIBLE, WorkerSize
 from .network import node_name
 from .options import UsageOptions
@@ -22,6 +24,8 @@ from .process import ManagedProcess
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")
 _DEVICES = Path("/dev")
+_SYSTEM = Path("/sys")
+_WORD = 64  # bits in NVML's masks of CPUs
 
 
 # -- of a job --------------------------------------------------------------------------------------
@@ -242,7 +246,118 @@ def nvml_text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+# -- the CPUs of a worker --------------------------------------------------------------------------
+# dask-cuda (26.10) binds its n-th worker near GPU 2n, whether these CPUs are the job's or not, and
+# only its main thread. Plain workers are not bound at all.
+
+
+def near_cpus(
+    gpus: Sequence[AbstractSet[int] | None],
+    others: Iterable[AbstractSet[int] | None],
+    allowed: AbstractSet[int],
+    threads: int,
+) -> tuple[AbstractSet[int], str]:
+    """Return the CPUs for a worker, and why these are not only CPUs near its GPUs.
+
+    ``gpus``: those near each of its GPUs, None if not known. ``others``: the same of the first GPU
+    of all workers of the job on this node. ``allowed``: of the job. ``threads``: of each worker.
+    """
+    if not gpus or None in gpus:
+        return allowed, ""
+    near = {cpu for cpus in gpus for cpu in cpus or ()} & allowed
+    if not near:
+        return allowed, "no CPU of the job is near the GPU"
+    threads *= max(1, sum(not near.isdisjoint(cpus or ()) for cpus in others))
+    if len(near) < min(threads, len(allowed)):
+        return allowed, f"few CPUs of the job are near the GPU: {len(near)} for {threads} threads"
+    return near, ""
+
+
+def choose_cpus(threads: int) -> tuple[AbstractSet[int], Binding]:
+    """Return the CPUs for this process, a worker with ``threads``, and their description."""
+    size, allowed = WorkerSize.of(os.environ), os.sched_getaffinity(0)
+    devices = [name for name in os.environ.get(VISIBLE, "").split(",")[: size.gpus] if name]
+    firsts = size.firsts(os.environ) if devices else []
+    places = {device: _place(device) for device in {*devices, *firsts}}
+    gpus, others = ([places[device][0] for device in names] for names in (devices, firsts))
+    cpus, reason = near_cpus(gpus, others, allowed, threads)
+    return cpus, {
+        "cpus": _ranges(cpus),
+        "cores": len({_core(cpu) for cpu in cpus}),
+        "nodes": _ranges(_nodes(cpus)),
+        "gpu_nodes": _ranges({node for device in devices for node in places[device][1]}),
+        "reason": reason,
+    }
+
+
+def bind(cpus: AbstractSet[int]) -> None:
+    """Let all threads of this process run on ``cpus`` only; new ones inherit that."""
+    for thread in map(int, os.listdir("/proc/self/task")):  # noqa: PTH208 - only names
+        with contextlib.suppress(OSError):  # it has ended
+            if not os.sched_getaffinity(thread) <= cpus:
+                os.sched_setaffinity(thread, cpus)
+
+
+def _place(device: str) -> tuple[set[int] | None, set[int]]:
+    """Return the CPUs near a GPU, None if they are not known, and its NUMA nodes."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = device_handle(pynvml, device)
+        if pynvml.nvmlDeviceIsMigDeviceHandle(handle):  # only its GPU has a place
+            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        words = os.sysconf("SC_NPROCESSORS_CONF") // _WORD + 1
+        masks = enumerate(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
+        cpus = {n * _WORD + bit for n, mask in masks for bit in range(_WORD) if mask >> bit & 1}
+        # None: in a cpuset, NVML leaves out all other CPUs.
+        nodes = _nodes(cpus) if cpus else _bus_node(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+    except Exception:  # NVML has many errors, and each means the same here
+        return None, set()
+    return (cpus if cpus or nodes else None), nodes
+
+
+def _bus_node(bus: bytes | str) -> set[int]:
+    """Return the NUMA node of a device such as ``00000000:1A:00.0``. Raises OSError."""
+    domain, _, rest = nvml_text(bus).lower().partition(":")
+    path = _SYSTEM / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node"
+    return {int(path.read_text(encoding="utf-8"))} - {-1}
+
+
+def _nodes(cpus: AbstractSet[int]) -> set[int]:
+    paths = _SYSTEM.glob("devices/system/node/node[0-9]*/cpu[0-9]*")
+    return {int(path.parent.name[4:]) for path in paths if int(path.name[3:]) in cpus}
+
+
+def _core(cpu: int) -> str:
+    path = _SYSTEM / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    return str(cpu)
+
+
+def _ranges(numbers: AbstractSet[int]) -> str:
+    """Return numbers as ``0-7,16``."""
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(firsts, lasts))
+
+
 # -- of all workers --------------------------------------------------------------------------------
+def binding_messages(workers: Mapping[str, RegisteredWorker]) -> list[str]:
+    """Return why workers do not run near their GPUs only, and whether some share one core."""
+    messages, cores = set(), Counter[str]()
+    for worker in workers.values():
+        binding, gpu = worker.get("binding") or Binding(), worker.get("gpu") or Gpu()
+        if reason := binding.get("reason"):
+            nodes, gpu_nodes = binding.get("nodes") or "?", binding.get("gpu_nodes") or "?"
+            messages.add(f"{reason} (workers on NUMA node {nodes}, their GPUs on {gpu_nodes})")
+        if binding.get("cores") == 1:
+            cores[f"CPU {binding.get('cpus')} of {gpu.get('node')}"] += 1
+    shared = sorted(core for core, sharing in cores.items() if sharing > 1)
+    return [*sorted(messages), *(f"several workers share one core: {core}" for core in shared[:1])]
+
+
 def shared_gpu_message(workers: Mapping[str, RegisteredWorker]) -> str:
     """Return a sentence about the first workers that share a GPU and must not; "" if none do."""
     owners: dict[tuple[str, str | None], list[str]] = {}

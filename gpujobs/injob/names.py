@@ -146,6 +146,12 @@ class WorkerSize:
             _SIZE: f"{self.gpus},{self.per_gpu}",
         }
 
+    def firsts(self, environ: Mapping[str, str]) -> list[str]:
+        """Return the first GPU of each worker on this node, as a worker of the job knows them."""
+        if self.gpus > 1:
+            return [own.split(",")[0] for own in environ.get(_DEVICES, "").split(";")]
+        return environ.get(VISIBLE, "").split(",") * self.per_gpu
+
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerSize:
         """Return the size of the workers in this environment."""

@@ -18,7 +18,7 @@ from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import EVENTS, IDLE, TRANSFERS, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .gpus import interval, worker_gpu
+from .gpus import bind, choose_cpus, interval, worker_gpu
 from .log import log
 from .process import defer_signals
 
@@ -170,6 +170,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         defer_signals()
     if isinstance(server, Worker):
         _report_gpu(server)
+        if hasattr(os, "sched_setaffinity"):  # Linux
+            _bind(server)
         count_transfers(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
@@ -187,6 +189,18 @@ def _report_gpu(worker: Worker) -> None:
         return gpu
 
     worker.startup_information["gpujobs"] = gpujobs
+
+
+def _bind(worker: Worker) -> None:
+    """Bind the worker to CPUs near its GPU now, and after dask-cuda's plugins: one binds, too."""
+    cpus, binding = choose_cpus(worker.state.nthreads)
+    bind(cpus)
+
+    async def gpujobs_binding(worker: Worker) -> Any:
+        bind(cpus)
+        return binding
+
+    worker.startup_information["gpujobs_binding"] = gpujobs_binding
 
 
 def idle_message(scheduler: Scheduler) -> str:
@@ -380,5 +394,6 @@ def _row(state: WorkerState) -> RegisteredWorker:
         "address": state.address,
         "threads": state.nthreads,
         "gpu": state.extra.get("gpujobs"),
+        "binding": state.extra.get("gpujobs_binding"),
         "memory": int(state.memory_limit or 0),
     }

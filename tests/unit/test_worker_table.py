@@ -44,4 +44,4 @@ def test_rows() -> None:
     ]
     shown = status_text(report).partition("UUID")[2].splitlines()[1:]
     assert [line.split()[0] for line in shown] == ["svd-0", "svd-0", "svd-1", "svd-2"]
-    assert shown[-1].split() == ["svd-2", "node1", "-", "-", "-", "-", "-"]
+    assert shown[-1].split() == ["svd-2", "node1", *"-------"]

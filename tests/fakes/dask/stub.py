@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpujobs_injob.folder import Folder
-from gpujobs_injob.gpus import with_first, worker_gpu
+from gpujobs_injob.gpus import bind, choose_cpus, with_first, worker_gpu
 from gpujobs_injob.names import PROTOCOL, VISIBLE, is_encrypted, worker_devices
 from gpujobs_injob.process import defer_signals
 
@@ -218,7 +218,15 @@ def work(name: str, options: argparse.Namespace) -> None:
     number, unit = options.memory_limit[:-3], options.memory_limit[-3:]
     memory = int(number) << {"MiB": 20, "GiB": 30}[unit]
     own = f"{os.environ[PROTOCOL]}://{own_address()}:{os.getpid()}"
-    row = {"address": own, "threads": options.nthreads, "gpu": worker_gpu(), "memory": memory}
+    cpus, binding = choose_cpus(options.nthreads)
+    bind(cpus)
+    row = {
+        "address": own,
+        "threads": options.nthreads,
+        "gpu": worker_gpu(),
+        "binding": binding,
+        "memory": memory,
+    }
     connection.sendall(f"{json.dumps({'name': name, 'worker': row})}\n".encode())
     with contextlib.suppress(OSError):
         for line in connection.makefile("r", encoding="utf-8"):

@@ -15,6 +15,7 @@ NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
 Memory = namedtuple("Memory", "total free used")
 Utilization = namedtuple("Utilization", "gpu memory")
 Process = namedtuple("Process", "pid usedGpuMemory")
+PciInfo = namedtuple("PciInfo", "busId")
 
 
 class NVMLError(Exception):
@@ -49,9 +50,14 @@ def _count():
     return int(os.environ.get("FAKE_NVML_GPUS", 4))
 
 
+class _Mig(int):
+    """The handle of a MIG slice: the index of its GPU."""
+
+
 def _uuid(index):
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return f"GPU-{node}-0000-0000-0000-{index:012d}"
+    kind = "MIG" if isinstance(index, _Mig) else "GPU"
+    return f"{kind}-{node}-0000-0000-0000-{index:012d}"
 
 
 def _busy(handle):
@@ -89,8 +95,9 @@ def nvmlDeviceGetHandleByIndex(index):
 def nvmlDeviceGetHandleByUUID(uuid):
     uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
     for index in range(_count()):
-        if uuid == _uuid(index):
-            return index
+        for handle in (index, _Mig(index)):
+            if uuid == _uuid(handle):
+                return handle
     raise NVMLError_NotFound(uuid)
 
 
@@ -128,7 +135,11 @@ def nvmlDeviceGetNvLinkState(handle, link):
 
 
 def nvmlDeviceIsMigDeviceHandle(handle):
-    return False
+    return isinstance(handle, _Mig)
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
+    return int(handle)
 
 
 def nvmlDeviceGetMigMode(handle):
@@ -136,8 +147,19 @@ def nvmlDeviceGetMigMode(handle):
 
 
 def nvmlDeviceGetCpuAffinity(handle, words):
-    cpus = os.sched_getaffinity(0)
+    """``FAKE_NVML_CPUS``: the CPUs near each GPU, as in ``0,1;2,3``; `no` is an error. Else all that this process has."""
+    if isinstance(handle, _Mig):
+        raise NVMLError_NotSupported()
+    near = os.environ.get("FAKE_NVML_CPUS", "").split(";")
+    own = near[handle % len(near)]
+    if own == "no":
+        raise NVMLError_NotSupported()
+    cpus = list(map(int, filter(None, own.split(",")))) if any(near) else os.sched_getaffinity(0)
     return [sum(1 << (c % 64) for c in cpus if c // 64 == word) for word in range(words)]
+
+
+def nvmlDeviceGetPciInfo(handle):
+    return PciInfo(f"00000000:{handle:02X}:00.0")
 
 
 def nvmlSystemGetCudaDriverVersion_v2():
