@@ -38,6 +38,7 @@ def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
         "job",
         "shared folder",
         "GPUs",
+        "CPUs",
         "scratch space",
         "route",
     ):
@@ -45,6 +46,9 @@ def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
     assert found["versions"]["result"].startswith("the same in the job: python 3.")
     assert "dask-cuda 26" in found["versions"]["result"]
     assert found["GPUs"]["result"].count("Fake GPU GPU-node") == 2
+    assert re.fullmatch(
+        r"doctor-\w+-0-0: \S+ \(NUMA node \S+\); doctor-\w+-0-1: .*", found["CPUs"]["result"]
+    )
     assert "CUDA 13" in found["driver"]["result"] and found["driver"]["state"] == "ok"
     assert (
         "tls, " in found["transport"]["result"]

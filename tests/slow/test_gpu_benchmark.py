@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,23 @@ def test_every_step_has_a_result(tmp_path: Path) -> None:
     table = (tmp_path / "results.md").read_text()
     assert "| auto / reference |" in table
     assert "nan" not in table
+
+
+def test_copies_are_compared_by_the_cpus_of_their_processes() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    argv = [
+        sys.executable,
+        ROOT / "benchmarks" / "binding.py",
+        "--fake",
+        "--rounds=1",
+        "--size=80000",
+    ]
+    env = {**os.environ, "FAKE_NVML_CPUS": f"{cpus[-1]};{cpus[0]}"}
+    done = subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=patience(100), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("|")]
+    names = ["CPUs", "---", "all", "near", "dask-cuda", *(["far"] if len(cpus) > 1 else [])]
+    assert [row[1].strip() for row in rows] == names
+    assert all("GB/s" in cell for row in rows[2:] for cell in row[2:5])
