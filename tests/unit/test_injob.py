@@ -488,7 +488,13 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     asyncio.run(main())
     found = json.loads((tmp_path / "workers.json").read_text())
     assert found["workers"] == {
-        "b-0": {"address": "tls://b-0", "threads": 2, "gpu": None, "memory": int(1.5 * 2**30)}
+        "b-0": {
+            "address": "tls://b-0",
+            "threads": 2,
+            "gpu": None,
+            "binding": None,
+            "memory": int(1.5 * 2**30),
+        }
     }
     assert found["seen"] == ["b-0", "b-1"]
     assert read_state(tmp_path).notes == [

@@ -352,6 +352,7 @@ def test_one_json_of_a_job() -> None:
                 "memory": 2**34,
                 "busy": None,
                 "used": None,
+                "binding": {},
             }
         ],
         "log": [],
