@@ -119,8 +119,8 @@ def until(
         if waited > limit and waited > (limit := max(limit, seconds * measure_slowness())):
             what = (goal if isinstance(goal, str) else goal()) or repr(condition)
             raise AssertionError(f"not within {limit:.0f} s: {what} (last: {value!r})")
-        # A command of gpujobs takes as much CPU time as the start of a worker: the cluster comes first.
-        time.sleep(max(every, 2 * took))
+        # A look takes as much CPU time as a part of a worker's start: the cluster comes first.
+        time.sleep(max(every, 5 * took))
         asked = time.monotonic()
     return time.monotonic() - started
 
