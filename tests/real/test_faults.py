@@ -72,6 +72,7 @@ done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
     """`run` fills the disk, and ends well."""

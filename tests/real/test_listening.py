@@ -14,7 +14,7 @@ import pytest
 
 import gpujobs
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..conftest import make_cli, nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -50,7 +50,8 @@ def status_of(port: int, path: str) -> int:
         return int(answer.status)
 
 
-@pytest.mark.parametrize("dashboard", ["local", *map(slow_variant, ("on", "off"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("dashboard", ["local", "on", "off"])
 def test_the_dashboard(cli: Cli, dashboard: str) -> None:
     cluster, found = running(cli, **({} if dashboard == "local" else {"dashboard": dashboard}))
     lines = cli("connect", cluster).stdout

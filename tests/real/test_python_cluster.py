@@ -458,18 +458,20 @@ def test_f6_controller_away_during_scale_and_close(
 def test_f7_killed_client_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
-    # 16 GPUs run, 4 jobs wait in the queue until those are gone.
-    with client_process(home, site(), n=20, wait=16, gpus_per_job=4) as (process, cluster):
+    # One job has all GPUs of its node, the other one waits in the queue until it is gone.
+    node = ["--nodelist=node1"]
+    jobs = client_process(home, site(), n=8, wait=4, gpus_per_job=4, directives=node)
+    with jobs as (process, cluster):
         assert len([line for line in backend.queue() if "PENDING" in line]) == 1
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         backend.wait_empty(60)
-    log = home / ".gpujobs" / cluster / "logs" / "job-4.log"
+    log = home / ".gpujobs" / cluster / "logs" / "job-1.log"
     assert re.search(
         r"compute node node\d cannot reach the dask scheduler at \S+:\d+: it is gone",
         log.read_text(),
     )
-    record = json.loads((home / ".gpujobs" / cluster / "jobs" / "4.json").read_text())
+    record = json.loads((home / ".gpujobs" / cluster / "jobs" / "1.json").read_text())
     assert record["ended"] - record["started"] <= 10
     assert (
         "injob.pyz supervise" not in log.read_text() and "workers" not in log.read_text()

@@ -27,6 +27,7 @@ from ..support.processes import patience, processes_with, until
 from ..unit.report_data import GROUPED, NAME, grouped_history, usage
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.filterwarnings("default")
 def test_a_failed_and_replaced_worker(make: Callable[..., Any]) -> None:

@@ -32,7 +32,7 @@ def report(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.conformance("sge")
+@pytest.mark.conformance
 def test_a_correct_site(cli: Cli, backend: Backend) -> None:
     found = report(cli, "here", "--live", "--run")
     assert found["correct"] and not found["findings"]

@@ -62,6 +62,7 @@ def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None
     backend.wait_empty(200)  # when it starts again it finds that the cluster has ended
 
 
+@pytest.mark.slow
 def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
     cli: Cli, backend: SlurmBackend
 ) -> None:
@@ -516,7 +517,9 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
     [
         'if ONCE; then REAL "$@" > /dev/null; echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi; exec REAL "$@"',
         slow_variant('if ONCE; then REAL "$@" > /dev/null; exit 0; fi; exec REAL "$@"'),
-        'if ONCE; then REAL "$@" > /dev/null; echo garbage; exit 0; fi; exec REAL "$@"',
+        slow_variant(
+            'if ONCE; then REAL "$@" > /dev/null; echo garbage; exit 0; fi; exec REAL "$@"'
+        ),
         slow_variant(
             'if ONCE; then echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; exit 1; fi; exec REAL "$@"'
         ),

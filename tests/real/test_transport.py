@@ -11,7 +11,7 @@ import pytest
 
 import gpujobs
 
-from ..conftest import nothing_left, slow_variant
+from ..conftest import nothing_left
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
 from ..support.processes import patience
@@ -244,14 +244,12 @@ ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
     ("change", "expected"),
     [
         ({}, ALL_WITH.format("^sm")),
-        # `gpujobs scale` may add jobs
-        slow_variant(ONE_JOB, ALL_WITH.format("^sm")),
-        slow_variant(
-            {**ONE_JOB, "requeue": 1}, "[None, None, None]"
-        ),  # has one job, and no other later
+        (ONE_JOB, ALL_WITH.format("^sm")),  # `gpujobs scale` may add jobs
+        ({**ONE_JOB, "requeue": 1}, "[None, None, None]"),  # has one job, and no other later
     ],
     ids=["two-jobs", "one-job", "never-another-job"],
 )
+@pytest.mark.slow
 def test_settings_of_isolated_jobs(
     cli: Cli, backend: SlurmBackend, change: dict[str, Any], expected: str
 ) -> None:
