@@ -143,9 +143,7 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
     found = cli.python_run(code)
     assert found.stdout.strip() == "42", found.stderr
     gpu = cli.gpus(cluster)[f"{cluster}-1"]
-    row = (
-        rf"^{cluster}-1 +{gpu['node']} +{gpu['model']} +{gpu['uuid']} +\d+ ?[GM]iB( +\d+ % +\S+)?$"
-    )
+    row = rf"^{cluster}-1 +{gpu['node']} +{gpu['model']} +{gpu['uuid']} +\d+ ?[GM]iB( +\d+ % +\S+)?( +\d[\d,-]*…? +\S+)?$"
     assert re.search(row, cli("status", cluster).stdout, re.M)
     lines = cli("connect", cluster).stdout
     assert f'gpujobs.connect("{cluster}")' in lines and "ssh -N -L" in lines and "/status" in lines
