@@ -14,7 +14,7 @@ from ..support.slurm_churn import ROUND, churn, counted_commands, environment, s
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
-WORKERS = 8
+WORKERS = 16
 MOST_CALLS = 3.0
 """Commands of the batch scheduler per second; with ``poll: 1s``, `squeue` is at most one of them."""
 
