@@ -400,6 +400,8 @@ class FolderState:
     """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
+    lost: tuple[str, ...] = ()
+    """Why nodes of an allocation are lost."""
     damaged: tuple[str, ...] = ()
     """Which files cannot be read, and why; their content is missing here."""
     refused: str = ""
@@ -444,8 +446,8 @@ class FolderState:
 
     @property
     def findings(self) -> list[str]:
-        """What only the jobs could find out: setup, memory and CPUs of workers, transport."""
-        found = [*self.damaged]
+        """What only the jobs could find out: nodes, setup, memory and CPUs of workers, transport."""
+        found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
         found += binding_messages(self.workers)
@@ -496,6 +498,7 @@ class FolderReader:
             gone=registry.get("gone", {}),
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
+            lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text},
             nodes={n: start.get("node", "") for n, start in started.items()},
@@ -529,6 +532,7 @@ class FolderReader:
             "reason": self._text,
             "claim": self._text,
             "setup": self._text,
+            "lost": self._json,
         }
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
         for number, kind in job_files(self._folder.path / "jobs", "."):

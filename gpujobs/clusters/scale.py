@@ -134,8 +134,8 @@ def _check_scalable(report: ClusterReport) -> None:
     record = report.record
     if record.owner != "cluster":
         raise InputError(f"{record.id} is owned by a Python process, which scales it")
-    if record.layout == "mpi":
-        raise InputError(f"{record.id} is one MPI allocation and cannot be resized")
+    if record.layout != "workers":
+        raise InputError(f"{record.id} is one allocation and cannot be resized")
     if record.attempts > 1:
         message = f"{record.id} has `requeue`: the jobs of all its attempts are submitted"
         raise InputError(message, hint="cancel it, and submit it with another number of GPUs")

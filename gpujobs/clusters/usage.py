@@ -312,7 +312,7 @@ def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageRep
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
-    problems += cluster.folder.damaged
+    problems += [*cluster.folder.damaged, *cluster.folder.lost]
     return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
 
 

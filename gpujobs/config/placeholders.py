@@ -23,6 +23,7 @@ RESOURCES = (
 )  # fmt: skip
 ACCOUNT = ("account",)
 LAUNCH = ("ranks", "nodes", "ranks_per_node")
+NODE_LAUNCH = ("node", "nodes", "kill")
 WORKERS_LAUNCH = ("nodes", "gpus_per_node", "gpus_per_job", "cpus_per_node", "cpus_per_job")
 SCOPES = ("node", "job", "cpu", "gpu")
 RESOURCE_NAME = r"[a-z][a-z0-9_]*"
@@ -142,7 +143,7 @@ def _is_memory(name: str) -> bool:
 
 
 def _is_size(name: str) -> bool:
-    if name in (*RESOURCES, *LAUNCH):
+    if name in (*RESOURCES, *LAUNCH, *NODE_LAUNCH):
         return "memory" in name
     return _RESOURCE.fullmatch(name) is not None
 

@@ -384,9 +384,9 @@ class Profile(Group):
 
     site: str | None = optional(TEXT, "name of a site, or a path to a site file")
     name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
-    layout: Literal["workers", "mpi"] = optional(
-        choice("workers", "mpi"),
-        "workers: elastic jobs; mpi: one allocation of fixed size",
+    layout: Literal["workers", "allocation", "mpi"] = optional(
+        choice("workers", "allocation", "mpi"),
+        "workers: elastic jobs; allocation: one job of fixed size; mpi: the same, started by MPI",
         default="workers",
     )
     run: tuple[str, ...] = optional(
@@ -398,6 +398,9 @@ class Profile(Group):
         choice("head", "ranks"),
         "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
         default="head",
+    )
+    keep_going: bool = optional(
+        FLAG, "an allocation of several nodes goes on if one of them is lost", default=False
     )
     after: After | None = optional(
         AFTER, "a cluster that must have ended before: ID or ID:ok, or ID:any after a failure, too"

@@ -40,6 +40,7 @@ from .sitekinds import (
     IMAGES,
     LAUNCHER,
     LAYOUTS,
+    NODE_LAUNCHER,
     NOTES,
     OPTION_DEFAULT,
     OPTION_DIRECTIVE,
@@ -247,6 +248,7 @@ class Queue(_OfSiteOrQueue):
     workers_launcher: tuple[str, ...] | None = optional(
         WORKERS_LAUNCHER, "overrides the site's; []: none"
     )
+    node_launcher: tuple[str, ...] | None = optional(NODE_LAUNCHER, "overrides the site's")
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
     )
@@ -375,6 +377,11 @@ class Site(_OfSiteOrQueue):
     workers_launcher: tuple[str, ...] = optional(
         WORKERS_LAUNCHER, "starts the processes of a job on its node, such as jsrun", default=()
     )
+    node_launcher: tuple[str, ...] = optional(
+        NODE_LAUNCHER,
+        "starts a process on each node of a job (`layout: allocation`); with {node}, on one",
+        default=(),
+    )
     containers: Containers = optional(
         Section(Containers), "container runtime, images, binds", default=Containers()
     )
@@ -471,5 +478,6 @@ class Site(_OfSiteOrQueue):
 
 _OVERRIDDEN = (
     "directives", "account", "visible_devices", "setup", "scratch", "mpi", "workers_launcher",
+    "node_launcher",
 )  # fmt: skip
 """Keys whose value in a queue replaces that of the site; a list or a text may be empty."""

@@ -131,7 +131,7 @@ class File:
 
 
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
-LayoutName: TypeAlias = Literal["workers", "mpi"]
+LayoutName: TypeAlias = Literal["workers", "allocation", "mpi"]
 VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
 
 
@@ -221,11 +221,12 @@ IMAGES = Table(WORD, Scalar(_image, _PATH))
 BINDS = Items(Scalar(_bind, _PATH), extendable=True)
 SHELL = Scalar(_shell, _PATH)
 LAUNCHER = _launcher(placeholders.LAUNCH)
+NODE_LAUNCHER = _launcher(placeholders.NODE_LAUNCH)
 WORKERS_LAUNCHER = _launcher(placeholders.WORKERS_LAUNCH)
 PROTOCOLS: Items[Protocol] = Items(
     choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )
-LAYOUTS: Items[LayoutName] = Items(choice("workers", "mpi"), extendable=True)
+LAYOUTS: Items[LayoutName] = Items(choice("workers", "allocation", "mpi"), extendable=True)
 PORTS = Scalar(_ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
 RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
 DEFAULTS = _Defaults(TEXT, ANYTHING)

@@ -461,8 +461,8 @@ def _with_size(document: Document, n_workers: int) -> Document:
         per_job = positive(value.get("gpus_per_job", size.gpus))
         workers = max(1, size.workers(per_job))
         value["gpus"] = max(1, math.ceil(n_workers / workers)) * per_job
-    elif value.get("layout") == "mpi":
-        message = "layout='mpi' is one allocation, which needs a number of GPUs"
+    elif value.get("layout", "workers") != "workers":
+        message = f"layout={value['layout']!r} is one allocation, which needs a number of GPUs"
         raise InputError(message, hint="n_workers=8")
     return Document(value, document.positions, document.keys, document.source)
 

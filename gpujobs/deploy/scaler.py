@@ -250,7 +250,7 @@ class Scaler:
         if not self.pool.plan.layout.elastic:
             hint = "make another cluster, with n_workers=…"
             raise InputError(
-                f"{self.pool.id} is one MPI allocation, which cannot be resized", hint=hint
+                f"{self.pool.id} is one allocation, which cannot be resized", hint=hint
             )
 
     async def reach_targets(self) -> None:

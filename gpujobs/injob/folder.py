@@ -388,6 +388,16 @@ class _RankError(TypedDict):
     reason: str
 
 
+class _Node(TypedDict):
+    node: str
+
+
+class _Lost(TypedDict):
+    node: str
+    reason: str
+    exit_code: int
+
+
 class _Start(TypedDict, total=False):
     node: str
     started: float
@@ -442,6 +452,8 @@ SHAPES: dict[str, Any] = {
     KEPT: dict[str, _KeptRates],
     "jobs/*.json": _Exit,
     "jobs/*.started": _Start,
+    "jobs/*.node": _Node,
+    "jobs/*.lost": _Lost,
 }
 """Of the files with one JSON object, by name."""
 

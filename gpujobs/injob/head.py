@@ -367,6 +367,11 @@ class Head(Job):
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
             file.write(f"gpujobs: {text}\n")
 
+    def node_lost(self, reason: str) -> None:
+        """Report a node without which the cluster goes on."""
+        super().node_lost(reason)
+        self._tell_run(reason)
+
     def _check_lease(self) -> None:
         """Exit if the client that owns the cluster has not renewed its lease."""
         now = time.monotonic()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +19,7 @@ from .gpus import job_devices, shared_gpu_message, start_sampler
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .names import (
     ENVIRONMENT,
+    NODE,
     RANK_SCRIPT,
     RUN,
     UCX_WARNINGS,
@@ -26,12 +28,12 @@ from .names import (
     job_name,
     job_worker_names,
 )
-from .network import node_name
+from .network import job_nodes, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
 from .workerhost import preset
 
-# -- start the workers of a job: one process with their nannies, or an MPI launcher ----------------
+# -- start the workers of a job: one process with their nannies, or a launcher ---------------------
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 _LONGEST_STAGGER = 60
 """Seconds over which dask spreads the exits of workers."""
@@ -41,7 +43,7 @@ def worker_names(options: SuperviseOptions) -> list[str]:
     """Return the names of the workers of a job."""
     cluster_id = Folder(options.folder).cluster_id
     return job_worker_names(
-        cluster_id, options.job, options.n_workers, options.ranks, options.group
+        cluster_id, options.number, options.n_workers, options.ranks, options.group
     )
 
 
@@ -72,8 +74,8 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
     """Start the worker processes. Raises LookupError if the job's number of GPUs is wrong."""
     if not options.workers:
         return []
-    if options.ranks:  # each rank takes its GPUs by itself
-        return [_start_launcher(options, environ)]
+    if options.ranks:  # each node, or rank, takes its GPUs by itself
+        return start_launcher(options, environ)
     devices = None
     if options.gpus:
         source, count = options.visible_devices, options.gpus
@@ -83,20 +85,39 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
 
 
 def sampler(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess | None:
-    """Start to sample the GPUs of a job. The ranks of MPI do that on each of their nodes."""
+    """Start to sample the GPUs of a job, or of a node of an allocation."""
     if not options.gpus or not options.workers or options.ranks:
         return None
     devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
     return start_sampler(options.folder, devices or [], environ)
 
 
-def _start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess:
-    """Start the ranks: workers, or the user's script, with output to the log of `run`."""
-    folder = Folder(options.folder)
-    write_rank_script(folder, environ, options.rank_env)
+def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> list[ManagedProcess]:
+    """Start the nodes of a job, or the user's script in all ranks, with its output to `run.log`.
+
+    A launcher with the name of a node starts one: there is one for each node. Agents like ssh and
+    qrsh give their words to a shell: what they start is in the script. Raises LookupError if the
+    nodes are not known.
+    """
+    folder, words = Folder(options.folder), options.workers
     if options.run_on == "ranks":
-        return ManagedProcess(RUN, options.workers, folder.logs / "run.log", environ)
-    return ManagedProcess("the MPI launcher", options.workers, job_log(options), environ)
+        write_rank_script(folder, environ, options.rank_env)
+        return [ManagedProcess(RUN, words, folder.logs / "run.log", environ)]
+    for number in options.node_numbers:  # of a job that the batch scheduler started again
+        for name in (node_file(number), lost_file(number)):
+            (folder.path / name).unlink(missing_ok=True)
+    title, log = f"the launcher ({Path(words[0]).name})", job_log(options)
+    if not any(NODE in word for word in words):
+        write_rank_script(folder, environ, options.rank_env)
+        return [ManagedProcess(title, words, log, environ)]
+    end = next(n for n, word in enumerate(words, 1) if word.endswith(f"/{RANK_SCRIPT}"))
+    write_rank_script(folder, environ, options.rank_env, words[end:])
+    return [
+        ManagedProcess(
+            f"{title} of {node}", [w.replace(NODE, node) for w in words[:end]], log, environ
+        )
+        for node in job_nodes(environ)
+    ]
 
 
 def _start_nannies(
@@ -110,18 +131,19 @@ def _start_nannies(
         environ.update(options.worker_size.environ(own))
         if options.each_gpu and len(own) > 1:  # else dask appends "-0" to the name
             words = (*words, f"--nworkers={len(own)}")
-    name = job_name(Folder(options.folder).cluster_id, options.job, options.group)
+    name = job_name(Folder(options.folder).cluster_id, options.number, options.group)
     title = f"worker {name} on {node_name()}"
     argv = [*words, "--name", name]
     return ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)
 
 
 def job_log(options: SuperviseOptions) -> Path:
-    """Return the log of a job."""
-    return Folder(options.folder).logs / f"job-{options.job}.log"
+    """Return the log of a job, or of one of its nodes."""
+    node = "" if options.node is None else f"-node-{options.node}"
+    return Folder(options.folder).logs / f"job-{options.job}{node}.log"
 
 
-# -- the environment of ranks on other nodes -------------------------------------------------------
+# -- the environment of processes on other nodes ---------------------------------------------------
 _NEEDED = re.compile(r"(DASK|GPUJOBS|UCX)_.*|PYTHONPATH|LD_LIBRARY_PATH")
 """Variables that ranks get even if nothing has changed them."""
 _LOCAL = re.compile(
@@ -136,8 +158,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """An exported function has another name."""
 
 
-def write_rank_script(folder: Folder, environ: Mapping[str, str], named: Iterable[str]) -> None:
-    """Write the script that runs its arguments as a command in the environment of a rank.
+def write_rank_script(
+    folder: Folder, environ: Mapping[str, str], named: Iterable[str], command: Sequence[str] = ()
+) -> None:
+    """Write the script that runs ``command``, else its arguments, in the environment of the job.
 
     A shell sets the variables, because the interpreter itself may need ``LD_LIBRARY_PATH``, and
     ``exec`` keeps the descriptors that the launcher passes to MPI.
@@ -147,7 +171,7 @@ def write_rank_script(folder: Folder, environ: Mapping[str, str], named: Iterabl
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in sorted(changes.items())
     ]
-    text = "\n".join([*lines, 'exec "$@"', ""])
+    text = "\n".join([*lines, f"exec {shlex.join(command)}" if command else 'exec "$@"', ""])
     descriptor = os.open(folder.path / RANK_SCRIPT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
@@ -268,7 +292,27 @@ _STOP_TIMEOUT = 3
 _RANKS_EXIT_TIMEOUT = 30
 """Seconds that the ranks have to exit when the script is over."""
 _NAMES_SHOWN = 4
+_NODE_TIMEOUT = 60.0
+"""Seconds without any worker after which a node of an allocation is lost."""
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+
+
+def node_file(number: int) -> str:
+    """Return the file that says which node of an allocation has this number, through all jobs."""
+    return f"jobs/{number}.node"
+
+
+def lost_file(number: int) -> str:
+    """Return the file that says why a node of an allocation is lost."""
+    return f"jobs/{number}.lost"
+
+
+def report_lost(
+    folder: Folder, number: int, node: str, reason: str, exit_code: int = EXIT_FAILED
+) -> None:
+    """Write why a node of an allocation is lost, unless that is known."""
+    lost = {"node": node, "reason": reason, "exit_code": exit_code}
+    folder.create(lost_file(number), json.dumps(lost))
 
 
 class JobExit(Exception):
@@ -302,7 +346,7 @@ class Job:
     def __init__(self, options: SuperviseOptions) -> None:
         self.options = options
         self.folder = Folder(options.folder)
-        self.name = job_name(self.folder.cluster_id, options.job, options.group)
+        self.name = job_name(self.folder.cluster_id, options.number, options.group)
         self.walltime = Walltime(options.started, options.walltime, options.warning)
         self.stop_reason = ""
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
@@ -315,6 +359,10 @@ class Job:
             self.environ["PATH"] = f"{options.python_folder}:{path}"
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
+        self._seen: dict[int, float] = {}
+        """When each node of an allocation last had a worker."""
+        self._lost: set[int] = set()
+        """Nodes of an allocation that are lost."""
         self._script_ended = 0.0
         """When the script in all ranks was first seen to be over; 0: not yet."""
         self._parent = os.getppid()
@@ -353,6 +401,8 @@ class Job:
         for process in self.worker_processes:
             process.wait(_STOP_TIMEOUT)
             process.kill()
+        if self._sampler is not None:
+            self._sampler.kill()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_reason = self.stop_reason or signal.Signals(number).name
@@ -373,8 +423,6 @@ class Job:
             ended = Ended(job_exit.kind, job_exit.exit_code, job_exit.reason, self.options.job)
             self.folder.end(ended)
         self.stop()
-        if self._sampler is not None:
-            self._sampler.kill()
         return job_exit.exit_code
 
     # -- workers -----------------------------------------------------------------------------------
@@ -392,33 +440,61 @@ class Job:
 
     def check_workers(self) -> None:
         """Exit if a worker is dead, not registered in time, or shares its GPU."""
-        for process in self.worker_processes:
-            if process.exit_code:
-                self.wait_for_end_of_head()
-                if self.stop_reason:  # by a signal to all processes of the job
-                    return
-                raise self.worker_failure(process)
+        failed = [process for process in self.worker_processes if process.exit_code]
+        going_on = self.options.keep_going and any(p.running for p in self.worker_processes)
+        if failed and not going_on:
+            self.wait_for_end_of_head()
+            if self.stop_reason:  # by a signal to all processes of the job
+                return
+            raise self.worker_failure(failed[0])
         registered = self.folder.registered()
         if not self.options.client_owns and (message := shared_gpu_message(registered)):
             raise failure(message)
         if self.worker_processes and not self.all_registered:
             self._check_registered(set(registered))
+        self._check_nodes(set(registered))
+
+    def _check_nodes(self, registered: set[str]) -> None:
+        """Note nodes that have lost their workers: not every launcher reports a lost node."""
+        now = time.monotonic()
+        for number in self.options.node_numbers:
+            prefix = job_name(self.folder.cluster_id, number)
+            if any(name == prefix or name.startswith(f"{prefix}-") for name in registered):
+                self._seen[number] = now
+            elif now - self._seen.get(number, now) > _NODE_TIMEOUT:
+                self._seen[number] = float("inf")
+                # A node that has released its workers has removed the file.
+                if node := self.folder.read(node_file(number)).get("node"):
+                    report_lost(self.folder, number, node, f"{prefix} on {node}: workers are gone")
+
+    def node_lost(self, reason: str) -> None:
+        """Go on without a node."""
+        log(reason)
 
     def _check_registered(self, registered: set[str]) -> None:
         expected = worker_names(self.options)
         missing = [name for name in expected if name not in registered]
+        if missing and self._lost:  # of a node that is lost, without which the others go on
+            return
         if missing:
             self._check_start_timeout(missing)
             return
         self.all_registered = True
         unexpected = registered.difference(expected)
-        if self.options.ranks and unexpected:  # of an allocation that has all workers
+        if self.options.run_on == "ranks" and unexpected:
             raise failure(f"unexpected workers: {', '.join(sorted(unexpected))}")
 
     def _check_start_timeout(self, missing: list[str]) -> None:
         limit = self.options.start_timeout
         if time.monotonic() - self.began <= limit:
             return
+        files = [self.folder.path / node_file(n) for n in self.options.node_numbers]
+        started = sum(path.exists() for path in files)
+        if started < len(files):
+            raise failure(
+                f"{self.worker_processes[0].name} has started {started} of {self.options.nodes} "
+                f"nodes within {limit} s (`node_launcher`, or `mpi`, of the site)"
+            )
         names = missing[:_NAMES_SHOWN]
         if len(missing) > _NAMES_SHOWN:
             names.append("…")
@@ -427,10 +503,10 @@ class Job:
         )
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:
-        """Return the exit after a worker or MPI launcher failed; a rank may have written why."""
-        error = self.folder.read("rank-error")
-        if error:
-            return failure(error["reason"], error["exit_code"])
+        """Return the exit after a worker or a launcher failed; a node or rank may have said why."""
+        for name in ("rank-error", *map(lost_file, self.options.node_numbers)):
+            if error := self.folder.read(name):
+                return failure(error["reason"], error["exit_code"])
         if self.options.ranks:
             return failure(self._launcher_message(process))
         return failure(process.exit_message())
@@ -458,6 +534,8 @@ class Job:
         self._check_folder(bool(names))
         if f"leave-{self.options.job}" in names and not self.is_head:
             self.stop_reason = self.stop_reason or "scale"
+        if self.options.ranks:
+            self._check_lost()
         if "rank-error" in names and self.worker_processes:
             launcher = self.worker_processes[0]
             launcher.wait(_STOP_TIMEOUT)  # if it hangs in its abort, it is killed with the job
@@ -475,6 +553,20 @@ class Job:
             ended = Ended.parse(value)
             log(f"the cluster has ended: {ended.reason or 'run: is done'}")
             raise self.end_with_cluster(ended)
+
+    def _check_lost(self) -> None:
+        """Exit if a node of this job is lost, unless the others go on."""
+        numbers = set(self.options.node_numbers) - self._lost
+        names = Folder(str(self.folder.path / "jobs")).names() if numbers else set()
+        for number in numbers:
+            if Path(lost_file(number)).name not in names:
+                continue
+            lost = self.folder.read(lost_file(number))
+            if lost and not self.options.keep_going:
+                raise failure(lost["reason"], lost["exit_code"])
+            if lost:  # else it is being written
+                self._lost.add(number)
+                self.node_lost(lost["reason"])
 
     def _check_script_end(self) -> None:
         """Exit if the script in all ranks is over, but a worker was still starting.

@@ -17,6 +17,7 @@ from .names import LOOPBACK_INTERFACE
 from .network import confine, node_name
 from .options import (
     LaunchOptions,
+    NodeOptions,
     RankOptions,
     RetireOptions,
     SuperviseOptions,
@@ -27,7 +28,7 @@ from .options import (
 )
 from .rank import launch, run_rank
 from .transport import trial, try_ucxx
-from .workers import Workers, retire
+from .workers import Node, Workers, retire
 
 
 # -- supervise one job -----------------------------------------------------------------------------
@@ -110,6 +111,8 @@ def main(argv: list[str]) -> int:
     # Python's own printer of exceptions does not find source lines in a zip file.
     sys.excepthook = traceback.print_exception
     options = parse(argv)
+    if isinstance(options, NodeOptions):
+        return Node(options).run()
     if isinstance(options, SuperviseOptions):
         return supervise(options)
     if isinstance(options, WorkersOptions):

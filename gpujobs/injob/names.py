@@ -37,7 +37,9 @@ LOOPBACK_INTERFACE = "lo"
 ENVIRONMENT = "environment"
 """File in the cluster's folder: the environment of an MPI job before its setup."""
 RANK_SCRIPT = "ranks.sh"
-"""File in the cluster's folder: starts a rank in the environment of the job."""
+"""File in the cluster's folder: starts a process of another node in the environment of the job."""
+NODE = "{node}"
+"""In a launcher that starts one node: the name of the node."""
 PROTOCOL = "GPUJOBS_PROTOCOL"
 """Variable of jobs with the protocol of dask's processes."""
 MODULES = "GPUJOBS_MODULES"
@@ -81,10 +83,11 @@ def job_worker_names(
     """Return the names of the workers of job ``number``.
 
     ``workers``: how many the job has; if these are several, a number is appended to each.
-    ``ranks``: MPI ranks with GPUs; with them, the workers are named after their ranks.
+    ``ranks``: nodes, or MPI ranks with GPUs, of each job of an allocation; with them, the workers
+    are named after these, which are numbered through all jobs.
     """
     if ranks:
-        processes = [f"{cluster_id}-{rank}" for rank in range(ranks)]
+        processes = [f"{cluster_id}-{number * ranks + rank}" for rank in range(ranks)]
         workers //= ranks
     else:
         processes = [job_name(cluster_id, number, group)]

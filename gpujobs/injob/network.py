@@ -35,6 +35,22 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def job_nodes(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of this job, as PBS, Torque, Grid Engine and LSF list them.
+
+    Raises LookupError if there is no list.
+    """
+    text = environ.get("LSB_HOSTS", "").replace(" ", "\n")
+    for variable in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):
+        if path := environ.get(variable):
+            with contextlib.suppress(OSError):
+                text = Path(path).read_text(encoding="utf-8")
+    nodes = [line.split()[0] for line in text.splitlines() if line.split()]
+    if not nodes:
+        raise LookupError("the batch scheduler does not list the nodes of this job in a file")
+    return list(dict.fromkeys(nodes))
+
+
 def own_address(interface: str | None) -> str:
     """Return this node's address on an interface; without one, that of its default route."""
     from distributed.utils import get_ip, get_ip_interface

@@ -36,7 +36,7 @@ class SuperviseOptions:
 
     folder: str = _option("the cluster's folder")
     job: int = _option("number of this job", type=int)
-    started: float = _option("when the job started, since the epoch", type=float)
+    started: float = _option("when the job started, since the epoch", type=float, default=0.0)
     walltime: int = _option("0: none", type=int, default=0)
     warning: int = _option("time before the walltime at which to stop", type=int, default=60)
     gpus: int = _option("GPUs of this job", type=int, default=0)
@@ -44,10 +44,11 @@ class SuperviseOptions:
     each_gpu: bool = _option("start one plain worker per GPU", action="store_true")
     gpus_per_worker: int = _option("GPUs of each worker", type=int, default=1)
     workers_per_gpu: int = _option("workers that share a GPU", type=int, default=1)
-    ranks: int = _option("MPI ranks with GPUs in the worker command", type=int, default=0)
+    ranks: int = _option("nodes or MPI ranks that have workers", type=int, default=0)
     nodes: int = _option("nodes of this job", type=int, default=1)
     ranks_per_node: int = _option("ranks that the launcher starts on each", type=int, default=1)
     rank_env: tuple[str, ...] = _option("variables of the profile", type=_words, default=())
+    keep_going: bool = _option("the others go on if a node is lost", action="store_true")
     run_on: str = _option("ranks: run is in them", choices=["head", "ranks"], default="head")
     schemes: tuple[str, ...] = _option("protocols, best first", type=_words, default=("tls",))
     gpu_memory: str = _option(
@@ -75,6 +76,20 @@ class SuperviseOptions:
     """Command of the dask scheduler; empty if this job cannot be the head."""
     workers: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
+    node: int | None = None
+    """Number of this node in its job, if this process supervises only that."""
+
+    @property
+    def number(self) -> int:
+        """Number in the names of the workers: of the job, or of the node, through all jobs."""
+        return self.job if self.node is None else self.job * self.nodes + self.node
+
+    @property
+    def node_numbers(self) -> range:
+        """Numbers of the nodes whose processes a launcher of this job starts."""
+        if not self.ranks or self.run_on == "ranks":
+            return range(0)
+        return range(self.job * self.nodes, (self.job + 1) * self.nodes)
 
     @property
     def worker_size(self) -> WorkerSize:
@@ -88,8 +103,13 @@ class SuperviseOptions:
 
 
 @dataclass(frozen=True)
+class NodeOptions(SuperviseOptions):
+    """Options of ``node``: the workers of one node of an allocation."""
+
+
+@dataclass(frozen=True)
 class RankOptions:
-    """Options of ``rank``: one MPI rank. Those below `script` are for its dask_mpi.initialize()."""
+    """Options of ``rank``: one MPI rank; from `worker_class` on for its dask_mpi.initialize()."""
 
     folder: str = _option("the cluster's folder")
     size: int = _option("ranks that the launcher was to start", type=int)
@@ -99,7 +119,6 @@ class RankOptions:
     on_node: int = _option("ranks with GPUs on each node", type=int, default=1)
     nodes: int = _option("nodes of this job", type=int, default=1)
     visible_devices: str = _option("where they are listed", default="scheduler")
-    script: bool = _option("the command is a user's script", action="store_true")
     worker_class: str | None = _option("class of the workers", default=None)
     nthreads: int | None = _option("threads of a worker", type=int, default=None)
     memory_limit: str = _option("of a worker", default="auto")
@@ -111,7 +130,7 @@ class RankOptions:
     encryption: str = _option("of the site", choices=["optional", "required"], default="optional")
     worker_options: Mapping[str, Any] | None = _option("JSON", type=json.loads, default=None)
     command: tuple[str, ...] = ()
-    """A module, or the user's script; and its arguments."""
+    """The user's script, and its arguments."""
 
     @property
     def worker_size(self) -> WorkerSize:
@@ -179,6 +198,7 @@ class LaunchOptions:
 
 Options = Union[
     SuperviseOptions,
+    NodeOptions,
     WorkersOptions,
     RankOptions,
     RetireOptions,
@@ -190,6 +210,7 @@ Options = Union[
 
 _SUBCOMMANDS: dict[str, type[Options]] = {
     "supervise": SuperviseOptions,
+    "node": NodeOptions,
     "workers": WorkersOptions,
     "rank": RankOptions,
     "retire": RetireOptions,
@@ -206,15 +227,16 @@ def parse(argv: list[str]) -> Options:
     """Return the options of the sub-command in ``argv``; exits with 2 if they are not valid.
 
     ``supervise … --scheduler WORDS --workers WORDS --run WORDS``: these are commands, in this order
-    if there are several. ``rank … -- WORDS``, ``workers … -- WORDS``: one command.
+    if there are several. ``node``, ``rank`` and ``workers … -- WORDS``: one command.
     """
     words = argv
     commands: dict[str, tuple[str, ...]] = {}
     if argv[:1] == ["supervise"]:
         words, commands = _split_commands(argv)
-    elif argv[:1] in (["rank"], ["workers"]) and "--" in argv:
+    elif argv[:1] in (["node"], ["rank"], ["workers"]) and "--" in argv:
         at = argv.index("--")
-        words, commands = argv[:at], {"command": tuple(argv[at + 1 :])}
+        name = "workers" if argv[0] == "node" else "command"
+        words, commands = argv[:at], {name: tuple(argv[at + 1 :])}
     values = {**vars(_parser().parse_args(words)), **commands}
     options = _SUBCOMMANDS[values.pop("subcommand")]
     return options(**values)

@@ -1,4 +1,4 @@
-"""The MPI ranks of `layout: mpi`: workers of dask-mpi, or a script."""
+"""The MPI ranks of a script that runs in all of them: `run_on: ranks`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
+from .folder import SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, start_sampler
 from .log import append_output_to, in_plain_words
 from .names import (
@@ -184,10 +184,7 @@ def run_rank(options: RankOptions) -> None:
     try:
         _check_size(world, options.size)
         _check_nodes(world, options.nodes)
-        if options.script:
-            _run_script(options)
-        else:
-            _run_workers(options, folder.cluster_id, world)
+        _run_script(options)
     except SystemExit as error:
         if error.code in (None, 0):
             raise
@@ -201,7 +198,7 @@ def run_rank(options: RankOptions) -> None:
             return
         root = _root_cause(error)
         reason = f"{type(root).__name__}: {root}"
-        _abort(folder, world, reason, 1 if options.script else EXIT_FAILED)
+        _abort(folder, world, reason, 1)
         raise
 
 
@@ -262,19 +259,6 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _NANNY_MODULE]})
 
 
-# -- workers ---------------------------------------------------------------------------------------
-def _run_workers(options: RankOptions, cluster_id: str, world: MPI.Comm) -> None:
-    place, _ = _rank_on_node(world)
-    _take_gpus(options, place)
-    module, *arguments = options.command
-    at = arguments.index("--worker-options") + 1
-    worker = json.loads(arguments[at])
-    worker["preload"] = [*worker.get("preload", []), PRELOAD]
-    arguments[at] = json.dumps(worker)
-    sys.argv = [module, *arguments, "--name", cluster_id]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
 # -- the user's script in all ranks ----------------------------------------------------------------
 def _run_script(options: RankOptions) -> None:
     """Run the script, whose `dask_mpi.initialize` is ours.
@@ -293,7 +277,8 @@ def _run_script(options: RankOptions) -> None:
         return
     vars(MPI)["COMM_WORLD"] = used  # dask-mpi takes its ranks from there
     rank = used.Get_rank()
-    os.environ["GPUJOBS_RANK"] = str(rank - EXTRA_RANKS)
+    first = int(os.environ["GPUJOBS_JOB"]) * (used.Get_size() - EXTRA_RANKS)
+    os.environ["GPUJOBS_RANK"] = str(first + rank - EXTRA_RANKS)
     if rank != _CLIENT_RANK:
         log = f"job-{os.environ['GPUJOBS_JOB']}.log"
         append_output_to(Folder(options.folder).logs / log)

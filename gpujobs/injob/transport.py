@@ -522,7 +522,7 @@ def _settings(
 ) -> tuple[dict[str, str], str]:
     """Return the settings of UCX for this job, and a remark.
 
-    A cluster that has one job now may get more, unless it is an MPI allocation or has `requeue`.
+    A cluster that has one job now may get more, unless it is an allocation or has `requeue`.
     """
     if options.single_job:
         return {}, ""

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
-from .job import Job, JobExit, failure, job_log, over, worker_names
-from .log import log
+from .folder import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    HEARTBEAT,
+    EndKind,
+    Folder,
+    JsonObject,
+    modified_at,
+)
+from .job import Job, JobExit, failure, job_log, node_file, over, report_lost, worker_names
+from .log import append_output_to, log
 from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import SuperviseOptions
@@ -206,13 +218,17 @@ class Workers(Job):
         while True:
             self.pause(self._poll_interval())
             self.check_end()
-            if self.stop_reason or self.walltime.nearly_over():
-                self._retire()
+            self.check_stop()
             self.check_workers()
             if all(process.exit_code == 0 for process in self.worker_processes):
                 self._workers_exited(address)
             if self._watch.is_gone(address, self.environ, registered=self.all_registered):
-                raise self._scheduler_gone(address)
+                raise self.scheduler_gone(address)
+
+    def check_stop(self) -> None:
+        """Release the workers and exit if the batch scheduler or the walltime requires it."""
+        if self.stop_reason or self.walltime.nearly_over():
+            self._retire()
 
     def _poll_interval(self) -> float:
         starting = time.monotonic() - self.began < _START_SECONDS
@@ -293,9 +309,9 @@ class Workers(Job):
         if self.options.client_owns or is_reachable(address, self.environ):
             log("the workers of this job were released")
             raise JobExit(0)
-        raise self._scheduler_gone(address)
+        raise self.scheduler_gone(address)
 
-    def _scheduler_gone(self, address: str) -> JobExit:
+    def scheduler_gone(self, address: str) -> JobExit:
         """Return the exit after the head is gone; its batch script may have noted a signal."""
         head = self.folder.read("head/owner").get("job")
         if (self.folder.path / "jobs" / f"{head}.stopped").exists():
@@ -308,7 +324,7 @@ class Workers(Job):
         """Return the exit after the workers failed, perhaps because the head is lost."""
         address = self.scheduler_address()
         if self.has_next_attempt and address and not is_reachable(address, self.environ):
-            return self._scheduler_gone(address)
+            return self.scheduler_gone(address)
         return super().worker_failure(process)
 
     def wait_for_end_of_head(self) -> None:
@@ -358,3 +374,76 @@ class Workers(Job):
 
     def _cluster_ended(self) -> bool:
         return not {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())
+
+
+# -- one node of an allocation ---------------------------------------------------------------------
+_NUMBERS = ("PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables in which a launcher may number the processes that it starts."""
+_STOP_TIMEOUT = 30.0
+"""Seconds in which the supervisor of the job ends it after a signal."""
+
+
+def claim_node(folder: Folder, options: SuperviseOptions) -> int:
+    """Return the number of this node in its job, by the launcher's number, else the first free one.
+
+    Raises LookupError if the launcher has started more than one process for each node.
+    """
+    own = node_name()
+    given = next((os.environ[name] for name in _NUMBERS if name in os.environ), "")
+    order = sorted(range(options.nodes), key=lambda node: str(node) != given)
+    first = options.job * options.nodes
+    claimed = (n for n in order if folder.create(node_file(first + n), json.dumps({"node": own})))
+    number = next(claimed, None)
+    others = [n for n in order if n != number]
+    if number is None or own in (folder.read(node_file(first + n)).get("node") for n in others):
+        raise LookupError(f"the launcher has started two processes on {own}, not one on each node")
+    return number
+
+
+class Node(Workers):
+    """The workers of one node of an allocation. The supervisor of the job decides what follows."""
+
+    role = "workers of a node"
+
+    def __init__(self, options: SuperviseOptions) -> None:
+        attempt = int(os.environ.get("GPUJOBS_ATTEMPT", "1"))
+        folder, problem, node = Folder(options.folder), "", 0
+        try:
+            node = claim_node(folder, options)
+        except LookupError as error:
+            problem = f"{error} (`node_launcher`, or `mpi`, of the site)"
+        super().__init__(replace(options, node=node, attempt=attempt, client_owns=True))
+        self._problem = problem
+        self._stop_at = float("inf")
+        append_output_to(job_log(self.options))
+
+    def work(self) -> NoReturn:
+        """Start the workers of this node, and supervise them."""
+        if self._problem:
+            raise failure(self._problem)
+        super().work()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Leave the end to the supervisor of the job, which moves data and stops `run` first."""
+        self._stop_at = min(self._stop_at, time.monotonic() + _STOP_TIMEOUT)
+
+    def check_stop(self) -> None:
+        """Exit a while after a signal."""
+        if time.monotonic() > self._stop_at:
+            raise JobExit(EXIT_STOPPED)
+
+    def scheduler_gone(self, address: str) -> JobExit:
+        """Return the exit: the job ends."""
+        return JobExit(EXIT_STOPPED, None, f"the dask scheduler at {address} is gone")
+
+    def _exit(self, job_exit: JobExit) -> int:
+        number, node = self.options.number, node_name()
+        if job_exit.reason:
+            log(job_exit.reason)
+        if job_exit.kind is not None:
+            code = job_exit.exit_code
+            report_lost(self.folder, number, node, job_exit.reason, code)
+        elif not job_exit.exit_code:
+            (self.folder.path / node_file(number)).unlink(missing_ok=True)
+        self.stop()
+        return job_exit.exit_code

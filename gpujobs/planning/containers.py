@@ -235,8 +235,8 @@ def choose_staging(diagnostics: Diagnostics) -> Staging | None:
     reason = ""
     if profile.environment.python or profile.environment.setup:
         reason = "the profile selects the Python of the jobs"
-    elif profile.layout == "mpi":
-        reason = "a job of `layout: mpi` may have several nodes"
+    elif profile.layout != "workers":
+        reason = f"a job of `layout: {profile.layout}` may have several nodes"
     if reason:
         diagnostics.note(f"the environment of the site ({archive}) is not used: {reason}")
         return None
@@ -399,10 +399,11 @@ def _check_launcher(diagnostics: Diagnostics, runtime: Runtime) -> None:
     if site.scheduler != "slurm":
         message = f"{runtime.name} is a part of Slurm; this site has {site.scheduler}"
         diagnostics.profile_error(message, *KEY, "runtime")
-    command = site.mpi.command
-    if spec.profile.layout == "mpi" and command and Path(command[0]).name != runtime.launcher:
-        message = f"{runtime.name} needs {runtime.launcher}; the site starts MPI by {command[0]}"
-        diagnostics.profile_error(message, *KEY, related=spec.site_position("mpi", "command"))
+    key = ("mpi", "command") if spec.profile.layout == "mpi" else ("node_launcher",)
+    command = site.mpi.command if spec.profile.layout == "mpi" else site.node_launcher
+    if spec.profile.layout != "workers" and command and Path(command[0]).name != runtime.launcher:
+        message = f"{runtime.name} needs {runtime.launcher}; the site starts nodes by {command[0]}"
+        diagnostics.profile_error(message, *KEY, related=spec.site_position(*key))
 
 
 def _check_folder(diagnostics: Diagnostics, runtime: Runtime, name: str, folder: str) -> None:

@@ -191,10 +191,10 @@ class DirectiveWriter:
     def launcher(self, software: Software) -> tuple[str, ...]:
         """Return the words of the site's `workers_launcher`; () if there is none.
 
-        In `layout: mpi`, the launcher of MPI starts the processes on the nodes.
+        In an allocation of several nodes, another launcher starts the processes on the nodes.
         """
         words = self.site.workers_launcher
-        if not words or self.profile.layout != "workers":
+        if not words or self.shape.nodes > 1 or self.profile.run_on == "ranks":
             return ()
         container = software.container
         if container and container.runtime.launcher:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..injob.names import ARCHIVE, EXTRA_RANKS, PRELOAD, RANK_SCRIPT
+from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, PRELOAD, RANK_SCRIPT
 from ..schedulers import Scheduler
 from ..text import plural
 from . import workeroptions
@@ -72,7 +72,7 @@ class Layout(ABC):
         return ""
 
     def working_ranks(self, shape: JobShape) -> int:
-        """Return the number of MPI ranks that own GPUs; 0 without MPI."""
+        """Return the number of nodes or MPI ranks that a launcher starts for workers; else 0."""
         return 0
 
 
@@ -94,7 +94,7 @@ def check_whole_nodes(gpus: int, queue: Queue, reason: str) -> None:
     raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=f"gpus: {choices}")
 
 
-# -- the two values of `layout`, each a class ------------------------------------------------------
+# -- the values of `layout`, each a class ----------------------------------------------------------
 PRELOAD_OPTION = f"--preload={PRELOAD}"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 
@@ -183,6 +183,121 @@ class WorkersLayout(Layout):
         return "in the job that starts first"
 
 
+class AllocationLayout(WorkersLayout):
+    """`layout: allocation`: one job, with a supervisor of workers on each of its nodes."""
+
+    name = "allocation"
+    elastic = False
+
+    def check(self, diagnostics: Diagnostics) -> None:
+        """Report keys that one job with all GPUs cannot have. Raises InputError."""
+        super().check(diagnostics)
+        profile = self.profile
+        for key, given in (("head", profile.head), ("gpus_per_job", profile.gpus_per_job)):
+            if given:
+                message = f"`{key}` has no meaning in `layout: {self.name}`: one job has all GPUs"
+                diagnostics.profile_error(message, key)
+        if profile.gpus in (0, "auto"):
+            diagnostics.profile_error(f"`layout: {self.name}` needs a number of GPUs", "gpus")
+        diagnostics.raise_problems()
+
+    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
+        """Return all GPUs, on as few nodes as possible; several nodes must be whole ones."""
+        per_node = queue.gpus_per_node or 1
+        if queue.exclusive:
+            check_whole_nodes(gpus, queue, "it gives whole nodes")
+        if gpus > per_node:
+            check_whole_nodes(gpus, queue, "a job of several nodes has whole nodes")
+        return gpus, -(-gpus // per_node)
+
+    def default_start_workers(self, n_workers: int) -> int:
+        """Return all workers: they start together."""
+        return n_workers
+
+    def working_ranks(self, shape: JobShape) -> int:
+        """Return the number of nodes that a launcher starts: 0 for one node, which needs none."""
+        return shape.nodes if shape.nodes > 1 else 0
+
+    @property
+    def launcher_command(self) -> tuple[str, ...]:
+        """The launcher of the site, else of the batch scheduler, with placeholders."""
+        return self.site.node_launcher or self.scheduler.node_launcher
+
+    def launcher(self, shape: JobShape) -> list[str]:
+        """Return the words of the command that starts the nodes, with variables of the job."""
+        values: dict[str, int | float | str | None] = {
+            "ranks": shape.nodes,
+            "nodes": shape.nodes,
+            "ranks_per_node": 1,
+            "node": NODE,
+            "kill": int(not self.profile.keep_going),
+        }
+        return [placeholders.expand(word, values) for word in self.launcher_command]
+
+    def supervisor_options(self, shape: JobShape) -> list[str]:
+        """Return the number of nodes, after the options of each of them."""
+        options = super().supervisor_options(shape)
+        if not self.working_ranks(shape):
+            return options
+        return [
+            *options,
+            f"--ranks={shape.nodes}",
+            f"--nodes={shape.nodes}",
+            *self._rank_env(),
+            *(["--keep-going"] if self.profile.keep_going else []),
+        ]
+
+    def _rank_env(self) -> list[str]:
+        return [f"--rank-env={','.join(self.profile.env)}"] if self.profile.env else []
+
+    def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
+        """Return the launcher, and the supervisor of each node with its command of workers."""
+        words = super().worker_words(jobs, transport, workdir)
+        if not self.working_ranks(jobs.shape):
+            return words
+        return [
+            *self._launched(jobs.shape),
+            f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" node',
+            f"--nodes={jobs.shape.nodes}",
+            f"--gpus={jobs.shape.gpus_per_node}",
+            f"--visible-devices={jobs.visible_devices}",
+            *super().supervisor_options(jobs.shape),
+            f"--start-timeout={self.profile.start_timeout}",
+            "--",
+            *words,
+        ]
+
+    def _launched(self, shape: JobShape) -> list[str]:
+        """Return the launcher, and the script with the environment of the job, as bash."""
+        launcher = [with_variables(word) for word in self.launcher(shape)]
+        runtime = runtime_of(self.profile.environment.container, self.site)
+        words = runtime.around(launcher) if runtime else launcher
+        return [*words, f'sh "$GPUJOBS_FOLDER/{RANK_SCRIPT}"']
+
+    def head_text(self, shape: JobShape, own_head: bool) -> str:
+        """Return the node of the dask scheduler, and the launcher."""
+        if not self.working_ranks(shape):
+            return "in the job"
+        nodes = plural(shape.nodes, "node")
+        return f"on the first node; {nodes} started by {self.launcher(shape)[0]}"
+
+
+class MpiLayout(AllocationLayout):
+    """`layout: mpi`: an allocation whose nodes, or ranks with a script, are started by MPI."""
+
+    name = "mpi"
+
+    @property
+    def setup(self) -> str:
+        """Bash text of the site, for MPI."""
+        return self.site.mpi.setup
+
+    @property
+    def launcher_command(self) -> tuple[str, ...]:
+        """The launcher of MPI, with placeholders."""
+        return self.site.mpi.command or self.scheduler.mpi_command
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of an MPI job. ``started`` counts all ranks, ``working`` those that own GPUs."""
@@ -195,50 +310,18 @@ class Ranks:
     """GPUs of each working rank."""
 
 
-class MpiLayout(Layout):
-    """`layout: mpi`: one job, whose workers are started as MPI ranks."""
-
-    name = "mpi"
-    elastic = False
-
-    @property
-    def setup(self) -> str:
-        """Bash text of the site, for MPI."""
-        return self.site.mpi.setup
+class RanksLayout(MpiLayout):
+    """`layout: mpi` with `run_on: ranks`: the user's script in all ranks of MPI."""
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Report keys that one job with all GPUs cannot have. Raises InputError."""
-        profile = self.profile
-        for key, given in (("head", profile.head), ("gpus_per_job", profile.gpus_per_job)):
-            if given:
-                message = f"`{key}` has no meaning in `layout: mpi`: one job has all GPUs"
-                diagnostics.profile_error(message, key)
-        if profile.gpus in (0, "auto"):
-            diagnostics.profile_error("`layout: mpi` needs a number of GPUs", "gpus")
-        if profile.run_on == "ranks":
-            self._check_script(diagnostics)
-        diagnostics.raise_problems()
-
-    def _check_script(self, diagnostics: Diagnostics) -> None:
+        """Report keys that one job cannot have, and a `run` that is no script."""
         run = self.profile.run
         if not run:
             report_run_on(diagnostics)
         elif Path(run[0]).name.startswith("python"):
             message = "`run_on: ranks` takes a Python script, without `python`"
             diagnostics.profile_error(message, "run", hint=f"run: [{', '.join(run[1:])}]")
-
-    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
-        """Return all GPUs, on as few nodes as possible; several nodes must be whole ones."""
-        per_node = queue.gpus_per_node or 1
-        if queue.exclusive:
-            check_whole_nodes(gpus, queue, "it gives whole nodes")
-        if gpus > per_node:
-            check_whole_nodes(gpus, queue, "an MPI job of several nodes has whole nodes")
-        return gpus, -(-gpus // per_node)
-
-    def default_start_workers(self, n_workers: int) -> int:
-        """Return all workers: they start together."""
-        return n_workers
+        super().check(diagnostics)
 
     def ranks(self, shape: JobShape) -> Ranks:
         """Return the ranks of a job of this shape."""
@@ -246,9 +329,7 @@ class MpiLayout(Layout):
         working, gpus = size.workers(shape.gpus_per_node), size.gpus  # one plain worker each
         if self.profile.workers.worker_class == "cuda":
             working, gpus = 1, shape.gpus_per_node  # it starts all of dask-cuda's workers
-        per_node = working
-        if self.profile.run_on == "ranks":
-            per_node += EXTRA_RANKS  # the dask scheduler and the client
+        per_node = working + EXTRA_RANKS  # the dask scheduler and the client
         return Ranks(
             working=working * shape.nodes,
             started=per_node * shape.nodes,
@@ -268,8 +349,7 @@ class MpiLayout(Layout):
             "nodes": shape.nodes,
             "ranks_per_node": ranks.per_node,
         }
-        command = self.site.mpi.command or self.scheduler.mpi_command
-        return [placeholders.expand(word, values) for word in command]
+        return [placeholders.expand(word, values) for word in self.launcher_command]
 
     def supervisor_options(self, shape: JobShape) -> list[str]:
         """Return the number of ranks with workers, of nodes, and of ranks on each node."""
@@ -279,17 +359,14 @@ class MpiLayout(Layout):
             f"--nodes={shape.nodes}",
             f"--ranks-per-node={ranks.per_node}",
             *workeroptions.size_options(self.profile.workers),
-            *([f"--rank-env={','.join(self.profile.env)}"] if self.profile.env else []),
+            *self._rank_env(),
         ]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
-        """Return the launcher and the program of each rank: dask-mpi, or the user's script."""
+        """Return the launcher and the program of each rank: the user's script."""
         ranks = self.ranks(jobs.shape)
-        launcher = [with_variables(word) for word in self.launcher(jobs.shape)]
-        runtime = runtime_of(self.profile.environment.container, self.site)
-        words = [
-            *(runtime.around(launcher) if runtime else launcher),
-            f'sh "$GPUJOBS_FOLDER/{RANK_SCRIPT}"',
+        return [
+            *self._launched(jobs.shape),
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",
@@ -298,14 +375,12 @@ class MpiLayout(Layout):
             f"--on-node={ranks.working // jobs.shape.nodes}",
             f"--nodes={jobs.shape.nodes}",
             f"--visible-devices={jobs.visible_devices}",
+            f"--dashboard={self.profile.network.dashboard}",
+            *(["--encryption=required"] if transport.encryption_required else []),
+            *self._worker_options(jobs.shape, transport),
+            "--",
+            *self._script_words(workdir),
         ]
-        worker = self._worker_options(jobs.shape, transport)
-        if self.profile.run_on == "ranks":
-            words += ["--script", f"--dashboard={self.profile.network.dashboard}"]
-            if transport.encryption_required:
-                words.append("--encryption=required")
-            return [*words, *worker, "--", *self._script_words(workdir)]
-        return [*words, f"-- dask_mpi.cli --no-scheduler {SCHEDULER_FILE}", *worker]
 
     def _worker_options(self, shape: JobShape, transport: Transport) -> list[str]:
         workers = self.profile.workers
@@ -327,12 +402,18 @@ class MpiLayout(Layout):
         return [shlex.quote(word) for word in (str(Path(workdir) / script), *arguments)]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
-        """Return the rank or the node of the dask scheduler."""
-        if self.profile.run_on == "ranks":
-            return "rank 0; the client is rank 1"
-        ranks = plural(self.working_ranks(shape), "rank")
-        return f"on the first node; {ranks} of MPI started by {self.launcher(shape)[0]}"
+        """Return the rank of the dask scheduler."""
+        return "rank 0; the client is rank 1"
 
 
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (WorkersLayout, MpiLayout)}
+def layout_of(profile: Profile, site: Site, scheduler: Scheduler) -> Layout:
+    """Return the layout of a profile."""
+    if profile.run_on == "ranks" and profile.layout == "mpi":
+        return RanksLayout(profile, site, scheduler)
+    return LAYOUTS[profile.layout](profile, site, scheduler)
+
+
+LAYOUTS: dict[str, type[Layout]] = {
+    layout.name: layout for layout in (WorkersLayout, AllocationLayout, MpiLayout)
+}
 """By the profile's `layout`."""

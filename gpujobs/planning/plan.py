@@ -25,7 +25,7 @@ from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, choose_staging, plan_container
 from .demand import Machine, find_demand
 from .directives import DirectiveWriter, request_texts
-from .layouts import LAYOUTS, Layout
+from .layouts import Layout, layout_of
 from .lifetime import Lifetime, plan_lifetime
 from .limits import QueuedJobs
 from .queues import QueueChooser, SameRequests, report_same_requests
@@ -236,8 +236,8 @@ def _check_groups(diagnostics: Diagnostics) -> None:
     if "gpus" in profile.given:
         message = "`gpus` is a key of each group; with `groups`, the profile itself has none"
         diagnostics.profile_error(message, "gpus")
-    if profile.layout == "mpi":
-        message = "`layout: mpi` is one job with all workers, which has no `groups`"
+    if profile.layout != "workers":
+        message = f"`layout: {profile.layout}` is one job with all workers, which has no `groups`"
         diagnostics.profile_error(message, "groups", hint="layout: workers")
         diagnostics.raise_problems()
 
@@ -285,7 +285,7 @@ class Plan:
 
     @property
     def working_ranks(self) -> int:
-        """Number of MPI ranks that own GPUs; 0 without MPI."""
+        """Number of nodes or MPI ranks that launchers start for workers; 0 without launchers."""
         return sum(self.layout_of(group).working_ranks(group.shape) for group in self.groups)
 
     @property
@@ -369,7 +369,7 @@ class _Planner:
     ) -> None:
         self.spec, self.profile, self.site = spec, spec.profile, spec.site.site
         self.scheduler = get_scheduler(self.site.scheduler)(self.site.cluster)
-        self.layout = LAYOUTS[self.profile.layout](self.profile, self.site, self.scheduler)
+        self.layout = layout_of(self.profile, self.site, self.scheduler)
         self.machine = machine if self.scheduler.on_this_machine else None
         self.this_python = python
         self.owned = elastic

@@ -416,7 +416,8 @@ class QueueChooser:
 
     def _check_layout(self, queue: Queue) -> None:
         allowed = queue.layouts or self.site.layouts
-        if allowed and self.layout.name not in allowed:
+        one_job = self.layout.name == "allocation" and "mpi" in allowed  # of the same shape
+        if allowed and self.layout.name not in allowed and not one_job:
             place: Place = () if queue.layouts else ("layouts",)
             message = f"it is for layout: {' or '.join(allowed)}"
             raise QueueMismatch("layout", message, limit="layouts", place=place)

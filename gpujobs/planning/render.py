@@ -176,7 +176,7 @@ def _head_options(plan: Plan, jobs: JobGroup) -> list[str]:
 def asks_outside(plan: Plan, jobs: JobGroup, roles: JobRoles) -> bool:
     """Return whether the batch script runs the supervisor's queries, as in a container it cannot.
 
-    The only job of an MPI allocation has no others to ask about.
+    The only job of an allocation has no others to ask about.
     """
     return jobs.container is not None and not roles.client_owns and not plan.working_ranks
 

@@ -132,7 +132,7 @@ def choose_transport(
         )
     interface = network.interface or _interface(diagnostics, networks)
     transport = Transport(tuple(protocols), interface, encryption_required=required)
-    by_name = transport.ignores_address or diagnostics.spec.profile.layout == "mpi"
+    by_name = transport.ignores_address or diagnostics.spec.profile.run_on == "ranks"
     if interface is None and by_name and _on_this_machine(diagnostics):
         # UCX and dask-mpi take interfaces, not addresses
         transport = replace(transport, interface=LOOPBACK_INTERFACE)

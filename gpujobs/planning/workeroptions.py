@@ -261,7 +261,7 @@ def _check_cuda(diagnostics: Diagnostics) -> None:
 def _check_known(diagnostics: Diagnostics, gpus: bool) -> None:
     """Report other options that the command, or the class, of these workers does not have."""
     profile = diagnostics.spec.profile
-    if profile.layout == "mpi":
+    if profile.run_on == "ranks":
         kind = "CUDAWorker" if profile.workers.worker_class == "cuda" else "Nanny"
         known = (*_NANNY, *_OF_CLASS[profile.workers.worker_class])
         names = list(profile.workers.options)

@@ -201,6 +201,7 @@ class LSF(Scheduler):
     account_directive = "-P {account}"
     reservation_directive = "-U {reservation}"
     visible_devices = "scheduler"
+    node_launcher = ("blaunch", "{node}")
     mpi_command = (
         "mpiexec", "-n", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node", "--bind-to", "none",
     )  # fmt: skip

@@ -292,6 +292,7 @@ class PBS(Scheduler):
         "-q {queue}",
         "-l select={nodes}:ncpus={cpus_per_node}:mem={memory_per_node:MB}mb",
     )
+    node_launcher = ("pbs_tmrsh", "{node}")
     mpi_command = ("mpiexec", "-n", "{ranks}", "--bind-to", "none")
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-J", "-l walltime"})
     refused: ClassVar = {

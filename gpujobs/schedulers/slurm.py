@@ -136,6 +136,10 @@ class Slurm(Scheduler):
     account_directive = "--account={account}"
     reservation_directive = "--reservation={reservation}"
     visible_devices = "scheduler"
+    node_launcher = (
+        "srun", "--export=ALL", "--overlap", "--nodes={nodes}", "--ntasks={nodes}",
+        "--ntasks-per-node=1", "--kill-on-bad-exit={kill}", "--cpu-bind=none", "--mpi=none",
+    )  # fmt: skip
     mpi_command = (
         "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none",
         "--ntasks={ranks}", "--ntasks-per-node={ranks_per_node}",

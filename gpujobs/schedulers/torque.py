@@ -64,6 +64,7 @@ class Torque(PBS):
         "-l mem={memory_per_job:MB}mb",
     )
     visible_devices = "scheduler"
+    node_launcher = ("pbsdsh", "-u")
     reservation_is_queue = False
     reservation_directive = "-W x=FLAGS:ADVRES:{reservation}"
     managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-t", "-l walltime"})

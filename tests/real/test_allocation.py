@@ -1,0 +1,183 @@
+"""`layout: allocation` on real batch schedulers: one job of several nodes, started by their own launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..support import mpi
+from ..support.backend import SlurmBackend, nvml_path
+from ..support.cli import Cli, text_of
+from ..support.processes import processes_with, until
+from .programs import SLEEP, WHO
+from .test_clusters import connected, says
+
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+PROFILE: dict[str, Any] = {"layout": "allocation", "gpus": 8, "env": {"WANTED": "8"}}
+BROKEN = "raise ImportError('there is no MPI here')\n"
+
+
+@pytest.fixture
+def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
+    yield slurm_backend
+    nothing_left(slurm_backend)
+
+
+@pytest.fixture
+def cli(backend: SlurmBackend, home: Path) -> Cli:
+    return make_cli(backend, home, "ordinary")
+
+
+def environ(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return {}
+    return dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
+
+
+def words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def supervisors(cluster: str, command: str) -> dict[str, int]:
+    """Return the supervisors of a cluster, of its job or of its nodes, by node."""
+    found = {
+        environ(pid).get("SLURMD_NODENAME", ""): pid
+        for pid in processes_with(f"{cluster}/injob.pyz")
+        if command in words(pid)[:4] and words(pid)[0] != "sh"
+    }
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "worker_class"),
+    [
+        ("built in", "cuda"),
+        slow_variant("built in", "nanny"),
+        slow_variant("mpirun", "cuda"),
+        slow_variant("mpiexec", "cuda"),
+    ],
+)
+def test_every_gpu_of_four_nodes_has_one_worker(
+    cli: Cli, backend: SlurmBackend, home: Path, launcher: str, worker_class: str
+) -> None:
+    """The launchers of MPI need no mpi4py and no dask-mpi in the environment."""
+    broken = cli.work / "broken"
+    broken.mkdir()
+    for name in ("mpi4py", "dask_mpi"):
+        (broken / f"{name}.py").write_text(BROKEN)
+    if launcher != "built in":
+        if why := mpi.missing():
+            unavailable("mpi", why)
+        site = backend.site() | {"mpi": mpi.LAUNCHERS[launcher]}
+        (home / "sites" / "here.yaml").write_text(text_of(site))
+    env = {"WANTED": "16", "PYTHONPATH": f"{broken}:{nvml_path(backend)}"}
+    profile: dict[str, Any] = {
+        "layout": "allocation" if launcher == "built in" else "mpi",
+        "gpus": 16,
+        "run": ["python", "who.py"],
+        "env": env,
+        "workers": {"worker_class": worker_class},
+    }
+    cli.write("who.py", WHO)
+    promised = json.loads(cli("plan", str(cli.write("p.yaml", profile)), "--json").stdout)
+    assert [(jobs["count"], jobs["nodes"]) for jobs in promised["jobs"]] == [(1, 4)]
+    cluster = cli.submit(profile, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert sorted(found["workers"]) == sorted(
+        name.replace("p-0000", cluster) for name in promised["worker_names"]
+    )
+    numbers: dict[str, set[str]] = {}
+    for name, (_, node, _) in found["workers"].items():
+        numbers.setdefault(node, set()).add(name.split("-")[-2])
+    assert sorted(map(len, numbers.values())) == [1, 1, 1, 1]  # a node has one number
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 16
+    backend.wait_empty(20, cluster)
+
+
+def test_one_node_needs_no_launcher(cli: Cli, backend: SlurmBackend) -> None:
+    cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
+    names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
+    assert cli.status(cluster)["workers"]["connected"] == names
+    refused = cli("scale", cluster, "8")
+    assert refused.returncode == 2 and "one allocation" in refused.stderr
+    script = next((Path(cli.status(cluster)["folder"]) / "scripts").iterdir()).read_text()
+    assert "srun" not in script and "ranks.sh" not in script
+    cli("cancel", cluster)
+    backend.wait_empty(20, cluster)
+
+
+@pytest.mark.parametrize(
+    "killed", ["node", slow_variant("supervisor"), slow_variant("launcher"), slow_variant("cancel")]
+)
+def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: str) -> None:
+    cli.write("sleep.py", SLEEP)
+    cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
+    says(cli, cluster, "here", 180)
+    nodes = supervisors(cluster, "node")
+    (job,) = supervisors(cluster, "supervise").values()
+    assert len(nodes) == 2
+    if killed == "cancel":
+        assert cli("cancel", cluster).returncode == 0
+    elif killed == "supervisor":
+        os.kill(job, signal.SIGKILL)
+    elif killed == "launcher":
+        launchers = [pid for pid in processes_with(f"{cluster}/ranks.sh") if words(pid)[0] == "srun"]
+        os.kill(min(launchers), signal.SIGKILL)
+    else:
+        os.kill(nodes[max(nodes)], signal.SIGKILL)
+    backend.wait_empty(60, cluster)
+    until(lambda: not processes_with(cluster), 30)
+    found = cli.status(cluster)
+    assert found["state"] == ("CANCELLED" if killed == "cancel" else "FAILED"), found
+    assert killed not in ("node", "launcher") or "the launcher (srun) ended" in found["reason"]
+
+
+FAILS = """
+import os, signal, time
+if os.environ["SLURMD_NODENAME"] == os.environ["BROKEN_NODE"]:
+    raise ImportError("broken on purpose")
+"""
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_node_that_fails(cli: Cli, backend: SlurmBackend, keep_going: bool) -> None:
+    cli.write("fails.py", FAILS)
+    cli.write("sleep.py", SLEEP)
+    profile = {
+        **PROFILE,
+        "run": ["python", "sleep.py", "600"],
+        "env": {"BROKEN_NODE": "node2"},
+        "workers": {"preload": [str(cli.work / "fails.py")]},
+        "options": {},
+        "start_workers": 4,
+        "keep_going": keep_going,
+    }
+    cluster = cli.submit(profile)
+    said = "broken on purpose"
+    if keep_going:
+        connected(cli, cluster, 4)
+        says(cli, cluster, "here", 180)
+        until(lambda: said in cli("status", cluster).stdout, 60, "the lost node in status")
+        found = cli.status(cluster)
+        assert found["state"] == "RUNNING"
+        assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(120, cluster)
+    found = cli.status(cluster)
+    if not keep_going:
+        assert found["state"] == "FAILED" and found["exit_code"] == 70
+        assert said in found["reason"] and "node2" in found["reason"]
+    assert said in cli("report", cluster).stdout
+    until(lambda: not processes_with(cluster), 15)
