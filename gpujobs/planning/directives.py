@@ -191,10 +191,10 @@ class DirectiveWriter:
     def launcher(self, software: Software) -> tuple[str, ...]:
         """Return the words of the site's `workers_launcher`; () if there is none.
 
-        In an allocation of several nodes, another launcher starts the processes on the nodes.
+        In `layout: mpi`, and on several nodes, another launcher starts the processes.
         """
         words = self.site.workers_launcher
-        if not words or self.shape.nodes > 1 or self.profile.run_on == "ranks":
+        if not words or self.shape.nodes > 1 or self.profile.layout == "mpi":
             return ()
         container = software.container
         if container and container.runtime.launcher:

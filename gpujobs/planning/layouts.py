@@ -106,8 +106,13 @@ class WorkersLayout(Layout):
     elastic = True
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Report `run_on: ranks`, which needs MPI."""
-        if self.profile.run_on == "ranks":
+        """Report keys of the profile that contradict the layout."""
+        self._check_run(diagnostics)
+        if self.profile.keep_going and self.name != "allocation":
+            diagnostics.profile_error("`keep_going` needs `layout: allocation`", "keep_going")
+
+    def _check_run(self, diagnostics: Diagnostics) -> None:
+        if self.profile.run_on == "ranks":  # which needs MPI
             report_run_on(diagnostics)
 
     def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
@@ -208,6 +213,9 @@ class AllocationLayout(WorkersLayout):
             check_whole_nodes(gpus, queue, "it gives whole nodes")
         if gpus > per_node:
             check_whole_nodes(gpus, queue, "a job of several nodes has whole nodes")
+            if not self.launcher_command:
+                message = "the site has no `node_launcher`, which starts processes on several nodes"
+                raise QueueMismatch("gpus", message, hint=f"gpus: {per_node}, or layout: mpi")
         return gpus, -(-gpus // per_node)
 
     def default_start_workers(self, n_workers: int) -> int:
@@ -292,6 +300,10 @@ class MpiLayout(AllocationLayout):
         """Bash text of the site, for MPI."""
         return self.site.mpi.setup
 
+    def working_ranks(self, shape: JobShape) -> int:
+        """Return the number of nodes; the launcher of MPI starts a single one, too."""
+        return shape.nodes
+
     @property
     def launcher_command(self) -> tuple[str, ...]:
         """The launcher of MPI, with placeholders."""
@@ -313,15 +325,14 @@ class Ranks:
 class RanksLayout(MpiLayout):
     """`layout: mpi` with `run_on: ranks`: the user's script in all ranks of MPI."""
 
-    def check(self, diagnostics: Diagnostics) -> None:
-        """Report keys that one job cannot have, and a `run` that is no script."""
+    def _check_run(self, diagnostics: Diagnostics) -> None:
+        """Report a `run` that is no script."""
         run = self.profile.run
         if not run:
             report_run_on(diagnostics)
         elif Path(run[0]).name.startswith("python"):
             message = "`run_on: ranks` takes a Python script, without `python`"
             diagnostics.profile_error(message, "run", hint=f"run: [{', '.join(run[1:])}]")
-        super().check(diagnostics)
 
     def ranks(self, shape: JobShape) -> Ranks:
         """Return the ranks of a job of this shape."""

@@ -56,7 +56,7 @@ class Scheduler(ABC):
     visible_devices: ClassVar[str | None] = None
     """How a job finds its own GPUs; None if each site must say."""
     mpi_command: ClassVar[tuple[str, ...]]
-    node_launcher: ClassVar[tuple[str, ...]]
+    node_launcher: ClassVar[tuple[str, ...]] = ()
     """Command that starts a process on each node of a job; with {node}, on that node."""
     managed: ClassVar[frozenset[str]]
     """Options that gpujobs writes itself (see `options`)."""

@@ -27,7 +27,6 @@ class Local(Scheduler):
     prefix = "#LOCAL"
     request = ()
     visible_devices = "scheduler"  # the script sets CUDA_VISIBLE_DEVICES from the plan's devices
-    node_launcher = ()
     mpi_command = ("mpirun", "-np", "{ranks}", "--bind-to", "none")
     managed = frozenset()
     id_line = r"(\S+)"

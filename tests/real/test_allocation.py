@@ -134,7 +134,9 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: st
     elif killed == "supervisor":
         os.kill(job, signal.SIGKILL)
     elif killed == "launcher":
-        launchers = [pid for pid in processes_with(f"{cluster}/ranks.sh") if words(pid)[0] == "srun"]
+        launchers = [
+            pid for pid in processes_with(f"{cluster}/ranks.sh") if words(pid)[0] == "srun"
+        ]
         os.kill(min(launchers), signal.SIGKILL)
     else:
         os.kill(nodes[max(nodes)], signal.SIGKILL)

@@ -420,7 +420,7 @@ def test_options_of_workers_that_jobs_can_have(home: Path, workers: str) -> None
 
 def test_keywords_of_workers_of_mpi(home: Path) -> None:
     """The rank's class takes keywords, not the options of the command."""
-    profile = "gpus: 4\nlayout: mpi\nworkers: {{worker_class: {0}, options: {{{1}: x}}}}\n"
+    profile = "gpus: 4\nlayout: mpi\nrun_on: ranks\nrun: [all.py]\nworkers: {{worker_class: {0}, options: {{{1}: x}}}}\n"
     error = error_of(home, profile.format("cuda", "multiprocessing_method"))
     assert "CUDAWorker has no option multiprocessing_method" in error
     assert "set DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD in `env`" in error

@@ -169,7 +169,7 @@ def test_mistakes(
 def test_pyxis_needs_srun(home: Path) -> None:
     (home / "c.yaml").write_text(f"{SLURM}mpi: {{command: [mpirun, -n, '{{ranks}}']}}\n")
     wanted = {**profile(home, runtime="pyxis", image="/x.sqsh"), "layout": "mpi", "gpus": 4}
-    assert "pyxis needs srun; the site starts MPI by mpirun" in error_of(home, wanted, "c.yaml")
+    assert "pyxis needs srun; the site starts nodes by mpirun" in error_of(home, wanted, "c.yaml")
 
 
 def test_a_folder_that_cannot_be_mounted(home: Path, site: Path) -> None:

@@ -400,13 +400,13 @@ OF_NO_PROFILE = {
         *("description", "source", "contact", "hostnames", "environment_variables"),
         *("cluster_names", "scheduler", "extends", "queues", "queue_defaults", "request"),
         *("cpu_request", "multi_node_request", "submit_arguments", "visible_devices", "mpi"),
-        *("workers_launcher", "shell", "directory", "cluster", "commands", "poll"),
+        *("workers_launcher", "node_launcher", "shell", "directory", "cluster", "commands", "poll"),
         *("max_array_size", "notes"),
     ],
     "queue": [
         *("name", "like", "auto", "gpu_memory", "resources", "gpu_fractions", "notes"),
         *("request", "cpu_request", "multi_node_request", "submit_arguments"),
-        *("visible_devices", "mpi", "workers_launcher"),
+        *("visible_devices", "mpi", "workers_launcher", "node_launcher"),
     ],
 }
 """Keys that supply, add to or limit no value of a profile."""

@@ -71,7 +71,6 @@ def test_a_script_in_all_ranks_may_have_any_arguments() -> None:
         "--folder=/f",
         "--size=4",
         "--gpus=1",
-        "--script",
         "--worker-options",
         '{"a": 1}',
     ]

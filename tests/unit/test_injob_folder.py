@@ -218,8 +218,8 @@ def test_the_reason_of_a_launcher_is_its_first_paragraph(tmp_path: Path) -> None
         (0, 0, ["svd-3"]),
         (1, 0, ["svd-3"]),
         (2, 0, ["svd-3-0", "svd-3-1"]),
-        (2, 2, ["svd-0", "svd-1"]),
-        (4, 2, ["svd-0-0", "svd-0-1", "svd-1-0", "svd-1-1"]),
+        (2, 2, ["svd-6", "svd-7"]),
+        (4, 2, ["svd-6-0", "svd-6-1", "svd-7-0", "svd-7-1"]),
     ],
 )
 def test_names_of_workers(workers: int, ranks: int, names: list[str]) -> None:

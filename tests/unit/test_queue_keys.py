@@ -260,7 +260,7 @@ def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
         ("max_node_hours: 0", "has max_node_hours 0, which no job could have"),
         ("gpus_per_job: 4", "must be a list"),
         ("gpus_per_job: [0]", "must be at least 1"),
-        ("layouts: [mpj]", "'mpj' is not one of workers or mpi"),
+        ("layouts: [mpj]", "'mpj' is not one of workers, allocation or mpi"),
         ("auto: no", "neither true nor false"),
         ("gpu_types: [a100]", "must be a mapping"),
     ],

@@ -191,6 +191,9 @@ def test_a_worker_may_start_as_long_as_the_profile_says(tmp_path: Path) -> None:
     assert "--death-timeout=20" in text
     ranks = {"layout": "mpi", "gpus": 4, "start_timeout": "15m", "account": "p12345"}
     text = render(plan(tmp_path, ranks, "example-slurm"), "svd-0000")[0].text
+    assert "--death-timeout=900" in text
+    script = {**ranks, "run_on": "ranks", "run": ["all.py"]}
+    text = render(plan(tmp_path, script, "example-slurm"), "svd-0000")[0].text
     assert '"death_timeout": 900' in text
 
 

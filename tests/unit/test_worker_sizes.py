@@ -54,19 +54,24 @@ def test_the_shape_of_jobs(
     assert found == expected
 
 
-def test_mpi_has_one_rank_for_each_node_or_plain_worker(home: Path) -> None:
+def test_an_allocation_has_names_by_node_and_ranks_of_a_script_by_rank(home: Path) -> None:
     (home / "s.yaml").write_text(
         (home / "s.yaml").read_text().replace("max_nodes: 1", "max_nodes: 9")
     )
     for workers, ranks, names in (
-        (PAIRS, 2, ["svd-0-0", "svd-0-1", "svd-1-0", "svd-1-1"]),
-        ({**PAIRS, "worker_class": "nanny"}, 4, [f"svd-{rank}" for rank in range(4)]),
-        (HALVES, 2, [f"svd-{rank}-{n}" for rank in range(2) for n in range(8)]),
-        ({**HALVES, "worker_class": "nanny"}, 16, [f"svd-{rank}" for rank in range(16)]),
+        (PAIRS, 4, [f"svd-{rank}" for rank in range(4)]),
+        (HALVES, 16, [f"svd-{rank}" for rank in range(16)]),
     ):
-        made = made_plan(home, profile(8, workers, layout="mpi"))
-        assert made.working_ranks == ranks and made.worker_names("svd") == names
-        assert made.start_workers == len(names)
+        nodes = [f"svd-{node}-{n}" for node in range(2) for n in range(len(names) // 2)]
+        for worker_class, found, named in (("cuda", 2, nodes), ("nanny", ranks, names)):
+            of_class = {**workers, "worker_class": worker_class}
+            script = profile(8, of_class, layout="mpi", run_on="ranks", run=["all.py"])
+            made = made_plan(home, script)
+            assert made.working_ranks == found and made.worker_names("svd") == named
+            for layout in ("allocation", "mpi"):
+                made = made_plan(home, profile(8, of_class, layout=layout))
+                assert made.working_ranks == 2 and made.worker_names("svd") == nodes
+                assert made.start_workers == len(nodes)
 
 
 def test_the_job_and_the_plan_have_the_same_names(home: Path) -> None:

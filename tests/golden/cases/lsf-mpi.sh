@@ -83,7 +83,7 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=8 --visible-devices=scheduler --ranks=2 --nodes=2 --ranks-per-node=1 \
+    --gpus=8 --visible-devices=scheduler --ranks=2 --nodes=2 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
@@ -92,12 +92,11 @@ fi
         --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
     --workers mpiexec -n 2 --map-by ppr:1:node --bind-to none sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=2 \
-        --gpus=4 --on-node=1 --nodes=2 --visible-devices=scheduler \
-        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
-        --local-directory="${TMPDIR:-/tmp}" --interface=ib0 --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
+        --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

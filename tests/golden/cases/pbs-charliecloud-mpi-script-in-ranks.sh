@@ -123,7 +123,7 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
     until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
     mpiexec -n 6 -ppn 3 --cpu-bind none "${container[@]}" sh "$GPUJOBS_FOLDER/ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=6 \
-        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --script --dashboard=local \
+        --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --dashboard=local \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
         --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
         '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \

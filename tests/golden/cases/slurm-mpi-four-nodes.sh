@@ -74,7 +74,7 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=16 --visible-devices=scheduler --single-job --ranks=4 --nodes=4 --ranks-per-node=1 \
+    --gpus=16 --visible-devices=scheduler --single-job --ranks=4 --nodes=4 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
@@ -84,12 +84,11 @@ fi
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
         --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=4 \
-        --gpus=4 --on-node=1 --nodes=4 --visible-devices=scheduler \
-        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=125440MiB \
-        --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=4 --gpus=4 --visible-devices=scheduler \
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
+        --nthreads=1 --memory-limit=125440MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

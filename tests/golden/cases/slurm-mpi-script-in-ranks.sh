@@ -86,7 +86,7 @@ fi
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
         --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=12 \
-        --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --script --dashboard=local \
+        --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --dashboard=local \
         --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
         --local-directory="${TMPDIR:-/tmp}" --worker-options \
         '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \

@@ -74,7 +74,7 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=8 --visible-devices=scheduler --single-job --ranks=16 --nodes=2 --ranks-per-node=8 --workers-per-gpu=2 \
+    --gpus=8 --visible-devices=scheduler --single-job --each-gpu --workers-per-gpu=2 --ranks=2 --nodes=2 \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=16 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
@@ -82,14 +82,14 @@ fi
     --cancel='scancel --state=PENDING' \
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
-    --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=16 \
-        --ntasks-per-node=8 sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=16 \
-        --gpus=1 --workers-per-gpu=2 --on-node=8 --nodes=2 --visible-devices=scheduler \
-        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --worker-class=distributed.Nanny --nthreads=1 --memory-limit=62720MiB \
-        --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \
+    --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=2 \
+        --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
+        --each-gpu --workers-per-gpu=2 --start-timeout=300 -- \
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=1 \
+        --memory-limit=62720MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

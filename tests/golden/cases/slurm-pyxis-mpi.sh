@@ -105,7 +105,7 @@ srun "${container[@]}" \
         --overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL \
         --nodelist="$SLURMD_NODENAME" --unbuffered \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
-    --gpus=8 --visible-devices=scheduler --ranks=2 --nodes=2 --ranks-per-node=1 --rank-env=OMP_NUM_THREADS \
+    --gpus=8 --visible-devices=scheduler --ranks=2 --nodes=2 --rank-env=OMP_NUM_THREADS \
     --walltime=3600 --warning=60 \
     --start-timeout=300 --start-workers=8 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
@@ -124,12 +124,11 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
     until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
     srun "${container[@]}" --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none \
         --ntasks=2 --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=2 \
-        --gpus=4 --on-node=1 --nodes=2 --visible-devices=scheduler \
-        -- dask_mpi.cli --no-scheduler --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
-        --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' &
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
+        --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
     process=$!
     while kill -0 "$process" 2> /dev/null; do
         if [ -e "$asked-stop" ] || ! kill -0 "$supervisor" 2> /dev/null; then
