@@ -145,6 +145,7 @@ _DEFAULTS: dict[str, Callable[[type[Scheduler]], str]] = {
         f"`{scheduler.visible_devices}`" if scheduler.visible_devices else "must be set"
     ),
     "mpi.command": lambda scheduler: f"`[{', '.join(scheduler.mpi_command)}]`",
+    "node_launcher": lambda scheduler: f"`[{', '.join(scheduler.node_launcher)}]`",
     "max_array_size": lambda scheduler: (
         f"{'its own limit, else ' if _asks_for_limit(scheduler) else ''}{scheduler.largest_array}"
     ),

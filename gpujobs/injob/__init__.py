@@ -6,9 +6,10 @@ The job's environment need not have gpujobs. So at submit this package is packed
 - ``python injob.pyz supervise …`` is the parent of all processes of a job: it decides which job is
   the head, starts the dask scheduler, the workers and the user's command, supervises them, and
   ends the cluster if one of them fails (`job`, `head`, `workers`);
-- ``python -m mpi4py injob.pyz rank …``, started by ``ranks.sh``, is one rank of an MPI allocation
-  (`layout: mpi`): it checks that MPI and its launcher match, takes its GPUs, and becomes dask-mpi
-  or the user's script;
+- ``python injob.pyz node …``, started by ``ranks.sh``, supervises the workers of one node of an
+  allocation of several nodes (`workers.Node`);
+- ``python -m mpi4py injob.pyz rank …``, started by ``ranks.sh``, is one MPI rank of a script
+  (`run_on: ranks`): it checks that MPI and its launcher match, takes its GPUs, and runs the script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
 - ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`gpus`);
 - ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
@@ -44,10 +45,11 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     over-N         attempt N has ended, and each of its jobs exits (see `attempts`)
     attempt        the number of the attempt that runs; attempt-N/ has the state of an earlier one
     leave-N        asks the workers of job N to exit
+    jobs/N.node    the name of node N of an allocation; jobs/N.lost: why it is lost
     rank-error     the first error of an MPI rank: exit_code and reason
     script-ended   the script in all MPI ranks is over
-    environment    of an MPI job before its setup; removed when ranks.sh is written
-    ranks.sh       environment of the ranks; not every MPI launcher passes it to other nodes
+    environment    of a job of several nodes before its setup; removed when ranks.sh is written
+    ranks.sh       environment of the nodes and ranks; not every launcher passes it to other nodes
     launch-start, launch-stop, launch-exit
                    connect a container with the MPI launcher outside: see `outside`
     idle           written by the dask scheduler if the cluster must end because it had no work
