@@ -187,7 +187,7 @@ class GridEngine(Scheduler):
     request = ("-q {queue}", "-pe smp {cpus_per_job}", "-l gpu={gpus_per_job}")
     account_directive = "-P {account}"
     reservation_directive = "-ar {reservation}"
-    node_launcher = ("qrsh", "-inherit", "-nostdin", "{node}")
+    node_launcher = ("qrsh", "-inherit", "-nostdin", "-noshell", "{node}")
     mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}", "--bind-to", "none")
     managed = frozenset({
         "-N", "-o", "-e", "-j", "-t", "-S", "-cwd", "-wd", "-notify", "-terse", "-sync", "-b", "-i",

@@ -16,10 +16,11 @@ from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import Cli, text_of
 from ..support.processes import processes_with, until
+from ..support.sge import SgeBackend
 from .programs import SLEEP, WHO
 from .test_clusters import connected, says
 
-pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.filterwarnings("default")]
 PROFILE: dict[str, Any] = {"layout": "allocation", "gpus": 8, "env": {"WANTED": "8"}}
 BROKEN = "raise ImportError('there is no MPI here')\n"
 
@@ -105,6 +106,37 @@ def test_every_gpu_of_four_nodes_has_one_worker(
     assert sorted(map(len, numbers.values())) == [1, 1, 1, 1]  # a node has one number
     assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 16
     backend.wait_empty(20, cluster)
+
+
+WHOLE_NODES = {
+    "request": ["-q {queue}", "-pe whole {cpus_per_job}", "-l slot_gpu={gpus_per_cpu}"],
+    "visible_devices": "exclusive",
+}
+
+
+@pytest.mark.sge
+@pytest.mark.parametrize("end", [slow_variant("run"), "cancel"])
+def test_grid_engine(sge_backend: SgeBackend, home: Path, end: str) -> None:
+    """`qrsh -inherit` starts each node, also the first one."""
+    cli = make_cli(sge_backend, home, "ordinary")
+    site = sge_backend.site() | WHOLE_NODES
+    site["queues"]["main"] |= {"gpu_fractions": True, "exclusive": True}
+    (home / "sites" / "here.yaml").write_text(text_of(site))
+    cli.write("who.py", WHO)
+    cli.write("sleep.py", SLEEP)
+    run = ["python", *(["who.py"] if end == "run" else ["sleep.py", "600"])]
+    cluster = cli.submit({**PROFILE, "queue": "main", "run": run})
+    says(cli, cluster, "address" if end == "run" else "here", 180)
+    if end == "run":
+        found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+        assert sorted(found["workers"]) == [
+            f"{cluster}-{n}-{gpu}" for n in range(2) for gpu in range(4)
+        ]
+    else:
+        assert len(cli.gpus(cluster)) == 8
+        assert cli("cancel", cluster).returncode == 0
+    sge_backend.wait_empty(60, cluster)
+    until(lambda: not processes_with(cluster), 15)
 
 
 def test_one_node_needs_no_launcher(cli: Cli, backend: SlurmBackend) -> None:

@@ -42,7 +42,7 @@ LIMITS = ("rt", "cpu", "fsize", "data", "stack", "core", "rss", "vmem")
 QUEUE = {
     "hostlist": NONE, "seq_no": 0, "load_thresholds": NONE, "suspend_thresholds": NONE, "nsuspend": 1,
     "suspend_interval": "00:05:00", "priority": 0, "min_cpu_interval": "00:05:00", "processors": "UNDEFINED",
-    "qtype": "BATCH INTERACTIVE", "ckpt_list": NONE, "pe_list": "smp", "rerun": "FALSE", "slots": 1,
+    "qtype": "BATCH INTERACTIVE", "ckpt_list": NONE, "pe_list": "smp whole", "rerun": "FALSE", "slots": 1,
     "shell": "/bin/sh", "prolog": NONE, "epilog": NONE, "shell_start_mode": "posix_compliant", "starter_method": NONE,
     "suspend_method": NONE, "resume_method": NONE, "terminate_method": NONE, "notify": "00:00:60", "owner_list": NONE,
     "user_lists": NONE, "xuser_lists": NONE, "subordinate_list": NONE, "complex_values": NONE, "projects": NONE,
@@ -285,7 +285,9 @@ class PrivateSge:
         self._spool("spooldefaults", "complexes", str(complexes))
         self._spool("spooldefaults", "usersets", str(RESOURCES / "util" / "resources" / "usersets"))
         self._spool("spooldefaults", "managers", "root")
-        self._spool_all("pes", {"smp": {"pe_name": "smp", **PARALLEL_ENVIRONMENT}})
+        whole = {"pe_name": "whole", **PARALLEL_ENVIRONMENT, "allocation_rule": self.cpus}
+        smp = {"pe_name": "smp", **PARALLEL_ENVIRONMENT}
+        self._spool_all("pes", {"smp": smp, "whole": whole})
         everywhere = [socket.gethostname(), *self.names]
         self._spool_all("adminhosts", {host: {"hostname": host} for host in everywhere})
         self._spool_all("submithosts", {host: {"hostname": host} for host in everywhere})
