@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .deploy import GPUPBSCluster as GPUPBSCluster
     from .deploy import GPUSGECluster as GPUSGECluster
     from .deploy import GPUSLURMCluster as GPUSLURMCluster
+    from .deploy import here as here
 
 __all__ = [
     "ClusterHandle",
@@ -28,11 +29,12 @@ __all__ = [
     "GPUSLURMCluster",
     "__version__",
     "connect",
+    "here",
     "plan",
     "submit",
 ]
 
-_LAZY = {"connect": "clusters.connect"}
+_LAZY = {"connect": "clusters.connect", "here": "deploy"}
 _LAZY.update(dict.fromkeys(("ClusterHandle", "plan", "submit"), "clusters.handle"))
 _LAZY.update(dict.fromkeys((name for name in __all__ if name.endswith("Cluster")), "deploy"))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from ..schedulers.jobs import cancel_targets
+from ..schedulers.local import INHERIT
 from ..text import printable
 from . import process
 from .process import HOST, System
@@ -382,12 +383,13 @@ class SchedulerClient:
         if command in self.commands:
             command = str(Path(self.commands[command]).expanduser())
         seconds = self.timeout if timeout is None else timeout
+        names = process.inherited() if INHERIT in arguments else self.scheduler.environment
         return self.system.run(
             [command, *arguments],
             stdin=stdin,
             cwd=cwd,
             timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, seconds)),
-            env=process.environment(self.scheduler.environment, self.scheduler.fixed_environment),
+            env=process.environment(names, self.scheduler.fixed_environment),
         )
 
     def _wait(self, seconds: float) -> None:

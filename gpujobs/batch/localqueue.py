@@ -14,11 +14,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from ..schedulers.local import INHERIT
 from .process import PYTHON, environment, spawn
 
 KILL_DELAY = 10.0
@@ -29,22 +30,30 @@ CLOCK_TOLERANCE = 3
 """Seconds by which a start time may differ: the clock may have been set."""
 
 
-def submit(script: str) -> str:
-    """Start the jobs of ``script``; return the submission's id."""
+def submit(script: str, *, inherit: bool = False) -> str:
+    """Start the jobs of ``script``; return the submission's id.
+
+    ``inherit``: they have all variables of this process, and its parent owns them.
+    """
     options = dict(re.findall(r"^#LOCAL --(\w+)=(.*)$", script, re.M))
     output = Path(options["output"])
     shell = script.splitlines()[0].removeprefix("#!").split()
+    passed: Iterable[str] = PYTHON
+    own: dict[str, str] = {}
+    if inherit:
+        passed = os.environ
+        own = {"GPUJOBS_OWNER": f"{os.getppid()}@{Path('/proc/self/ns/pid').readlink()}"}
     members = []
     for index in range(int(options.get("count", "1"))):
         spool = output.with_name(f"{output.name}-{index}.sh")
         spool.unlink(missing_ok=True)  # a job of an earlier submission may still read its script
         spool.write_text(script, encoding="utf-8")
-        variables = {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
+        own |= {"GPUJOBS_INDEX": str(index), "GPUJOBS_JOB_NAME": options["name"]}
         pid = spawn(
             [*shell, str(spool)],
             stdout=output.with_name(f"{output.name}-{index}.log"),
             cwd=Path.home(),
-            env=environment(PYTHON, variables),
+            env=environment(passed, own),
         )
         members.append(_member(psutil.Process(pid)))
     return f"{socket.gethostname()}:{'+'.join(members)}"
@@ -136,9 +145,10 @@ def _processes_of(sessions: set[int]) -> Iterator[int]:
                 yield pid
 
 
-def _submit_input() -> None:
+def _submit_input(*, inherit: bool) -> None:
+    script = sys.stdin.buffer.read().decode()  # in UTF-8, whatever the locale is
     try:
-        print(submit(sys.stdin.buffer.read().decode()))  # in UTF-8, whatever the locale is
+        print(submit(script, inherit=inherit))
     except OSError as error:
         sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
 
@@ -147,7 +157,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run one command."""
     command, *rest = arguments
     if command == "submit":
-        _submit_input()
+        _submit_input(inherit=INHERIT in rest)
     elif command == "find":
         print(find(rest[0]))
     elif command == "status":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ..schedulers import CommandResult
 
@@ -97,6 +99,17 @@ def run(
 def is_available(command: str) -> bool:
     """Return whether ``command``, a name or a path, can be run."""
     return shutil.which(command) is not None
+
+
+def inherited() -> dict[str, str]:
+    """Return all variables but those of a job that `srun` would take for GPUs of a step."""
+    binds = re.compile(r"SLURM_(GPUS|(GPUS|TRES)_PER_(TASK|SOCKET)|NTASKS_PER_(GPU|TRES)|GPU_BIND)")
+    return {name: value for name, value in os.environ.items() if not binds.fullmatch(name)}
+
+
+def become(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a command, with `inherited` variables. Raises OSError."""
+    os.execvpe(argv[0], tuple(argv), inherited())  # noqa: S606 - as in `run`, no shell
 
 
 def spawn(

@@ -74,6 +74,7 @@ def completion(shell: str) -> None:
 
 for command in (
     profile_commands.submit,
+    profile_commands.run,
     profile_commands.plan,
     profile_commands.render,
     profile_commands.explain,

@@ -114,10 +114,15 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
         *arguments: P.args,
         **options: P.kwargs,
     ) -> None:
-        from ..config import spec
+        from ..config import sitefiles, spec
 
         own = spec.settings_document(settings)
-        loaded = spec.load_spec(profile, site=site, settings=own)
+        try:
+            loaded = spec.load_spec(profile, site=site, settings=own)
+        except sitefiles.NoSiteHereError:
+            if not options.get("here"):
+                raise
+            loaded = spec.load_spec(profile, site="local", settings=own)
         if soonest:
             from ..clusters import freequeues
 

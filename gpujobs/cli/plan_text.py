@@ -397,7 +397,7 @@ def _transport_text(plan: Plan) -> str:
 
 
 def _interface_text(plan: Plan) -> str:
-    default = "this machine only" if plan.scheduler.on_this_machine else "chosen in the job"
+    default = "this machine only" if plan.site.one_machine else "chosen in the job"
     names = [plan.transport_of(jobs).interface or default for jobs in plan.all_jobs]
     return ", ".join(dict.fromkeys(names))
 

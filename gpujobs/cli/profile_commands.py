@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
-from ..schedulers import JobId
+from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
+from ..schedulers import JobId, get_scheduler
 from ..text import plural
 from . import live, options
 from .live import echo, progress
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from ..clusters.ledger import ClusterRecord, Submission
     from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end `run --here`: Ctrl-C, of the batch scheduler, and the end of the terminal."""
 
 
 @click.command()
@@ -45,7 +51,14 @@ def submit(spec: ClusterSpec, wait_for_end: bool, after: str | None, as_json: bo
     if wait_for_end:
         from . import status
 
-        status.wait_for_cluster(cluster)
+        try:
+            status.wait_for_cluster(cluster)
+        except KeyboardInterrupt:
+            progress.write(
+                f"the cluster continues; to follow it: gpujobs logs -f {cluster.id}, "
+                f"to end it: gpujobs cancel {cluster.id}"
+            )
+            raise
     else:
         for command in ("status", "logs -f", "cancel"):
             progress.write(f"  gpujobs {command} {cluster.id}")
@@ -54,12 +67,78 @@ def submit(spec: ClusterSpec, wait_for_end: bool, after: str | None, as_json: bo
 
 
 @click.command()
+@click.argument("words", nargs=-1, metavar="[PROFILE] [-- COMMAND...]")
+@options.site_option
+@options.settings_option
+@click.option("--here", "inside", is_flag=True, help="In the job of this shell; submit nothing.")
+def run(words: tuple[str, ...], site: str | None, settings: tuple[str, ...], inside: bool) -> None:
+    """Start a cluster in this job, run a command in it, and end it.
+
+    On all nodes and GPUs of the job: inside salloc, qsub -I, bsub -Is or an own batch script.
+    COMMAND replaces `run` of PROFILE, which ends in .yaml. Exits with the code of the command.
+    """
+    if not inside:
+        hint = "`gpujobs submit PROFILE --wait` submits jobs and waits for the command"
+        raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
+    from ..batch import process
+    from ..clusters import here, submit
+    from ..config import spec
+    from ..config.document import Document, read
+
+    job = here.find_job()
+    if not job.on_node:
+        process.become([*here.enter_words(job), sys.executable, "-m", "gpujobs", *sys.argv[1:]])
+    own = spec.settings_document(settings)
+    base, name, profile, command = None, "here", Document({}), list(words)
+    if command and command[0].endswith((".yaml", ".yml")):
+        path = Path(command.pop(0))
+        base, name, profile = path.parent, spec.default_name(path.stem), read(path)
+    if command:
+        own = own.over(Document({"run": command}, source="the command"))
+    own = own.over(profile)
+    if not own.value.get("run"):
+        raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
+    found, devices, note = here.cluster_here(own, site=site, base=base, name=name)
+    plan = submit.make_cluster_plan(found, devices=devices)
+    progress.write(note)
+    _write_notes(plan)
+    _run_to_end(found, plan)
+
+
+def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:
+    """Start a cluster, and follow it; it ends with this process. Exits with the code of `run`."""
+    from ..clusters import handle
+    from . import status
+
+    def stop(number: int, frame: object) -> None:
+        for other in _STOPS:
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in _STOPS:
+        signal.signal(number, stop)
+    cluster = handle.submit_planned(spec, plan)
+    try:
+        status.wait_for_cluster(cluster, write=echo)
+    except JobFailedError as error:
+        progress.write(f"error: {error}")
+        sys.exit(error.code or error.exit_code)
+    except BaseException:
+        cluster.cancel()
+        raise
+
+
+@click.command()
 @options.profile_options
 @click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
-def render(spec: ClusterSpec, number: int | None) -> None:
+@click.option("--here", is_flag=True, help="Print lines for an own batch script instead.")
+def render(spec: ClusterSpec, number: int | None, here: bool) -> None:
     """Print the batch scripts of PROFILE, all or only one. Submits nothing."""
     from ..clusters import submit
 
+    if here:
+        _print_own_script(spec)
+        return
     plan = submit.make_cluster_plan(spec)
     scripts = submit.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
@@ -69,6 +148,24 @@ def render(spec: ClusterSpec, number: int | None) -> None:
     for script in scripts:
         if number is None or script is scripts[number]:
             click.echo(script.text, nl=False)
+
+
+def _print_own_script(spec: ClusterSpec) -> None:
+    """Print the directives of one job with all GPUs, and the command, for an own batch script."""
+    from ..clusters import submit
+    from ..config.document import Document
+    from ..config.spec import with_settings
+
+    if not get_scheduler(spec.site.site.scheduler).on_this_machine:
+        spec = with_settings(spec, Document({"layout": "allocation"}))
+        plan = submit.make_cluster_plan(spec)
+        text = submit.scripts_of(spec, plan, _example_id(plan))[0].text
+        # Names and logs are those of a cluster; a signal would end the user's shell.
+        unwanted = f"{_example_id(plan)}|/logs/|--signal|-notify"
+        lines = (line for line in text.splitlines() if not re.search(unwanted, line))
+        echo("\n".join(line for line in lines if line.startswith(plan.scheduler.prefix)))
+    profile = click.get_current_context().params["profile"]
+    echo(shlex.join(["gpujobs", "run", "--here", str(profile)]))
 
 
 @click.command()

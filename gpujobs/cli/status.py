@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -352,8 +352,8 @@ def _watched_text(report: ClusterReport) -> str:
 
 
 # -- wait for a cluster, as `gpujobs submit --wait` does -------------------------------------------
-def wait_for_cluster(cluster: ClusterHandle) -> None:
-    """Show progress and the output of `run` on stderr until `run` has ended.
+def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = progress.write) -> None:
+    """Show progress, and ``write`` the output of `run`, until `run` has ended.
 
     Without `run`, until all workers are connected. Raises JobFailedError if the cluster fails or is
     cancelled; KeyboardInterrupt leaves the cluster running.
@@ -373,23 +373,18 @@ def wait_for_cluster(cluster: ClusterHandle) -> None:
         if not report.finished:
             progress.show_report(report, clock())
         for line in output.new_lines(last=report.finished and not report.active):
-            progress.write(line)
+            progress.clear()
+            write(line)
 
     try:
         report = cluster.wait(watch=show)
-    except KeyboardInterrupt:
-        progress.write(
-            f"the cluster continues; to follow it: gpujobs logs -f {cluster.id}, "
-            f"to end it: gpujobs cancel {cluster.id}"
-        )
-        raise
     except JobFailedError:
         _show_usage(cluster)
         raise
     finally:
-        for line in output.new_lines(last=True):
-            progress.write(line)
         progress.clear()
+        for line in output.new_lines(last=True):
+            write(line)
     if report.finished:
         progress.write(f"{cluster.id} is done after {clock()}")
         if report.reason:

@@ -223,11 +223,16 @@ def machine_of(
     spec: ClusterSpec, devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()
 ) -> Machine | None:
     """Return this machine if the site is local (see `this_machine`), else None."""
-    if not get_scheduler(spec.site.site.scheduler).on_this_machine:
+    site = spec.site.site
+    if not get_scheduler(site.scheduler).on_this_machine:
         return None
     from .freequeues import this_machine
 
-    return this_machine(devices, used)
+    machine = this_machine(devices, used)
+    if site.one_machine:
+        return machine
+    queue = next(iter(site.queues.values()))  # made by `here`, of the job that this process is in
+    return replace(machine, nodes=queue.nodes or 1)
 
 
 def scripts_of(

@@ -23,7 +23,7 @@ RESOURCES = (
 )  # fmt: skip
 ACCOUNT = ("account",)
 LAUNCH = ("ranks", "nodes", "ranks_per_node")
-NODE_LAUNCH = ("node", "nodes", "kill")
+NODE_LAUNCH = ("node", "nodes", "gpus_per_node", "kill")
 WORKERS_LAUNCH = ("nodes", "gpus_per_node", "gpus_per_job", "cpus_per_node", "cpus_per_job")
 SCOPES = ("node", "job", "cpu", "gpu")
 RESOURCE_NAME = r"[a-z][a-z0-9_]*"

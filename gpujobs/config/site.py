@@ -471,6 +471,11 @@ class Site(_OfSiteOrQueue):
             network=replace(self.network, **network, given=self.network.given | of_network.given),
         )
 
+    @property
+    def one_machine(self) -> bool:
+        """Whether all processes of its clusters are on this machine."""
+        return get_scheduler(self.scheduler).on_this_machine and not self.node_launcher
+
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""
         return self.queues[key].name or key

@@ -103,7 +103,7 @@ def make_spec(
     The site is ``site``, else the one in the document (a path is relative to ``base``), else
     ``$GPUJOBS_SITE``, else the one that matches this host. ``name`` is the default of its name.
     """
-    site_file = site if isinstance(site, SiteFile) else _choose_site(document, site, base)
+    site_file = site if isinstance(site, SiteFile) else choose_site(document, site, base)
     defaults = site_file.document.section("defaults")
     if document.value.get("groups"):  # each of which has its own number
         defaults = defaults.without("gpus")
@@ -246,7 +246,8 @@ def _setting_document(setting: str) -> Document:
     return Document(value, positions, {loc: place}, place.source)
 
 
-def _choose_site(document: Document, site: str | None, base: Path | None) -> SiteFile:
+def choose_site(document: Document, site: str | None, base: Path | None) -> SiteFile:
+    """Return the site of a profile (see `make_spec`). Raises InputError."""
     if site:
         return load_site(site)
     own = document.value.get("site")

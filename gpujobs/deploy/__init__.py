@@ -6,8 +6,10 @@ from .cluster import GPUJobQueueCluster, GPULocalCluster
 
 __all__ = [
     "GPUJobQueueCluster", "GPULSFCluster", "GPULocalCluster", "GPUPBSCluster", "GPUSGECluster",
-    "GPUSLURMCluster",
+    "GPUSLURMCluster", "here",
 ]  # fmt: skip
+
+here = GPUJobQueueCluster.here
 
 
 class GPUSLURMCluster(GPUJobQueueCluster):

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Generator, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ from ..clusters.connect import address_of, security_of, silence_ucx
 from ..clusters.folder import read_state
 from ..clusters.freequeues import this_machine, with_order
 from ..clusters.handle import ClusterHandle
+from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import with_log
 from ..clusters.notebook import Card
@@ -367,6 +369,22 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         return self
 
     from_yaml = from_profile
+
+    @staticmethod
+    def here(*, site: str | None = None, **keywords: Any) -> GPUJobQueueCluster:
+        """Return a cluster on all nodes and GPUs of the job that this process is in.
+
+        Nothing is submitted, and its size is fixed. ``keywords`` are those of `GPULocalCluster`.
+        Raises InputError outside of a job of a batch scheduler.
+        """
+        names = keywords.keys() & {field.name for field in fields(ClusterOptions)}
+        options = ClusterOptions.of({name: keywords.pop(name) for name in names})
+        with hints_in_python():
+            spec, devices, note = cluster_here(document_of(keywords, vocabulary=LOCAL), site=site)
+            self = GPULocalCluster.__new__(GPULocalCluster)
+            self._devices = devices
+            self._open(spec, options, None, [note])
+        return self
 
     @classmethod
     def from_name(cls, name: str, **options: Any) -> AttachedCluster:

@@ -165,7 +165,7 @@ def local_scheduler(
         if plan.transport.interface:
             _check_interface(plan.transport.interface)
             own["interface"] = plan.transport.interface
-        elif plan.scheduler.on_this_machine:
+        elif plan.site.one_machine:
             own["host"] = LOOPBACK
     return {"cls": Scheduler, "options": {**own, **options}}
 

@@ -188,7 +188,7 @@ class Submitter:
         if not self.plan.devices:
             return ()
         free = [device for device in self.plan.devices if device not in used]
-        wanted = count * group.shape.gpus
+        wanted = count * group.shape.gpus_per_node
         if len(free) < wanted:
             total = len(self.plan.devices)
             raise RefusedError(

@@ -38,6 +38,8 @@ class Machine:
 
     planned: int = 0
     """GPUs of other jobs of the cluster."""
+    nodes: int = 1
+    """Number of machines like this one."""
 
     def without(self, gpus: int) -> Machine:
         """Return this machine without its first ``gpus`` free GPUs, which a group takes."""
@@ -155,7 +157,7 @@ def _check_size_of_cpu_workers(diagnostics: Diagnostics) -> None:
 
 
 def _check_free(diagnostics: Diagnostics, machine: Machine, gpus: int) -> None:
-    free = len(machine.gpus)
+    free = len(machine.gpus) * machine.nodes
     if gpus <= free:
         return
     busy = "".join(f"; GPU {gpu} is used by {user}" for gpu, user in machine.busy.items())

@@ -176,7 +176,7 @@ class WorkersLayout(Layout):
             workeroptions.local_directory(workers, self.site.scratch),
             f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
-            *transport.listen_options(self.scheduler),
+            *transport.listen_options(self.site),
             SCHEDULER_FILE,
             PRELOAD_OPTION,
         ]
@@ -237,6 +237,7 @@ class AllocationLayout(WorkersLayout):
             "ranks": shape.nodes,
             "nodes": shape.nodes,
             "ranks_per_node": 1,
+            "gpus_per_node": shape.gpus_per_node,
             "node": NODE,
             "kill": int(not self.profile.keep_going),
         }

@@ -31,6 +31,7 @@ from ..config.trust import check_owners, check_writers
 from ..errors import InputError, Position, Problem
 from ..injob.demand import rules_text
 from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address
+from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
@@ -153,7 +154,10 @@ def _attempt_options(plan: Plan, attempt: int) -> list[str]:
 
 def _process_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
     # With a launcher, the batch script is a process of another node.
-    options = [] if jobs.launcher else ['--batch-script="$$@$(readlink /proc/self/ns/pid)"']
+    script = (
+        "$GPUJOBS_OWNER" if INHERIT in jobs.submit_arguments else "$$@$(readlink /proc/self/ns/pid)"
+    )
+    options = [] if jobs.launcher else [f'--batch-script="{script}"']
     if jobs.container and (python := Path(jobs.python)).is_absolute():
         options.append(f"--python-folder={shlex.quote(str(python.parent))}")
     if asks_outside(plan, jobs, roles):
@@ -219,7 +223,7 @@ def _scheduler_words(plan: Plan, jobs: JobGroup) -> list[str]:
         "--port=0",
         f"--dashboard-address={dashboard_address(dashboard)}",
         *(["--no-dashboard"] if dashboard == "off" else []),
-        *plan.transport_of(jobs).listen_options(plan.scheduler),
+        *plan.transport_of(jobs).listen_options(plan.site),
         SCHEDULER_FILE,
         PRELOAD_OPTION,
     ]
@@ -369,6 +373,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "setup": Bash(profile.environment.setup),
         "mpi_setup": Bash(layout.setup),
         "environment_file": ENVIRONMENT if plan.working_ranks else "",
+        "inherits": INHERIT in jobs.submit_arguments,
         "staging": jobs.software.staging,
         "python": jobs.python,
         "python_folder": str(python.parent) if on_path else "",

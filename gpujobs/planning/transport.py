@@ -13,7 +13,6 @@ from ..config.spec import group_specs
 from ..errors import Position, Problem
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE, is_encrypted
 from ..injob.network import on_loopback, port_range
-from ..schedulers import Scheduler, get_scheduler
 from .bash import Diagnostics
 from .shape import JobGroup
 
@@ -100,9 +99,9 @@ class Transport:
             return []
         return [f"--interface={shlex.quote(self.interface)}"]
 
-    def listen_options(self, scheduler: Scheduler) -> list[str]:
+    def listen_options(self, site: Site) -> list[str]:
         """Return the options that choose the address a process listens at, as bash."""
-        if not self.interface and scheduler.on_this_machine:
+        if not self.interface and site.one_machine:
             return [f"--host={LOOPBACK}"]
         return self.interface_option()
 
@@ -133,7 +132,7 @@ def choose_transport(
     interface = network.interface or _interface(diagnostics, networks)
     transport = Transport(tuple(protocols), interface, encryption_required=required)
     by_name = transport.ignores_address or diagnostics.spec.profile.run_on == "ranks"
-    if interface is None and by_name and _on_this_machine(diagnostics):
+    if interface is None and by_name and diagnostics.spec.site.site.one_machine:
         # UCX and dask-mpi take interfaces, not addresses
         transport = replace(transport, interface=LOOPBACK_INTERFACE)
     if "ws" in protocols and not transport.loopback:
@@ -208,10 +207,6 @@ def _check_workers(diagnostics: Diagnostics, required: Position) -> None:
             )
 
 
-def _on_this_machine(diagnostics: Diagnostics) -> bool:
-    return get_scheduler(diagnostics.spec.site.site.scheduler).on_this_machine
-
-
 def _allowed(diagnostics: Diagnostics, networks: Networks) -> tuple[Protocol, ...]:
     """Return the protocols that all queues allow, in the order of the first one."""
     first, *others = [network.protocols for network in networks.values()]
@@ -262,7 +257,7 @@ def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile], networks: N
         return
     for key, site_network in networks.items():
         # Traffic that stays on this machine needs no consent, unless the site lists protocols.
-        listed = "protocols" in site_network.given or not _on_this_machine(diagnostics)
+        listed = "protocols" in site_network.given or not diagnostics.spec.site.site.one_machine
         if listed and "ucxx" not in site_network.protocols:
             message = "ucxx is not encrypted, and the site does not list it in `network.protocols`"
             place = _network_position(diagnostics, key, "protocols")

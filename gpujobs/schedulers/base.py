@@ -85,6 +85,14 @@ class Scheduler(ABC):
     """Environment variable with the job's index in the array."""
     job_variable: ClassVar[str]
     """Environment variable with the job's id."""
+    job_mark: ClassVar[str] = ""
+    """Variable that only its jobs have, if `job_variable` is also used by others."""
+    queue_variable: ClassVar[str] = ""
+    """Environment variable with the job's queue."""
+    enter: ClassVar[tuple[str, ...]] = ()
+    """Command that runs another one on a node of the job, for shells of the job on login nodes."""
+    step_gpus: ClassVar[tuple[str, ...]] = ()
+    """More words of `enter` and `node_launcher` in a job that gpujobs has not submitted."""
     after: ClassVar[tuple[str, ...]] = ()
     """Option of `submit_command` for jobs that wait until the submissions {ids} have ended."""
     cancel_waiting: ClassVar[str] = ""

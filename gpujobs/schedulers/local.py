@@ -10,6 +10,9 @@ from .jobs import CommandResult, JobId, JobState, JobStatus
 
 _COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 
+INHERIT = "--inherit"
+"""Argument of `submit`: jobs have the environment of the process that submits, and end with it."""
+
 _STATUSES = {
     "RUNNING": JobStatus(JobState.RUNNING, "RUNNING"),
     "GONE": JobStatus(JobState.FAILED, "GONE", "its processes have ended"),
@@ -41,7 +44,12 @@ class Local(Scheduler):
         return f"--count={count}"
 
     def options(self, line: str) -> set[str]:
-        raise ValueError("the local site has no directives")
+        if line != INHERIT:
+            raise ValueError("the local site has no directives")
+        return {line}
+
+    def spans_nodes(self, request: Sequence[str]) -> bool:
+        return True  # nothing is requested
 
     def submit_command(self) -> list[str]:
         return [*_COMMAND, "submit"]

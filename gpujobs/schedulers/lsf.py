@@ -222,6 +222,7 @@ class LSF(Scheduler):
     limit = ("bparams -l", r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)")
     index_variable = "LSB_JOBINDEX"
     job_variable = "LSB_JOBID"
+    queue_variable = "LSB_QUEUE"
     away = _AWAY
 
     # -- the script --------------------------------------------------------------------------------

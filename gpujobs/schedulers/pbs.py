@@ -312,6 +312,7 @@ class PBS(Scheduler):
     limit = ("qstat -B -f -F json", r'"max_array_size":\s*(\d+)')
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
+    queue_variable = "PBS_QUEUE"
     after = ("-W", "depend=afterany:{ids}")
     away = _AWAY
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's

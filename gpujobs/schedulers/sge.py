@@ -221,6 +221,8 @@ class GridEngine(Scheduler):
     limit = ("qconf -sconf", r"^max_aj_tasks\s+(\d+)")  # 0: no limit
     index_variable = "SGE_TASK_ID"
     job_variable = "JOB_ID"
+    job_mark = "SGE_JOB_SPOOL_DIR"
+    queue_variable = "QUEUE"
     cancel_waiting = "bash -c gpujobs_qdel_waiting"  # of the template
 
     # -- the script --------------------------------------------------------------------------------

@@ -168,6 +168,12 @@ class Slurm(Scheduler):
     id_line = r"(\d+)(;.*)?"
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
+    queue_variable = "SLURM_JOB_PARTITION"
+    enter = (
+        "srun", "--export=ALL", "--overlap", "--preserve-env", "--nodes=1", "--ntasks=1",
+        "--cpu-bind=none", "--mpi=none", "--disable-status",
+    )  # fmt: skip
+    step_gpus = ("--gres=gpu:{gpus_per_node}",)
     after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True

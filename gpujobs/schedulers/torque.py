@@ -77,6 +77,7 @@ class Torque(PBS):
     with_value: ClassVar = frozenset("aAbcCdDejJkKlLmMNopPqrStTuvwW")
     limit = (" ".join(TorqueInventory.SERVER), r"max_job_array_size = (\d+)")
     index_variable = "PBS_ARRAYID"
+    job_mark = "PBS_NUM_PPN"
     host_faults: ClassVar = {
         "socket_connect_unix failed|connect to trqauthd": "trqauthd does not run on this host",
         "pbs_iff": "pbs_iff cannot authorize this user",

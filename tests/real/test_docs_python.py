@@ -7,6 +7,7 @@ The comment above a block says how it is executed:
 - ``run``: as `run` of a cluster, with these settings
 - ``local``: on this machine, with fake GPUs and a fake ucxx
 - ``quoted``: not here: the code of this package has these lines (see test_add_a_scheduler.py)
+- ``here``: in a job, by test_here.py
 - ``gloo``: on this machine, with two CPU workers in the place of eight GPUs, if PyTorch is here
 """
 
