@@ -37,9 +37,8 @@ from ..injob.folder import (
     all_gpus,
     modified_at,
     open_file,
-    over_memory_message,
 )
-from ..injob.gpus import binding_messages
+from ..injob.gpus import binding_messages, over_memory_message
 from ..injob.names import ARCHIVE, CERTIFICATE, KEY
 from ..injob.transport import Choice
 from ..schedulers import JobId
@@ -446,7 +445,7 @@ class FolderState:
 
     @property
     def findings(self) -> list[str]:
-        """What only the jobs could find out: nodes, setup, memory and CPUs of workers, transport."""
+        """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
         found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]

@@ -388,10 +388,6 @@ class _RankError(TypedDict):
     reason: str
 
 
-class _Node(TypedDict):
-    node: str
-
-
 class _Lost(TypedDict):
     node: str
     reason: str
@@ -452,17 +448,10 @@ SHAPES: dict[str, Any] = {
     KEPT: dict[str, _KeptRates],
     "jobs/*.json": _Exit,
     "jobs/*.started": _Start,
-    "jobs/*.node": _Node,
+    "jobs/*.node": dict[str, str],
     "jobs/*.lost": _Lost,
 }
 """Of the files with one JSON object, by name."""
-
-
-def over_memory_message(name: str, worker: OverMemory) -> str:
-    """Return a sentence for the user."""
-    times = "once" if worker["restarts"] == 1 else f"{worker['restarts']} times"
-    limit = f"{worker['limit'] / 2**30:.3g} GiB"
-    return f"worker {name} restarted {times}: over its memory limit of {limit}"
 
 
 class Folder:

@@ -18,8 +18,8 @@ from .folder import (
     Ended,
     EndKind,
     modified_at,
-    over_memory_message,
 )
+from .gpus import over_memory_message
 from .job import (
     STOPPED_CODES,
     Job,

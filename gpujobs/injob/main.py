@@ -12,6 +12,7 @@ from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
 from .gpus import sample_usage
 from .head import Head
 from .job import begin_attempt, end_attempt, over
+from .launcher import launch
 from .log import log
 from .names import LOOPBACK_INTERFACE
 from .network import confine, node_name
@@ -26,7 +27,7 @@ from .options import (
     WorkersOptions,
     parse,
 )
-from .rank import launch, run_rank
+from .rank import run_rank
 from .transport import trial, try_ucxx
 from .workers import Node, Workers, retire
 

@@ -10,9 +10,7 @@ import inspect
 import json
 import os
 import runpy
-import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -31,7 +29,7 @@ from .names import (
     is_encrypted,
 )
 from .network import node_name, on_loopback, restrict_listeners
-from .options import LaunchOptions, RankOptions
+from .options import RankOptions
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -142,29 +140,6 @@ def _contains(node: ast.If, line: int) -> bool:
 def _tests_name(node: ast.If) -> bool:
     names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
     return "__name__" in names
-
-
-# -- start the MPI launcher outside of the container -----------------------------------------------
-# The image has neither the launcher nor the batch scheduler's commands. Files of the cluster's
-# folder connect this process with `gpujobs_launch` of the batch script.
-
-
-START, STOP, EXIT = "launch-start", "launch-stop", "launch-exit"
-_POLL_INTERVAL = 0.2
-
-
-def launch(options: LaunchOptions) -> int:
-    """Let the batch script start MPI, and stop it on SIGTERM. Return the launcher's exit code."""
-    folder = Folder(options.folder)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        (folder.path / STOP).touch()
-
-    signal.signal(signal.SIGTERM, stop)
-    (folder.path / START).touch()
-    while not (exit_code := folder.read_text(EXIT)):
-        time.sleep(_POLL_INTERVAL)
-    return int(exit_code)
 
 
 # -- one MPI rank ----------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from .folder import (
     JsonObject,
     modified_at,
 )
-from .job import Job, JobExit, failure, job_log, node_file, over, report_lost, worker_names
+from .job import Job, JobExit, failure, over, worker_names
+from .launcher import job_log, node_file, report_lost
 from .log import append_output_to, log
 from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT
 from .network import Reach, dask_config, is_reachable, node_name, reach
