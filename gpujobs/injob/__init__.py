@@ -13,7 +13,7 @@ The job's environment need not have gpujobs. So at submit this package is packed
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
 - ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`gpus`);
 - ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
-  the container (`outside`);
+  the container (`launcher`);
 - ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;
 - ``--preload gpujobs_injob.preload``: a worker reports its GPU, the dask scheduler writes down
   which workers are registered. For that, dask's processes have the archive on their import path.
@@ -51,7 +51,7 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     environment    of a job of several nodes before its setup; removed when ranks.sh is written
     ranks.sh       environment of the nodes and ranks; not every launcher passes it to other nodes
     launch-start, launch-stop, launch-exit
-                   connect a container with the MPI launcher outside: see `outside`
+                   connect a container with the launcher outside: see `launcher`
     idle           written by the dask scheduler if the cluster must end because it had no work
     lease          touched by a client that owns the cluster; when it grows old, the head exits
 """

@@ -341,7 +341,7 @@ class Job:
         now = time.monotonic()
         for number in self.options.node_numbers:
             prefix = job_name(self.folder.cluster_id, number)
-            if any(name == prefix or name.startswith(f"{prefix}-") for name in registered):
+            if any(f"{name}-".startswith(f"{prefix}-") for name in registered):
                 self._seen[number] = now
             elif now - self._seen.get(number, now) > _NODE_TIMEOUT:
                 self._seen[number] = float("inf")

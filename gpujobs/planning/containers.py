@@ -399,9 +399,12 @@ def _check_launcher(diagnostics: Diagnostics, runtime: Runtime) -> None:
     if site.scheduler != "slurm":
         message = f"{runtime.name} is a part of Slurm; this site has {site.scheduler}"
         diagnostics.profile_error(message, *KEY, "runtime")
-    key = ("mpi", "command") if spec.profile.layout == "mpi" else ("node_launcher",)
-    command = site.mpi.command if spec.profile.layout == "mpi" else site.node_launcher
-    if spec.profile.layout != "workers" and command and Path(command[0]).name != runtime.launcher:
+    launchers = {
+        "mpi": (("mpi", "command"), site.mpi.command),
+        "allocation": (("node_launcher",), site.node_launcher),
+    }
+    key, command = launchers.get(spec.profile.layout, ((), None))
+    if command and Path(command[0]).name != runtime.launcher:
         message = f"{runtime.name} needs {runtime.launcher}; the site starts nodes by {command[0]}"
         diagnostics.profile_error(message, *KEY, related=spec.site_position(*key))
 

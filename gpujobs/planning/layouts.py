@@ -213,10 +213,18 @@ class AllocationLayout(WorkersLayout):
             check_whole_nodes(gpus, queue, "it gives whole nodes")
         if gpus > per_node:
             check_whole_nodes(gpus, queue, "a job of several nodes has whole nodes")
-            if not self.launcher_command:
-                message = "the site has no `node_launcher`, which starts processes on several nodes"
-                raise QueueMismatch("gpus", message, hint=f"gpus: {per_node}, or layout: mpi")
+            self._check_launcher(per_node)
         return gpus, -(-gpus // per_node)
+
+    def _check_launcher(self, per_node: int) -> None:
+        """Raise QueueMismatch if nothing starts the processes of several nodes."""
+        words, message = self.launcher_command, ""
+        if not words:
+            message = "the site has no `node_launcher`, which starts processes on several nodes"
+        elif self.profile.environment.container and NODE in words:
+            message = f"{words[0]} cannot start containers on several nodes"
+        if message:
+            raise QueueMismatch("gpus", message, hint=f"gpus: {per_node}, or layout: mpi")
 
     def default_start_workers(self, n_workers: int) -> int:
         """Return all workers: they start together."""

@@ -416,8 +416,9 @@ class QueueChooser:
 
     def _check_layout(self, queue: Queue) -> None:
         allowed = queue.layouts or self.site.layouts
-        one_job = self.layout.name == "allocation" and "mpi" in allowed  # of the same shape
-        if allowed and self.layout.name not in allowed and not one_job:
+        name = self.layout.name
+        same_shape = {"allocation": "mpi"}.get(name, name)
+        if allowed and not {name, same_shape}.intersection(allowed):
             place: Place = () if queue.layouts else ("layouts",)
             message = f"it is for layout: {' or '.join(allowed)}"
             raise QueueMismatch("layout", message, limit="layouts", place=place)

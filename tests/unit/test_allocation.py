@@ -1,0 +1,165 @@
+"""`layout: allocation`: its launcher, its limits, and the numbers of its nodes; tests/real has the real thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpujobs.injob.folder import Folder
+from gpujobs.injob.launcher import start_launcher
+from gpujobs.injob.network import job_nodes
+from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.workers import claim_node
+from gpujobs.planning.render import render
+
+from .support import error_of, made_plan
+
+SITE = """\
+description: test
+scheduler: {scheduler}
+visible_devices: exclusive
+{more}
+queues:
+  a: {{gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 64GiB}}
+"""
+PROFILE = "layout: allocation\ngpus: 8\nwalltime: 1h\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_site(home: Path, scheduler: str, more: str = "") -> None:
+    (home / "s.yaml").write_text(SITE.format(scheduler=scheduler, more=more))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "launcher"),
+    [
+        ("slurm", "srun --export=ALL --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 "),
+        ("pbs", "pbs_tmrsh {node} "),
+        ("torque", "pbsdsh -u "),
+        ("lsf", "blaunch {node} "),
+        ("sge", "qrsh -inherit -nostdin -noshell {node} "),
+    ],
+)
+def test_built_in_launchers(home: Path, scheduler: str, launcher: str) -> None:
+    more = 'request: ["-q {queue}", "-pe x {nodes}"]' if scheduler == "sge" else ""
+    write_site(home, scheduler, more)
+    text = " ".join(render(made_plan(home, PROFILE), "svd-1")[0].text.replace("\\\n", " ").split())
+    assert f"--workers {launcher.replace('{node}', chr(39) + '{node}' + chr(39))}" in text
+
+
+def test_the_launcher_ends_all_nodes_unless_they_go_on(home: Path) -> None:
+    write_site(home, "slurm")
+    assert "--kill-on-bad-exit=1" in render(made_plan(home, PROFILE), "svd-1")[0].text
+    text = render(made_plan(home, f"{PROFILE}keep_going: true\n"), "svd-1")[0].text
+    assert "--kill-on-bad-exit=0" in text and "--keep-going" in text
+
+
+@pytest.mark.parametrize("layouts", ["[mpi]", "[allocation]", "[workers, mpi]"])
+def test_a_queue_for_mpi_is_for_allocations(home: Path, layouts: str) -> None:
+    write_site(home, "slurm", f"layouts: {layouts}")
+    assert made_plan(home, PROFILE).gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "more", "profile", "reason"),
+    [
+        ("slurm", "layouts: [workers]", PROFILE, "it is for layout: workers"),
+        ("slurm", "", f"{PROFILE}head: {{}}\n", "`head` has no meaning in `layout: allocation`"),
+        ("slurm", "", "gpus: 4\nwalltime: 1h\nkeep_going: true\n", "needs `layout: allocation`"),
+        ("slurm", "", f"{PROFILE}run_on: ranks\nrun: [a.py]\n", "needs `layout: mpi`"),
+        ("slurm", "", "layout: allocation\ngpus: 6\nwalltime: 1h\n", "has whole nodes of 4 GPUs"),
+        (
+            "pbs",
+            "containers: {runtime: apptainer}",
+            f"{PROFILE}environment: {{container: /i.sif}}\n",
+            "pbs_tmrsh cannot start containers on several nodes",
+        ),
+    ],
+)
+def test_errors(home: Path, scheduler: str, more: str, profile: str, reason: str) -> None:
+    write_site(home, scheduler, more)
+    assert reason in error_of(home, profile)
+
+
+# -- nodes in the job ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    for name in ("jobs", "logs"):
+        (tmp_path / name).mkdir()
+    return Folder(str(tmp_path))
+
+
+def options(folder: Folder, *workers: str, job: int = 0) -> SuperviseOptions:
+    return SuperviseOptions(
+        str(folder.path), job=job, ranks=2, nodes=2, gpus=8, workers=(*workers,)
+    )
+
+
+def test_nodes_are_numbered_through_all_jobs(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node, given, number in (("n1", "1", 1), ("n2", "1", 0)):  # a number that is taken
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+        monkeypatch.setenv("PMIX_RANK", given)
+        assert claim_node(folder, options(folder, job=1)) == number
+    assert folder.read("jobs/3.node") == {"node": "n1"}
+    assert folder.read("jobs/2.node") == {"node": "n2"}
+
+
+def test_two_processes_on_a_node_are_refused(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    assert claim_node(folder, options(folder)) == 0
+    for _ in range(2):
+        with pytest.raises(LookupError, match="two processes on n1, not one on each node"):
+            claim_node(folder, options(folder))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PBS_NODEFILE", "n1\nn1\nn2\n"),
+        ("PE_HOSTFILE", "n1 8 all.q@n1 UNDEFINED\nn2 8 all.q@n2 UNDEFINED\n"),
+        ("LSB_DJOB_HOSTFILE", "n1\nn1\nn2\nn2\n"),
+    ],
+)
+def test_files_with_the_nodes_of_a_job(tmp_path: Path, variable: str, text: str) -> None:
+    (tmp_path / "nodes").write_text(text)
+    assert job_nodes({variable: str(tmp_path / "nodes")}) == ["n1", "n2"]
+
+
+def test_nodes_without_a_file() -> None:
+    assert job_nodes({"LSB_HOSTS": "n1 n1 n2"}) == ["n1", "n2"]
+    with pytest.raises(LookupError, match="does not list the nodes"):
+        job_nodes({"PBS_NODEFILE": "/nosuch"})
+
+
+def test_a_launcher_for_each_node(folder: Folder) -> None:
+    """It is found on the PATH of the shell that submitted the job, and gets no words with quotes."""
+    programs = folder.path / "bin"
+    programs.mkdir()
+    (programs / "rsh1").write_text('#!/bin/sh\nprintf "%s|" "$@"\nshift; exec "$@"\n')
+    (programs / "rsh1").chmod(0o755)
+    script = str(folder.path / "ranks.sh")
+    words = ("rsh1", "{node}", "sh", script, "printf", "%s", 'it\'s {node} "x"\n')
+    environ = {"PATH": "/usr/bin:/bin", "PBS_O_PATH": str(programs), "LSB_HOSTS": "n1 n2"}
+    (folder.path / "jobs" / "1.lost").write_text(json.dumps({"node": "n2", "reason": "before"}))
+    started = start_launcher(options(folder, *words), environ)
+    assert [process.name for process in started] == [
+        "the launcher (rsh1) of n1",
+        "the launcher (rsh1) of n2",
+    ]
+    assert all(process.wait(10) and process.exit_code == 0 for process in started)
+    log = (folder.logs / "job-0.log").read_text()
+    assert log.count('it\'s {node} "x"\n') == 2
+    assert f"n1|sh|{script}|" in log and f"n2|sh|{script}|" in log
+    assert not (folder.path / "jobs" / "1.lost").exists()
