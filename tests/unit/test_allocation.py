@@ -20,7 +20,7 @@ from .support import error_of, made_plan
 SITE = """\
 description: test
 scheduler: {scheduler}
-visible_devices: exclusive
+visible_devices: scheduler
 {more}
 queues:
   a: {{gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 64GiB}}
@@ -49,7 +49,11 @@ def write_site(home: Path, scheduler: str, more: str = "") -> None:
     ],
 )
 def test_built_in_launchers(home: Path, scheduler: str, launcher: str) -> None:
-    more = 'request: ["-q {queue}", "-pe x {nodes}"]' if scheduler == "sge" else ""
+    more = (
+        'request: ["-q {queue}", "-pe x {nodes}", "-l gpu={gpus_per_job}"]'
+        if scheduler == "sge"
+        else ""
+    )
     write_site(home, scheduler, more)
     text = " ".join(render(made_plan(home, PROFILE), "svd-1")[0].text.replace("\\\n", " ").split())
     assert f"--workers {launcher.replace('{node}', chr(39) + '{node}' + chr(39))}" in text
@@ -79,7 +83,7 @@ def test_a_queue_for_mpi_is_for_allocations(home: Path, layouts: str) -> None:
         (
             "pbs",
             "containers: {runtime: apptainer}",
-            f"{PROFILE}environment: {{container: /i.sif}}\n",
+            f"{PROFILE}environment: {{container: {{image: /i.sif}}}}\n",
             "pbs_tmrsh cannot start containers on several nodes",
         ),
     ],
