@@ -167,7 +167,9 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: st
         os.kill(job, signal.SIGKILL)
     elif killed == "launcher":
         launchers = [
-            pid for pid in processes_with(f"{cluster}/ranks.sh") if words(pid)[0] == "srun"
+            pid
+            for pid in processes_with(f"{cluster}/ranks.sh")
+            if Path(words(pid)[0]).name == "srun"
         ]
         os.kill(min(launchers), signal.SIGKILL)
     else:
