@@ -44,10 +44,10 @@ def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def site_with(backend: SlurmBackend, launcher: dict[str, Any]) -> str:
-    """Return a site file with this launcher of MPI ranks."""
+def site_with(backend: SlurmBackend, launcher: dict[str, Any], gpus: int = 2) -> str:
+    """Return a site file with this launcher of MPI, and this number of GPUs on each node."""
     site = backend.site()
-    queue = site["queues"]["main"] | {"gpus_per_node": 2}
+    queue = site["queues"]["main"] | {"gpus_per_node": gpus}
     return text_of(site | {"mpi": launcher, "queues": {"main": queue}})
 
 
@@ -308,8 +308,8 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no-gpu": ({"env": {"FAKE_NVML_GPUS": "0"}}, r"worker \S+-\d on node\d ended "),
     "fewer-gpus": (
-        {"env": {"FAKE_NVML_GPUS": "1"}},
-        r"worker \S+-\d on node\d ended .*(Invalid|1)",
+        {"gpus": 8, "env": {"FAKE_NVML_GPUS": "2"}},
+        r"worker \S+-\d on node\d ended .*Invalid.*[23]",
     ),
     "broken-dask-mpi": (
         {"env": {"PYTHONPATH": "broken"}, "run_on": "ranks", "run": ["all.py"]},
@@ -326,10 +326,15 @@ OFTEN = ("wrong-option",)
 
 
 @pytest.mark.parametrize("case", [case if case in OFTEN else slow_variant(case) for case in DEATHS])
-def test_what_dies_ends_the_allocation(cli: Cli, backend: SlurmBackend, case: str) -> None:
+def test_what_dies_ends_the_allocation(
+    cli: Cli, backend: SlurmBackend, home: Path, launcher: str, case: str
+) -> None:
     (cli.work / "broken").mkdir()
     (cli.work / "broken" / "dask_mpi.py").write_text(BROKEN)
     change, said = DEATHS[case]
+    if "gpus" in change:
+        site = site_with(backend, mpi.LAUNCHERS[launcher], change["gpus"] // 2)
+        (home / "sites" / "here.yaml").write_text(site)
     env = {**PROFILE["env"], **change.get("env", {})}
     if case == "broken-dask-mpi":
         env["PYTHONPATH"] = f"{cli.work}/broken:{nvml_path(backend)}"
