@@ -86,7 +86,7 @@ def run(words: tuple[str, ...], site: str | None, settings: tuple[str, ...], ins
     from ..config.document import Document, read
 
     job = here.find_job()
-    if not job.on_node:
+    if not job.granted.on_node:
         process.become([*here.enter_words(job), sys.executable, "-m", "gpujobs", *sys.argv[1:]])
     own = spec.settings_document(settings)
     base, name, profile, command = None, "here", Document({}), list(words)

@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..injob.gpus import visible_devices
 from ..injob.network import job_nodes
 from ..schedulers import Scheduler, get_scheduler, scheduler_names
+from ..schedulers.jobs import Granted
 from ..schedulers.local import INHERIT
 from ..text import plural
 from .freequeues import this_machine
@@ -44,8 +45,7 @@ class JobHere:
     id: str
     queue: str
     nodes: int
-    on_node: bool
-    """This process runs on one of its nodes."""
+    granted: Granted
 
     def __str__(self) -> str:
         return f"job {self.id} of {self.scheduler.name}"
@@ -54,32 +54,26 @@ class JobHere:
 def find_job(environ: Mapping[str, str] = os.environ) -> JobHere:
     """Return the job that a process with ``environ`` is in. Raises InputError if there is none."""
     known = map(get_scheduler, scheduler_names())
-    found = [
-        one for one in known if {one.job_variable, one.job_mark or one.job_variable} <= {*environ}
-    ]
+    needed = {one: {one.job_variable, one.job_mark or one.job_variable} for one in known}
+    found = [one for one, names in needed.items() if names <= {*environ}]
     if not found:
         hint = (
             "`gpujobs submit PROFILE` starts jobs; --here is for salloc, qsub -I or a batch script"
         )
         raise InputError("this process is in no job of a batch scheduler", hint=hint)
-    scheduler = max(
-        found, key=lambda one: len(one.__mro__)
-    )  # a job of Torque looks like one of PBS
+    scheduler = max(found, key=lambda one: len(one.__mro__))  # Torque, of which PBS is a base
+    granted = scheduler.granted(environ)
     try:
-        nodes = int(environ.get("SLURM_JOB_NUM_NODES") or len(job_nodes(environ)))
+        nodes = granted.nodes or len(job_nodes(environ))
     except LookupError:  # nothing lists the only node
         nodes = 1
-    on_node = not scheduler.enter or "SLURMD_NODENAME" in environ
     queue = environ.get(scheduler.queue_variable, "")
-    return JobHere(scheduler, environ[scheduler.job_variable], queue, nodes, on_node)
+    return JobHere(scheduler, environ[scheduler.job_variable], queue, nodes, granted)
 
 
 def enter_words(job: JobHere) -> list[str]:
     """Return the command that runs another one on a node of the job, with the GPUs of the node."""
-    names = ("GPUS_PER_NODE", "GPUS", "GPUS_PER_TASK", "NTASKS")  # 4, or a100:4
-    texts = (os.environ.get(f"SLURM_{name}", "").rpartition(":")[2] for name in names)
-    per_node, total, per_task, tasks = (int(text or 0) for text in texts)
-    gpus = per_node or (total or per_task * tasks) // job.nodes
+    gpus = job.granted.gpus_per_node
     options = [text.format(gpus_per_node=gpus) for text in job.scheduler.step_gpus if gpus]
     return [*job.scheduler.enter, *options]
 
@@ -93,7 +87,7 @@ def cluster_here(
     defaults of the batch scheduler are used. Raises InputError.
     """
     job = find_job()
-    if not job.on_node:
+    if not job.granted.on_node:
         hint = shlex.join([*enter_words(job), "python", "…"])
         raise InputError(f"{job} has no process on {socket.gethostname()}", hint=hint)
     try:
@@ -121,12 +115,17 @@ def _site_document(site: Document, job: JobHere) -> Document:
         names += value
     queue = _queue(site, job.queue)
     value |= _only(queue, names).over(_only(site, names)).value
-    shape = {"nodes": job.nodes, "exclusive": value["visible_devices"] == "exclusive"}
+    shape: dict[str, object] = {
+        "nodes": job.nodes,
+        "exclusive": value["visible_devices"] == "exclusive",
+    }
+    if memory := job.granted.memory_per_node:
+        shape["memory_per_node"] = f"{memory}MiB"
     value |= {
         "description": str(job),
         "scheduler": "local",
         "submit_arguments": [INHERIT],
-        "queues": {job.queue or "here": {**_only(queue, _OF_QUEUE).value, **shape, **_memory()}},
+        "queues": {job.queue or "here": {**_only(queue, _OF_QUEUE).value, **shape}},
         "defaults": site.section("defaults").without(*_OF_JOB).value,
     }
     return Document(value, source=str(job))
@@ -141,14 +140,6 @@ def _queue(site: Document, name: str) -> Document:
     queues = site.section("queues")
     named = (key for key in queues.value if name in (queues.section(key).value.get("name"), key))
     return queues.section(next(named, ""))
-
-
-def _memory() -> dict[str, str]:
-    """Return the memory of a node that this job may use, if Slurm says it."""
-    names = ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")
-    of_node, of_cpu, cpus = (int(os.environ.get(f"SLURM_{name}") or 0) for name in names)
-    memory = of_node or of_cpu * cpus
-    return {"memory_per_node": f"{memory}MiB"} if memory else {}
 
 
 def _devices(source: object) -> tuple[str, ...]:
@@ -169,7 +160,7 @@ def _settings(job: JobHere, gpus: int) -> dict[str, object]:
     elif job.nodes > 1:
         message = f"{job} has {job.nodes} nodes, and no GPU on {socket.gethostname()}"
         raise InputError(message, hint="CPU workers are possible in a job of one node")
-    left = int(float(os.environ.get("SLURM_JOB_END_TIME") or 0) - time.time())
+    left = int(job.granted.end - time.time())
     if left >= _SHORTEST_WALLTIME:
         settings["walltime"] = f"{left}s"
     return settings

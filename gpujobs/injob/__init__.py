@@ -12,8 +12,8 @@ The job's environment need not have gpujobs. So at submit this package is packed
   (`run_on: ranks`): it checks that MPI and its launcher match, takes its GPUs, and runs the script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
 - ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`gpus`);
-- ``python injob.pyz launch`` stands for the MPI launcher, which the batch script starts outside of
-  the container (`launcher`);
+- ``python injob.pyz launch`` runs in a container in place of the MPI launcher, which the batch
+  script starts outside of it (`launcher`);
 - ``python injob.pyz try-ucxx`` exits with 0 if ucxx works;
 - ``--preload gpujobs_injob.preload``: a worker reports its GPU, the dask scheduler writes down
   which workers are registered. For that, dask's processes have the archive on their import path.

@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..text import did_you_mean
 from .formats import find_integer
 from .inventory import Inventory
-from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply
 
 REGISTERED: dict[str, type[Scheduler]] = {}
 """The classes whose modules have been imported, by name. `get_scheduler` finds the others."""
@@ -165,6 +165,11 @@ class Scheduler(ABC):
     def clash(self, line: str, taken: Iterable[str]) -> str:
         """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
         return self.repeated(line, taken)
+
+    @classmethod
+    def granted(cls, environ: Mapping[str, str]) -> Granted:
+        """Return what the job of a process with ``environ`` has, besides lists of its nodes."""
+        return Granted()
 
     # -- replies -----------------------------------------------------------------------------------
     def reply(self, result: CommandResult) -> Reply:

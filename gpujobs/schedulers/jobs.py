@@ -60,6 +60,20 @@ class JobId:
 
 
 @dataclass(frozen=True)
+class Granted:
+    """What a job has, as far as its environment says; 0 is unknown."""
+
+    nodes: int = 0
+    gpus_per_node: int = 0
+    memory_per_node: int = 0
+    """In MiB."""
+    end: float = 0
+    """When its walltime ends, in seconds since the epoch."""
+    on_node: bool = True
+    """The process with this environment runs on a node of the job."""
+
+
+@dataclass(frozen=True)
 class JobStatus:
     """The status of one job, as the batch scheduler reports it."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
 from .base import Scheduler
 from .formats import find_integer, members, quoted_path, ranges
-from .jobs import CommandResult, JobId, JobState, JobStatus
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------
@@ -226,6 +226,22 @@ class Slurm(Scheduler):
             if any(_abbreviates(option, name) for option in options for name in family):
                 options |= family
         return _first_match(options, names)
+
+    @classmethod
+    def granted(cls, environ: Mapping[str, str]) -> Granted:
+        def number(name: str) -> int:
+            return int(environ.get(f"SLURM_{name}", "").rpartition(":")[2] or 0)  # 4, or a100:4
+
+        nodes = number("JOB_NUM_NODES") or 1
+        gpus = number("GPUS") or number("GPUS_PER_TASK") * number("NTASKS")
+        return Granted(
+            nodes=nodes,
+            gpus_per_node=number("GPUS_PER_NODE") or gpus // nodes,
+            memory_per_node=number("MEM_PER_NODE")
+            or number("MEM_PER_CPU") * number("CPUS_ON_NODE"),
+            end=number("JOB_END_TIME"),
+            on_node="SLURMD_NODENAME" in environ,
+        )
 
     # -- replies -----------------------------------------------------------------------------------
     def is_complete(self, result: CommandResult) -> bool:

@@ -63,13 +63,13 @@ def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_the_job_is_found(name: str, job_id: str, queue: str, tmp_path: Path) -> None:
     found = here.find_job(environment(name, tmp_path))
     assert (found.scheduler.name, found.id, found.queue) == (name, job_id, queue)
-    assert found.nodes == 2 and found.on_node
+    assert found.nodes == 2 and found.granted.on_node
 
 
 def test_a_shell_of_salloc_on_the_login_node(tmp_path: Path) -> None:
     title = "shell of salloc on the login node"
     found = here.find_job(environment("slurm", tmp_path, title))
-    assert found.nodes == 2 and not found.on_node
+    assert found.nodes == 2 and not found.granted.on_node
 
 
 def test_a_job_without_a_list_of_nodes_has_one(tmp_path: Path) -> None:
