@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ..clusters.connect import WorkerActivity, read_activities
@@ -32,10 +31,8 @@ from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, quoted, table
 from . import live
 from .live import echo, progress
-from .usage_text import usage_line
 
 if TYPE_CHECKING:
-    from ..clusters.connect import WorkerActivity
     from ..clusters.handle import ClusterHandle  # it loads Jinja
 
 
@@ -231,7 +228,7 @@ def _gpu_cells(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
     used = [gpu.used for gpu in gpus if gpu.used is not None]
     if not busy or not used:
         return model, "-", "-"
-    return model, f"{fmean(busy):.0f} %", measured_size_text(sum(used))
+    return model, f"{sum(busy) / len(busy):.0f} %", measured_size_text(sum(used))
 
 
 # -- `status` --------------------------------------------------------------------------------------
@@ -398,5 +395,7 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
 
 
 def _show_usage(cluster: ClusterHandle) -> None:
+    from .usage_text import usage_line
+
     if line := usage_line(cluster.usage()):
         progress.write(line)

@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..config.sitefiles import data_folder
 from ..text import printable
 from .connect import dashboard_node
 from .report import (
@@ -35,6 +34,8 @@ def html_template(name: str) -> Template:
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from ..config.sitefiles import data_folder
 
     return Environment(
         loader=FileSystemLoader(data_folder("templates")),

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional, TypedDict
+from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
 from .names import ARCHIVE, VISIBLE, WorkerSize
 from .network import node_name
-from .options import UsageOptions
 from .process import ManagedProcess
+
+if TYPE_CHECKING:
+    from .options import UsageOptions
 
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")

@@ -17,12 +17,13 @@ from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_fir
 from .log import log, reason_in
 from .names import CERTIFICATE
 from .network import initialise_ucx, node_name, own_address, restrict_listeners, tls_files
-from .options import SuperviseOptions, TrialOptions
 from .process import ManagedProcess
 
 if TYPE_CHECKING:
     from distributed import Worker
     from distributed.comm import Comm, Listener
+
+    from .options import SuperviseOptions, TrialOptions
 
 
 ISOLATED_UCX = {
