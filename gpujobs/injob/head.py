@@ -29,7 +29,7 @@ from .job import (
     ids_to_cancel,
     last_attempt_text,
 )
-from .log import log, reason_in, with_reason
+from .log import failed_node, log, reason_in, with_reason
 from .names import PRELOAD, PROTOCOL, RUN
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
@@ -330,8 +330,24 @@ class Head(Job):
     def _stopped(self, reason: str) -> JobExit:
         near = self.walltime.explains_signal()
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
+        if not near and (failed := self._failed_node()):
+            kind, reason = EndKind.FAILED, f"{failed}; {reason}"
         reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
+
+    def _failed_node(self) -> str:
+        """Return which node of this job has failed: Slurm then signals the others.
+
+        It informs the launcher at the same moment.
+        """
+        deadline, found = time.monotonic() + _SIGNAL_TIMEOUT, ""
+        while self.options.nodes > 1 and time.monotonic() < deadline and not found:
+            if not self.worker_processes or "ended" in self.folder.names():
+                break
+            time.sleep(0.1)
+            launcher = self.worker_processes[0]
+            found = failed_node(launcher.log, launcher.log_offset)
+        return found
 
     def _stop_message(self) -> str:
         ended = Ended.parse(self.folder.read("ended"))

@@ -131,6 +131,12 @@ def launcher_reason(path: Path, offset: int) -> str:
     return " ".join(paragraph.split())[:_LONGEST_LINE]
 
 
+def failed_node(path: Path, offset: int) -> str:
+    """Return which node of the job has failed, if the launcher of Slurm has said so; else ""."""
+    found = re.search(r"error: (Node failure on \S+)", _tail(path, offset))
+    return found[1] if found else ""
+
+
 def nodes_seen(path: Path, offset: int, ranks_per_node: int) -> int | None:
     """Return how many nodes an Open MPI launcher found, if it has complained about their number."""
     mapped = re.search(r"Procs mapped: +(\d+)", _tail(path, offset))

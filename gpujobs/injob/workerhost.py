@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import forkserver, set_forkserver_preload, util
+from multiprocessing import active_children, forkserver, set_forkserver_preload, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +209,11 @@ def run_workers(options: WorkersOptions) -> None:
         asyncio.run(initialise_ucx())
     arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__")
+    try:
+        runpy.run_module(module, run_name="__main__")
+    finally:  # if a nanny has failed: Python would wait for the workers of the others
+        for worker in active_children():
+            worker.kill()
 
 
 def _own_options(module: str, forked: bool) -> list[str]:

@@ -138,7 +138,8 @@ class Slurm(Scheduler):
     visible_devices = "scheduler"
     node_launcher = (
         "srun", "--export=ALL", "--overlap", "--nodes={nodes}", "--ntasks={nodes}",
-        "--ntasks-per-node=1", "--kill-on-bad-exit={kill}", "--cpu-bind=none", "--mpi=none",
+        "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit={kill}", "--cpu-bind=none",
+        "--mpi=none",
     )  # fmt: skip
     mpi_command = (
         "srun", "--export=ALL", "--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none",

@@ -17,7 +17,8 @@ from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import Cli, text_of
 from ..support.processes import processes_with, until
 from ..support.sge import SgeBackend
-from .programs import SLEEP, WHO
+from ..support.slurm_faults import failed_node
+from .programs import SAVE, SLEEP, WHO
 from .test_clusters import connected, says
 
 pytestmark = [pytest.mark.filterwarnings("default")]
@@ -32,8 +33,8 @@ def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
 
 
 @pytest.fixture
-def cli(backend: SlurmBackend, home: Path) -> Cli:
-    return make_cli(backend, home, "ordinary")
+def cli(backend: SlurmBackend, home: Path, request: pytest.FixtureRequest) -> Cli:
+    return make_cli(backend, home, "ordinary", stub="stub" in request.keywords)
 
 
 def environ(pid: int) -> dict[str, str]:
@@ -216,4 +217,53 @@ def test_a_node_that_fails(cli: Cli, backend: SlurmBackend, keep_going: bool) ->
         assert found["state"] == "FAILED" and found["exit_code"] == 70
         assert said in found["reason"] and "node2" in found["reason"]
     assert said in cli("report", cluster).stdout
+    until(lambda: not processes_with(cluster), 15)
+
+
+@pytest.mark.slow
+@pytest.mark.stub
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_nothing_is_left_after_the_walltime(cli: Cli, backend: SlurmBackend, seconds: int) -> None:
+    """`run` ends when it is asked to, or does not: then the batch scheduler kills the job."""
+    cli.write("save.py", SAVE)
+    run = ["python", "save.py", str(seconds)]
+    cluster = cli.submit({**PROFILE, "run": run, "walltime": "1m"})
+    says(cli, cluster, "SIGTERM", 120)
+    backend.wait_empty(120, cluster)
+    until(lambda: not processes_with(cluster), 15)
+    found = cli.status(cluster)
+    assert found["state"] == "FAILED" and "walltime" in found["reason"], found
+
+
+@pytest.mark.stub
+@pytest.mark.parametrize(
+    ("keep_going", "noticed"),
+    [(False, True), slow_variant(False, False), slow_variant(True, True)],
+)
+def test_a_node_that_is_lost(
+    cli: Cli, backend: SlurmBackend, keep_going: bool, noticed: bool
+) -> None:
+    """Slurm ends the job when it notices that, unless the job has `--no-kill`; gpujobs may notice it earlier."""
+    cli.write("sleep.py", SLEEP)
+    profile = {
+        **PROFILE,
+        "run": ["python", "sleep.py", "600"],
+        "directives": ["--no-kill"] if keep_going else [],
+        "keep_going": keep_going,
+    }
+    cluster = cli.submit(profile)
+    says(cli, cluster, "here", 180)
+    (head,) = supervisors(cluster, "supervise")
+    (node,) = set(supervisors(cluster, "node")) - {head}
+    with failed_node(backend.slurm, node, noticed=noticed):
+        if keep_going:
+            until(lambda: f"on {node}" in cli("status", cluster).stdout, 120, "the lost node")
+            found = cli.status(cluster)
+            assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 4
+            assert cli("cancel", cluster).returncode == 0
+        backend.wait_empty(120, cluster)
+    found = cli.status(cluster)
+    assert found["state"] == ("CANCELLED" if keep_going else "FAILED"), found
+    assert keep_going or f"on {node}" in found["reason"], found
+    assert f"on {node}" in cli("report", cluster).stdout
     until(lambda: not processes_with(cluster), 15)

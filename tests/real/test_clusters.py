@@ -296,10 +296,11 @@ def test_broken_environment(
     ("profile", "said"),
     [
         ({"env": {"FAKE_NVML_GPUS": "0"}}, "worker .* ended .exit code 1."),
+        slow_variant({"gpus": 2, "env": {"FAKE_NVML_GPUS": "1"}}, "worker .* ended .exit code 1."),
         slow_variant({"workers": {"options": {"pid_file": "/nosuch/w.pid"}}}, "nosuch/w.pid"),
         slow_variant({"env": {"PYTHONPATH": "broken"}}, "broken on purpose"),
     ],
-    ids=["no-gpu", "wrong-option", "broken-dask-cuda"],
+    ids=["no-gpu", "one-gpu-of-two", "wrong-option", "broken-dask-cuda"],
 )
 def test_workers_that_cannot_start(
     cli: Cli, backend: Backend, profile: dict[str, object], said: str
