@@ -44,7 +44,7 @@ def job_nodes(environ: Mapping[str, str]) -> list[str]:
     for variable in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):
         if path := environ.get(variable):
             with contextlib.suppress(OSError):
-                text = Path(path).read_text(encoding="utf-8")
+                text = Path(path).read_text(encoding="utf-8", errors="replace")
     nodes = [line.split()[0] for line in text.splitlines() if line.split()]
     if not nodes:
         raise LookupError("the batch scheduler does not list the nodes of this job in a file")

@@ -231,7 +231,7 @@ class Slurm(Scheduler):
     @classmethod
     def granted(cls, environ: Mapping[str, str]) -> Granted:
         def number(name: str) -> int:
-            return int(environ.get(f"SLURM_{name}", "").rpartition(":")[2] or 0)  # 4, or a100:4
+            return find_integer(r"(\d+)$", environ.get(f"SLURM_{name}", "")) or 0  # 4, or a100:4
 
         nodes = number("JOB_NUM_NODES") or 1
         gpus = number("GPUS") or number("GPUS_PER_TASK") * number("NTASKS")

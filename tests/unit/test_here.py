@@ -78,6 +78,15 @@ def test_a_job_without_a_list_of_nodes_has_one(tmp_path: Path) -> None:
     assert here.find_job(environ).nodes == 1
 
 
+@pytest.mark.parametrize(
+    ("gpus", "per_node"), [("a100:8", 4), ("a100:2,h100:6", 3), ("many", 0), ("-", 0), ("", 0)]
+)
+def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) -> None:
+    environ = {**environment("slurm", tmp_path), "SLURM_GPUS": gpus}
+    environ.pop("SLURM_GPUS_PER_NODE", None)
+    assert here.find_job(environ).granted.gpus_per_node == per_node
+
+
 @pytest.mark.parametrize("environ", [{}, {"JOB_ID": "a build server's"}, {"SLURM_CONF": "/x"}])
 def test_outside_of_a_job(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match="in no job of a batch scheduler") as caught:
