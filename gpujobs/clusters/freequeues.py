@@ -72,7 +72,7 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
         number = int(pynvml.nvmlDeviceGetCount())
         own = _of_clusters() if number else {}
         users = {
-            str(index): _users(pynvml, index) or own.get(_identity(str(index)), "")
+            str(index): own.get(_identity(str(index))) or _users(pynvml, index)
             for index in range(number)
         }
     except Exception:  # no package, driver or device: no GPU that CUDA workers could use

@@ -156,6 +156,7 @@ def test_a_second_cluster_takes_other_gpus_though_the_first_does_not_use_its_own
     ledger = local.home / ".local" / "state" / "gpujobs" / "clusters"
     records = [json.loads((ledger / f"{one}.json").read_text()) for one in (first, second)]
     assert [record["submissions"][0]["devices"] for record in records] == [["0", "1"], ["2"]]
+    local.env["FAKE_NVML_BUSY"] = "0"  # by its worker
     refused = local("submit", path)
     assert f"GPU 0 is used by cluster {first}; GPU 1 is" in refused.stderr
     assert local("cancel", first, second).returncode == 0
