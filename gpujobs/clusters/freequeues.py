@@ -117,12 +117,14 @@ def _least_memory(devices: list[str]) -> int | None:
 
 
 def _users(pynvml: ModuleType, index: int) -> str:
+    """Return the processes with a CUDA context on a GPU; that of a notebook is no hindrance."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
         return ""
-    return ", ".join(f"process {process.pid}" for process in processes)
+    others = (process.pid for process in processes if process.pid != os.getpid())
+    return ", ".join(f"process {pid}" for pid in others)
 
 
 # -- the client of a site's batch scheduler --------------------------------------------------------

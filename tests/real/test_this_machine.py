@@ -205,12 +205,12 @@ def visible_devices() -> str:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("busy", "keywords", "devices"),
-    [("1,3", {}, ["0,2", "2,0"]), slow_variant("1", {"gpus_per_worker": 2}, ["0,2"])],
+    [("0:self,1,3", {}, ["0,2", "2,0"]), slow_variant("1", {"gpus_per_worker": 2}, ["0,2"])],
 )
 def test_n_workers_auto_is_a_worker_on_each_free_gpu(
     monkeypatch: pytest.MonkeyPatch, busy: str, keywords: dict[str, int], devices: list[str]
 ) -> None:
-    """Of 4 GPUs; those of ``busy`` have a process. The first device of each worker is its own."""
+    """Of 4 GPUs; those of ``busy`` have a process, which may be this one. The first device of each worker is its own."""
     monkeypatch.setenv("FAKE_NVML_GPUS", "4")
     monkeypatch.setenv("FAKE_NVML_BUSY", busy)
     protocol = {"protocol": "tcp"}

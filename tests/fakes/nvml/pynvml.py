@@ -124,8 +124,10 @@ def nvmlDeviceGetUtilizationRates(handle):
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
+    """FAKE_NVML_BUSY: the GPUs with a process; with ``:self``, it is the one that asks."""
     busy = os.environ.get("FAKE_NVML_BUSY", "").split(",")
-    return [Process(4242, 2**30)] if str(handle) in busy else []
+    pids = {str(handle): 4242, f"{handle}:self": os.getpid()}
+    return [Process(pid, 2**30) for name, pid in pids.items() if name in busy]
 
 
 def nvmlDeviceGetNvLinkState(handle, link):
