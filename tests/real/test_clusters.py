@@ -40,7 +40,7 @@ def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
 def says(cli: Cli, cluster: str, text: str, seconds: float = 120) -> None:
     """Wait until `run` of a cluster has written ``text``."""
     until(
-        lambda: text in cli.look("logs", cluster).stdout,
+        lambda: text in cli("logs", cluster).stdout,
         seconds,
         lambda: f"{text!r} from {cluster}\n{evidence(cli, cluster)}",
         every=0.5,

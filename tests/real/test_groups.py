@@ -220,7 +220,7 @@ def test_the_next_attempt_has_all_groups(cli: Cli, backend: Backend, waiting: bo
     cluster = cli.submit({"groups": wanted, "requeue": 1, "run": ["python", "attempt.py"]})
 
     def attempts() -> list[Any]:
-        lines = cli.look("logs", cluster).stdout.splitlines()
+        lines = cli("logs", cluster).stdout.splitlines()
         return [json.loads(line) for line in lines if line.startswith("[")]  # LSF sends SIGINT
 
     until(attempts, 120, "the first attempt", every=0.5)

@@ -75,7 +75,7 @@ def runs(cli: Cli, cluster: str, attempt: int) -> None:
     def found() -> bool:
         status = cli.status(cluster)
         assert status["kind"] is None, status["reason"]
-        return line in cli.look("logs", cluster).stdout
+        return line in cli("logs", cluster).stdout
 
     until(found, 120, f"{line} of {cluster}", every=0.5)
 

@@ -176,7 +176,7 @@ def test_commands_beside_a_running_cluster(session: str, delta: Cli) -> None:
         path = delta.write(f"{name}.yaml", {"walltime": "10m", "account": "p1", **own})
         if f"{name}-7f3a" in session:
             submitted = delta.submit(path.read_text(), "--site", "delta", name=path.name)
-            until(lambda one=submitted: delta.look("logs", one).stdout == "here\n", 60, "output")
+            until(lambda one=submitted: delta("logs", one).stdout == "here\n", 60, "output")
             connected(delta, submitted, 4)
             ids[f"{name}-7f3a"] = submitted
     assert execute(delta, session, ids)

@@ -9,11 +9,12 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,27 @@ ORDINARY_USER = os.environ.get("GPUJOBS_ORDINARY_USER", "nobody")
 
 
 _FORKS = """
-import json, os, signal, sys
-import gpujobs.cli.status, gpujobs.clusters.monitor, gpujobs.config.sitefiles, gpujobs.schedulers.slurm
-from gpujobs.cli.main import main
+import importlib, json, os, pkgutil, runpy, signal, socket, sys
+import cryptography.hazmat.primitives.asymmetric.ec, cryptography.x509, psutil, pynvml
+import gpujobs.batch, gpujobs.cli, gpujobs.clusters, gpujobs.doctor, gpujobs.schedulers
 
-for line in sys.stdin:
+for room in (gpujobs.batch, gpujobs.cli, gpujobs.clusters, gpujobs.doctor, gpujobs.schedulers):
+    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+        importlib.import_module(module.name)
+
+server = socket.socket(fileno=0)
+while True:
+    line, files, _, _ = socket.recv_fds(server, 2**20, 3)
+    if not line:
+        break
     wanted = json.loads(line)
     child = os.fork()
     if not child:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
         signal.alarm(wanted["seconds"])
-        for number, name in enumerate((os.devnull, wanted["out"], wanted["err"])):
-            os.dup2(os.open(name, os.O_RDWR), number)
+        os.umask(wanted["umask"])
         if wanted["ids"]:
             os.setgroups([])
             os.setgid(wanted["ids"][1])
@@ -45,11 +56,15 @@ for line in sys.stdin:
         os.environ.clear()
         os.environ.update(wanted["env"])
         os.chdir(wanted["cwd"])
-        sys.argv = ["gpujobs", *wanted["argv"]]
-        sys.exit(main())
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        sys.argv = wanted["argv"]
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    for file in files:
+        os.close(file)
+    server.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
 """
-"""Runs commands in forks of one process, which has imported gpujobs: that is most of the CPU time of one."""
+"""Runs commands in forks of one process, which has imported gpujobs: that is most of the CPU time of a command."""
 _turn = threading.Lock()
 _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 """Variables that only the start of a process reads begin so."""
@@ -87,39 +102,17 @@ class Cli:
     def __call__(
         self, *arguments: str, timeout: float = 180, stdin: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``gpujobs ARGUMENTS`` to its end."""
-        everything = {**self.env, **env}
-        return run(
-            [self.command, *arguments],
-            env=everything,
-            user=self.user,
-            timeout=timeout,
-            cwd=self.work,
-            stdin=stdin,
-        )
-
-    def look(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        """Run ``gpujobs ARGUMENTS``, which only reads, to its end; without the start of a new interpreter."""
-        if self.env["LANG"] != "C.UTF-8" or any(name.startswith(_AT_START) for name in self.env):
-            return self(*arguments, timeout=timeout)
-        server = _server(self.python)
-        assert server.stdin and server.stdout
-        limit = math.ceil(patience(timeout))
-        with (
-            _turn,
-            tempfile.NamedTemporaryFile("r") as out,
-            tempfile.NamedTemporaryFile("r") as err,
-        ):
-            request = {
-                "argv": arguments, "env": self.env, "cwd": str(self.work), "ids": ids_of(self.user),
-                "out": out.name, "err": err.name, "seconds": limit,
-            }  # fmt: skip
-            server.stdin.write(f"{json.dumps(request)}\n")
-            server.stdin.flush()
-            code = int(server.stdout.readline())
-            if code == -signal.SIGALRM:
-                raise subprocess.TimeoutExpired(arguments, limit)
-            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+        """Run ``gpujobs ARGUMENTS`` to its end; in a fork, unless a variable is for the start of an interpreter."""
+        argv, everything = [self.command, *arguments], {**self.env, **env}
+        if everything["LANG"] != "C.UTF-8" or any(map(_is_for_start, everything)):
+            return run(
+                argv, env=everything, user=self.user, timeout=timeout, cwd=self.work, stdin=stdin
+            )
+        request = {
+            "argv": argv, "env": everything, "cwd": str(self.work), "ids": ids_of(self.user), "umask": _umask(),
+            "seconds": math.ceil(patience(timeout)),
+        }  # fmt: skip
+        return _run_in_fork(self.python, request, stdin)
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """Start ``gpujobs ARGUMENTS``."""
@@ -143,7 +136,7 @@ class Cli:
 
     def status(self, cluster: str) -> dict[str, Any]:
         """Return ``gpujobs status ID --json`` of one cluster."""
-        done = self.look("status", cluster, "--json")
+        done = self("status", cluster, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)["clusters"][0]
         return found
@@ -166,13 +159,65 @@ class Cli:
         )
 
 
+def _is_for_start(variable: str) -> bool:
+    return variable.startswith(_AT_START)
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def _run_in_fork(
+    python: str, request: dict[str, Any], stdin: str
+) -> subprocess.CompletedProcess[str]:
+    given, to_child = os.pipe()
+    pipes = [os.pipe(), os.pipe()]
+    os.write(to_child, stdin.encode())  # as much as a pipe takes
+    os.close(to_child)
+    with _turn, ThreadPoolExecutor(len(pipes)) as readers:
+        outputs = [readers.submit(_read, end) for end, _ in pipes]
+        theirs = [given, *(end for _, end in pipes)]
+        try:
+            server = _server(python)
+            socket.send_fds(server, [json.dumps(request).encode()], theirs)
+        finally:
+            for end in theirs:
+                os.close(end)
+        try:
+            code = int(server.recv(16))
+        except (
+            BaseException
+        ):  # the time limit of pytest: the answer of this command is not that of the next one
+            _server.cache_clear()
+            raise
+        if code == -signal.SIGALRM:
+            raise subprocess.TimeoutExpired(request["argv"], request["seconds"])
+        out, err = (output.result() for output in outputs)
+    return subprocess.CompletedProcess(request["argv"], code, out, err)
+
+
+def _read(end: int) -> str:
+    """Return what is written until every process has closed it, also those that a command leaves behind."""
+    with open(end, encoding="utf-8") as file:
+        return file.read()
+
+
 @functools.cache
-def _server(python: str) -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [python, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    atexit.register(server.communicate)
-    return server
+def _server(python: str) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # The streams of the forks are made here, of pipes: Python treats those of a file in another way.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen([python, "-c", _FORKS], stdin=theirs, **pipes)
+
+    def stop() -> None:
+        ours.close()
+        process.communicate()
+
+    atexit.register(stop)
+    return ours
 
 
 @functools.cache
