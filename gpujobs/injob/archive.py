@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import stat
 import zipfile
@@ -20,28 +21,43 @@ if __name__ == "__main__":
 """
 _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
+_UNCHECKED = b"\1" + bytes(11)
+"""Flags and hash of a bytecode file that Python does not compare with a source."""
 _UNIX = 3
 """For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
 
 def build() -> bytes:
-    """Return the archive `injob.pyz`: this package as `gpujobs_injob`, and a `__main__`."""
-    sources = {"__main__.py": _MAIN}
+    """Return the archive `injob.pyz`: this package as `gpujobs_injob`, and a `__main__`.
+
+    Beside each source is the bytecode that Python has cached, for jobs of the same Python.
+    """
+    files = {"__main__.py": _MAIN.encode()}
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
-            sources[f"{PACKAGE}/{path.name}"] = path.read_text(encoding="utf-8")
-    return pack(sources)
+            name = f"{PACKAGE}/{path.name}"
+            files |= {name: path.read_bytes()} | {f"{name}c": code for code in _bytecode(path)}
+    return pack(files)
 
 
-def pack(sources: Mapping[str, str]) -> bytes:
-    """Return an archive of ``sources``, texts by path.
+def _bytecode(path: Path) -> list[bytes]:
+    """Return the bytecode of this source, if it is cached, with a header for any date."""
+    cached = Path(importlib.util.cache_from_source(str(path)))
+    code, source = cached.read_bytes() if cached.exists() else b"", path.stat()
+    of_source = int(source.st_mtime).to_bytes(4, "little") + source.st_size.to_bytes(4, "little")
+    magic = importlib.util.MAGIC_NUMBER
+    return [magic + _UNCHECKED + code[16:]] if code[:16] == magic + bytes(4) + of_source else []
+
+
+def pack(files: Mapping[str, str | bytes]) -> bytes:
+    """Return an archive of ``files``, by path.
 
     Nothing is compressed: Python reads it without zlib, and people read it with any editor.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(sources):
-            archive.writestr(_entry(name), sources[name])
+        for name in sorted(files):
+            archive.writestr(_entry(name), files[name])
     return buffer.getvalue()
 
 

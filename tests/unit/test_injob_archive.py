@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import io
 import json
 import os
@@ -51,6 +52,7 @@ def test_modules_that_dask_imports_by_name_exist() -> None:
 
 @pytest.fixture
 def pyz(tmp_path: Path) -> Path:
+    compileall.compile_dir(SOURCES[0].parent, quiet=1)
     path = tmp_path / ARCHIVE
     path.write_bytes(archive.build())
     return path
@@ -76,11 +78,31 @@ def test_contents() -> None:
         names = [entry.filename for entry in entries]
         assert file.testzip() is None
     assert names == sorted(names)
-    assert {*names} == {
-        "__main__.py",
-        *(f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"),
-    }
+    modules = [f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"]
+    assert {name for name in names if not name.endswith(".pyc")} == {"__main__.py", *modules}
     assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
+
+
+def test_jobs_of_the_same_python_compile_nothing(tmp_path: Path, pyz: Path) -> None:
+    """Other ones do: `test_it_starts_in_other_pythons`. Bytecode of another source is not packed."""
+    shutil.copytree(Path(gpujobs.__file__).parent, tmp_path / "gpujobs")
+    injob = tmp_path / "gpujobs" / "injob"
+    subprocess.run([sys.executable, "-m", "compileall", "-q", injob], check=True)
+    build = "import sys; from gpujobs.injob.archive import build; sys.stdout.buffer.write(build())"
+    load = f"import sys, importlib; sys.path[:0] = [{str(pyz)!r}]\nfor name in sys.argv[1:]: print(importlib.import_module('{PACKAGE}.' + name).__file__)"
+
+    def loaded(*modules: str) -> list[str]:
+        """Return which files of the archive a job loads, in another time zone."""
+        done = subprocess.run(
+            [sys.executable, "-Bc", build], cwd=tmp_path, capture_output=True, check=True
+        )
+        pyz.write_bytes(done.stdout)
+        found = run("-c", load, *modules, TZ="UTC+9").stdout
+        return [Path(line).name for line in found.splitlines()]
+
+    assert loaded("main", "log") == ["main.pyc", "log.pyc"]
+    os.utime(injob / "log.py", (1, 1))
+    assert loaded("main", "log") == ["main.pyc", "log.py"]
 
 
 def test_it_is_private_in_the_folder(tmp_path: Path) -> None:
@@ -160,14 +182,14 @@ def test_exceptions_show_source_lines(pyz: Path) -> None:
     done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
     assert done.returncode == 1
     assert '(folder.path / "head").mkdir()' in done.stderr
-    assert f'{pyz}/{PACKAGE}/main.py", line ' in done.stderr
+    assert re.search(r'File "(\S+/)?injob/main.py", line \d+, in', done.stderr)
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
 
 
 def test_preload_is_importable_from_the_archive(pyz: Path) -> None:
     code = f"import {PRELOAD} as preload; print(preload.__file__, preload.dask_setup.__name__)"
     done = run("-c", code, PYTHONPATH=f"/nosuch:{pyz}")
-    assert done.stdout == f"{pyz}/{PACKAGE}/preload.py dask_setup\n", done.stderr
+    assert done.stdout == f"{pyz}/{PACKAGE}/preload.pyc dask_setup\n", done.stderr
 
 
 @pytest.mark.parametrize(("protocol", "libraries"), [("ucxx", LIBRARIES), ("tls", [])])
