@@ -207,8 +207,8 @@ def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> 
     )
     sites.mkdir()
     sites.chmod(0o755)
-    site = with_stub(backend.site()) if stub else backend.site()
-    (sites / "here.yaml").write_text(text_of(site))
+    made.site = with_stub(backend.site()) if stub else backend.site()
+    (sites / "here.yaml").write_text(text_of(made.site))
     return made
 
 

@@ -505,7 +505,7 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 @pytest.mark.conformance("sge", "pbs")
 @pytest.mark.stub
 def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"] = {"nosuch": {**site["queues"]["main"], "name": "nosuch"}}
     done = cli(
         "submit",

@@ -142,7 +142,7 @@ def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
 @pytest.mark.conformance("sge", "pbs")
 @pytest.mark.stub
 def test_a_refused_group_is_named_and_the_others_are_undone(cli: Cli, backend: Backend) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"]["cpu"] |= {"name": "nosuchqueue"}
     path = str(cli.write("wrong.yaml", site))
     done = cli("submit", str(cli.write("p.yaml", {"groups": GROUPS})), "--site", path)
@@ -179,7 +179,7 @@ def test_a_broken_group_ends_the_cluster(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.stub
 def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
-    site = {**backend.site(), "max_queued_jobs": 3}
+    site = {**cli.site, "max_queued_jobs": 3}
     path, profile = str(cli.write("few.yaml", site)), str(cli.write("p.yaml", {"groups": GROUPS}))
     done = cli("submit", profile, "--site", path)
     assert done.returncode == 2

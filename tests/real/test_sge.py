@@ -36,7 +36,7 @@ def held(cli: Cli, **profile: object) -> tuple[str, str]:
 
 @pytest.mark.conformance("sge")
 def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"]["main"] |= {"gpus_per_node": 8}  # the nodes have four
     path, profile = str(cli.write("wrong.yaml", site)), str(cli.write("p.yaml", {"gpus": 8}))
     done = cli("submit", profile, "--site", path)
@@ -51,7 +51,7 @@ def test_what_could_never_run_is_refused(cli: Cli, backend: SgeBackend) -> None:
 @pytest.mark.conformance("sge")
 @pytest.mark.parametrize("slots", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 12))])
 def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"]["main"] |= {"cpus_per_node": slots, "gpu_fractions": True}
     site["request"] = ["-pe smp {cpus_per_job}", "-l slot_gpu={gpus_per_cpu}"]
     path, profile = str(cli.write("slots.yaml", site)), str(cli.write("p.yaml", {"gpus": 4}))
@@ -97,7 +97,7 @@ def test_a_python_cluster_replaces_a_job_in_error(
 ) -> None:
     for name, value in {**backend.env(), "HOME": str(cli.home)}.items():
         monkeypatch.setenv(name, value)
-    site = str(cli.write("sge.yaml", backend.site()))
+    site = str(cli.write("sge.yaml", cli.site))
     options = {"dashboard_address": ":0", **backend.scheduler_options}
     with gpujobs.GPUSGECluster(
         site, directives=["-h"], quiet=True, scheduler_options=options
@@ -241,7 +241,7 @@ def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
 @pytest.mark.slow
 def test_folder_with_a_space(cli: Cli, backend: SgeBackend) -> None:
     folder = cli.home / "a b:c"
-    site = backend.site() | {"directory": str(folder)}
+    site = cli.site | {"directory": str(folder)}
     path = str(cli.write("spaces.yaml", site))
     profile = str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", "print('ran')"]}))
     done = cli("submit", profile, "--site", path, "--wait")

@@ -46,7 +46,7 @@ def test_a_correct_site(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
-    queue = "cpu" if "cpu" in backend.site()["queues"] else "main"
+    queue = "cpu" if "cpu" in cli.site["queues"] else "main"
     found = report(cli, "here", "--live", "--run", "--set", "gpus=0", "--set", f"queue={queue}")
     assert found["correct"] and not found["findings"]
     assert {check["name"]: check["state"] for check in found["checks"]}["job"] == "ok"
@@ -55,7 +55,7 @@ def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.conformance("sge")
 def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"]["short"] |= {"max_walltime": "20m", "gpus_per_node": 8, "cpus_per_node": 99}
     site["queues"]["nosuch"] = {"gpus_per_node": 4}
     if backend.name == "sge":
@@ -104,7 +104,7 @@ def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: SgeBackend) -> None:
     backend.sge.command("qconf", "-Arqs", str(path))
     try:
         done = cli("sites", "init", "--scheduler", "sge")
-        site = backend.site()
+        site = cli.site
         site["queues"]["short"]["max_gpus_per_user"] = 4
         findings = report(cli, str(cli.write("s.yaml", site)), "--live", code=1)["findings"]
     finally:
@@ -165,7 +165,7 @@ def test_the_start_of_the_smallest_job_in_each_queue(cli: Cli, backend: Backend)
     assert done.returncode == 0, done.stderr
     expected = {"slurm": r"\d{4}-\d\d-\d\dT.*", "sge": "Grid Engine reports no time; there are .*"}
     starts = {queue["queue"]: queue["start"] for queue in json.loads(done.stdout)["queues"]}
-    assert starts.keys() == backend.site()["queues"].keys()
+    assert starts.keys() == cli.site["queues"].keys()
     assert all(re.fullmatch(expected[backend.name], start) for start in starts.values()), starts
     header, *rows = cli("queues", "--estimate").stdout.splitlines()
     assert header.endswith("START") and len(rows) == len(starts)
@@ -180,7 +180,7 @@ def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) 
     partitions = {"left": "node1", "right": "node[2-4]"}
     for name, nodes in partitions.items():
         backend.slurm.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}")
-    site = backend.site()
+    site = cli.site
     site["queues"] = dict.fromkeys(partitions, site["queues"]["main"])
     path = str(cli.write("two.yaml", site))
     profile = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
@@ -206,7 +206,7 @@ def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) 
 
 
 def test_no_job_is_run_if_there_are_findings(cli: Cli, backend: Backend) -> None:
-    site = backend.site()
+    site = cli.site
     site["queues"]["nosuch"] = {"gpus_per_node": 4}
     found = report(cli, str(cli.write("s.yaml", site)), "--live", "--run", code=1)
     (job,) = [check for check in found["checks"] if check["name"] == "job"]

@@ -225,7 +225,7 @@ def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
 
 @pytest.mark.stub
 def test_array_in_chunks(cli: Cli, backend: SlurmBackend) -> None:
-    site = backend.site() | {"max_array_size": 2}
+    site = cli.site | {"max_array_size": 2}
     path = str(cli.write("chunks.yaml", site))
     profile = str(cli.write("p.yaml", {"gpus": 5, "gpus_per_job": 1}))
     done = cli("submit", profile, "--site", path, "--wait")
@@ -248,7 +248,7 @@ def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
         f'touch {cli.work}/used\nexec {real} "$@"\n'
     )
     wrapper.chmod(0o755)
-    site = backend.site() | {"max_array_size": 3, "commands": {"sbatch": str(wrapper)}}
+    site = cli.site | {"max_array_size": 3, "commands": {"sbatch": str(wrapper)}}
     done = cli(
         "submit",
         str(cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1})),
@@ -293,7 +293,7 @@ def test_estimate(cli: Cli, backend: SlurmBackend) -> None:
 
 
 def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> None:
-    site = backend.site() | {"commands": {"sbatch": "/nosuch/sbatch"}}
+    site = cli.site | {"commands": {"sbatch": "/nosuch/sbatch"}}
     done = cli(
         "submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", str(cli.write("s.yaml", site))
     )
@@ -317,7 +317,7 @@ def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: st
     wrapper = cli.work / "sbatch"
     wrapper.write_text(f"#!/bin/bash\ncat >&2 <<'END'\n{message}\nEND\nexit 1\n")
     wrapper.chmod(0o755)
-    site = backend.site() | {"commands": {"sbatch": str(wrapper)}}
+    site = cli.site | {"commands": {"sbatch": str(wrapper)}}
     profile = str(cli.write("p.yaml", {"gpus": 1}))
     done = cli("submit", profile, "--site", str(cli.write("s.yaml", site)))
     assert done.returncode == 3
@@ -509,7 +509,7 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
     once = f"mkdir {cli.work}/{command}.once 2> /dev/null"
     wrapper.write_text("#!/bin/bash\n" + body.replace("REAL", real).replace("ONCE", once) + "\n")
     wrapper.chmod(0o755)
-    return str(cli.write("s.yaml", backend.site() | {"commands": {command: str(wrapper)}}))
+    return str(cli.write("s.yaml", cli.site | {"commands": {command: str(wrapper)}}))
 
 
 @pytest.mark.parametrize(

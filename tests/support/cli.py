@@ -85,6 +85,8 @@ class Cli:
 
     def __init__(self, home: Path, env: dict[str, str], user: str | None = None) -> None:
         self.home, self.user = home, user
+        self.site: dict[str, Any] = {}
+        """The site `here`, with the stub of dask if the test has it."""
         self.python = python_for(user)
         own = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         self.env = {**own, "USER": user or "root", "LOGNAME": user or "root", **env}
