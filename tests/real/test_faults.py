@@ -226,7 +226,8 @@ def test_submit_as_json(local: Cli) -> None:
 def test_ledger_that_cannot_be_read(home: Path) -> None:
     """Not "no clusters": jobs would go on, and nobody would know."""
     user = Cli(home, {"GPUJOBS_SITE": "local"}, "nobody")
-    cluster = user.submit({**CPU, "run": ["sleep", "600"]})
+    setup = {"setup": "sleep 600", "python": user.python}  # dask is not started
+    cluster = user.submit({**CPU, "environment": setup})
     ledger = home / ".local" / "state" / "gpujobs" / "clusters"
     record = ledger / f"{cluster}.json"
     for path, mode in ((ledger, 0o700), (record, 0o600)):

@@ -11,14 +11,18 @@ import pytest
 import gpujobs
 from gpujobs.errors import InputError, JobFailedError, NoSuchClusterError
 
+from ..conftest import local_cli
 from ..support.processes import patience, processes_with, until
 
 PROFILE: dict[str, Any] = {"site": "local", "gpus": 0, "workers": {"count": 1}}
 
 
 @pytest.fixture(autouse=True)
-def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("HOME", str(home))
+def folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    for name, value in local_cli(home, request).env.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(home)
     yield home
     left = processes_with(str(home))
@@ -41,6 +45,7 @@ def test_a_wrong_value_is_named() -> None:
         gpujobs.ClusterHandle("svd-0000")
 
 
+@pytest.mark.stub
 def test_a_run_to_its_end() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["echo", "hello"]})
     states: list[str] = []
@@ -50,6 +55,7 @@ def test_a_run_to_its_end() -> None:
     assert gpujobs.ClusterHandle(cluster.id).status().state == "DONE"
 
 
+@pytest.mark.stub
 def test_a_run_that_fails() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["sh", "-c", "exit 3"]})
     with pytest.raises(JobFailedError, match=f"{cluster.id}: .*3"):
@@ -72,6 +78,7 @@ def test_a_cluster_that_stays() -> None:
         cluster.wait(patience(60))
 
 
+@pytest.mark.stub
 def test_a_wait_that_takes_too_long() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["sleep", "600"]})
     try:

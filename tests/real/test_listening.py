@@ -152,6 +152,7 @@ def test_ports_of_the_site_from_python(
     assert len(set(ports)) == 3 and set(ports) <= set(RANGE)
 
 
+@pytest.mark.slow
 def test_ports_of_the_site(cli: Cli, backend: SlurmBackend) -> None:
     """Processes of both jobs are on one host here, and share the range."""
     (cli.home / "sites" / "here.yaml").write_text(text_of(limited(backend)))

@@ -280,7 +280,9 @@ def test_secrets_are_nowhere(local: Cli) -> None:
 
 
 def test_another_certificate_is_refused(local: Cli) -> None:
-    clusters = [local.submit({"gpus": 0}, "--wait", name=f"{name}.yaml") for name in ("one", "two")]
+    setup = {"setup": "sleep 600", "python": sys.executable}  # only its certificate is used
+    one = local.submit({"gpus": 0, "environment": setup}, name="one.yaml")
+    clusters = [one, local.submit({"gpus": 0}, "--wait", name="two.yaml")]
     code = (
         "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.folder import read_state\n"
         "from gpujobs.clusters.connect import security_of\n"

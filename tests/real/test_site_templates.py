@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ..support.cli import Cli, text_of
+from ..support.cli import STUB, Cli, text_of
 from ..support.processes import until
 
-SITE = {"description": "x", "scheduler": "local", "queues": {"local": {}}}
+SITE = {"description": "x", "scheduler": "local", "queues": {"local": {}}, "setup": f"export PYTHONPATH={STUB}"}  # fmt: skip
 TEMPLATE = """{% extends "gpujobs/local.sh.j2" %}
 {% block directives %}
 {{ bash(super()) }}

@@ -32,6 +32,7 @@ def report(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow  # a draft has the same checks, and its job is one of `doctor --run`
 @pytest.mark.conformance
 def test_a_correct_site(cli: Cli, backend: Backend) -> None:
     found = report(cli, "here", "--live", "--run")

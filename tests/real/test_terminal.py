@@ -179,13 +179,25 @@ def test_status_watch(local: Cli) -> None:
     assert json.loads(out)["version"] == 2
 
 
+COUNT = """
+import time
+from pathlib import Path
+
+while not Path("go").exists():
+    time.sleep(0.1)
+for n in range(600):
+    print(n, flush=True)
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.stub
 def test_logs_follow(local: Cli) -> None:
-    local.write(
-        "count.py", "import time\nfor n in range(600): print(n, flush=True); time.sleep(0.3)\n"
-    )
+    local.write("count.py", COUNT)
     profile = {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "count.py"]}
     cluster = local.submit(profile)
     assert "there is no output yet" in local("logs", cluster).stderr
+    (local.work / "go").touch()
     with terminal(local, "logs", cluster, "-f") as window:
         window.until(r"\b3\r\n")
         os.write(window.master, b"\x03")

@@ -87,8 +87,9 @@ def check_loopback(cluster: str) -> None:
     assert exposed == {}
 
 
-@pytest.mark.parametrize("layout", ["workers", *map(slow_variant, ("mpi", "ranks"))])
-@pytest.mark.parametrize("protocol", ["auto", *map(slow_variant, ("ucxx", "ws"))])
+@pytest.mark.slow  # `make test` has the listeners of CPU workers, in test_local.py
+@pytest.mark.parametrize("layout", ["workers", "mpi", "ranks"])
+@pytest.mark.parametrize("protocol", ["auto", "ucxx", "ws"])
 def test_listeners_are_on_the_loopback_interface(
     local: Cli, gpus: dict[str, str], protocol: str, layout: str
 ) -> None:

@@ -286,7 +286,7 @@ def test_a_requeued_job_of_a_cluster_without_jobs_is_released(tmp_path: Path) ->
     run(tmp_path, story)
 
 
-@pytest.mark.parametrize("limited", ["adapt", slow_variant("site"), slow_variant("gpus"), "slurm"])
+@pytest.mark.parametrize("limited", ["adapt", *map(slow_variant, ("site", "gpus", "slurm"))])
 def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
     """The successor waits until the job has left; the cluster goes on over many walltimes."""
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ..real.test_clusters import connected
 from ..support.backend import FAKE_GPUS
-from ..support.cli import ROOT, Cli, text_of
+from ..support.cli import ROOT, Cli, text_of, with_stub
 from ..support.processes import patience, until
 
 DEMO = ROOT / "tests" / "fakes" / "demo"
@@ -37,7 +38,7 @@ class Demo(Cli):
 
 
 @pytest.fixture
-def demo(home: Path) -> Iterator[Demo]:
+def demo(home: Path, request: pytest.FixtureRequest) -> Iterator[Demo]:
     """The plugin installed in a folder on PYTHONPATH, its commands on PATH, and a site that uses it."""
     packages, sites, jobs = home / "packages", home / "sites", home / "jobs"
     information = packages / "demo_batch-1.0.dist-info"
@@ -46,7 +47,8 @@ def demo(home: Path) -> Iterator[Demo]:
     shutil.copy(DEMO / "demo_batch.py", packages)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-batch\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[gpujobs.schedulers]\ndemo = demo_batch\n")
-    (sites / "here.yaml").write_text(text_of(SITE))
+    stub = request.node.get_closest_marker("stub")
+    (sites / "here.yaml").write_text(text_of(with_stub(SITE) if stub else SITE))
     (sites / "templates").symlink_to(DEMO / "templates")
     made = Demo(
         home,
@@ -74,9 +76,10 @@ def test_plan_and_render(demo: Demo) -> None:
     assert "demo" in schema["properties"]["scheduler"]["enum"]
 
 
+@pytest.mark.stub
 def test_submit_status_and_cancel(demo: Demo) -> None:
     cluster = demo.submit({**PROFILE, "run": ["sleep", "600"]})
-    until(lambda: len(demo.status(cluster)["workers"]["connected"]) == 2, 90)
+    connected(demo, cluster, 2)
     assert {job["state"] for job in demo.status(cluster)["jobs"]} == {"RUNNING"}
     assert len(demo.jobs(cluster)) == 2
     done = demo("cancel", cluster)

@@ -165,6 +165,7 @@ def run_scheduler() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     defer_signals()
+    print(f"the stub of the dask scheduler is at {scheduler.address}", flush=True)
     scheduler.serve()
 
 
