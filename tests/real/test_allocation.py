@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..conftest import make_cli, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import Cli, text_of
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import processes_with, until
 from ..support.sge import SgeBackend
 from ..support.slurm_faults import failed_node
@@ -24,17 +24,6 @@ from .test_clusters import connected, says
 pytestmark = [pytest.mark.filterwarnings("default")]
 PROFILE: dict[str, Any] = {"layout": "allocation", "gpus": 8, "env": {"WANTED": "8"}}
 BROKEN = "raise ImportError('there is no MPI here')\n"
-
-
-@pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
-
-
-@pytest.fixture
-def cli(backend: SlurmBackend, home: Path, request: pytest.FixtureRequest) -> Cli:
-    return make_cli(backend, home, "ordinary", stub="stub" in request.keywords)
 
 
 def environ(pid: int) -> dict[str, str]:

@@ -83,7 +83,7 @@ SCALES = {
     ids=["local", "job", "groups", "adapt", "asynchronous", "asynchronous-job", "mpi", "mpi-job", "GPULocalCluster"],
 )  # fmt: skip
 def test_close_is_quick_and_silent(
-    site: Callable[..., str],  # noqa: F811
+    site: Callable[..., str],
     home: Path,
     keywords: dict[str, object],
     workers: int,

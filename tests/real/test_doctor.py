@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ..conftest import nothing_left, slow_variant
+from ..conftest import slow_variant
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli
+from ..support.on_slurm import backend  # noqa: F401
 
 pytestmark = pytest.mark.slurm
 FAKES = ROOT / "tests" / "fakes"
-
-
-@pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
 
 
 def checks(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:

@@ -7,15 +7,15 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, slow_variant
+from ..conftest import make_cli, slow_variant
 from ..support.backend import FAKE_GPUS, SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, run, until
 from ..support.sge import SgeBackend
 from .programs import SLEEP, WHO
@@ -27,14 +27,8 @@ ENDS_ALONE = 60
 
 
 @pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
-
-
-@pytest.fixture
-def cli(backend: SlurmBackend, home: Path) -> Cli:
-    return with_programs(make_cli(backend, home, "ordinary"))
+def cli(cli: Cli) -> Cli:
+    return with_programs(cli)
 
 
 def with_programs(made: Cli) -> Cli:

@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from ..conftest import nothing_left, slow_variant
+from ..conftest import slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import processes_with, until
 from .test_clusters import _command, _environ, connected, says, state
 from .test_slurm import wrapped
@@ -22,12 +22,6 @@ pytestmark = pytest.mark.slurm
 
 SLOW = 'REAL "$@"; exec sleep 600'
 """The job is accepted, and the answer does not come."""
-
-
-@pytest.fixture(params=["slurm"])
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
 
 
 def the_only_record(cli: Cli) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,15 @@ import pytest
 
 import gpujobs
 
-from ..conftest import make_cli, nothing_left, unavailable
+from ..conftest import unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.listeners import Listener, listeners_of
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import patience, processes_with, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
-
-
-@pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
-
-
-@pytest.fixture
-def cli(backend: SlurmBackend, home: Path) -> Cli:
-    return make_cli(backend, home, "ordinary")
 
 
 def running(cli: Cli, **network: Any) -> tuple[str, list[Listener]]:

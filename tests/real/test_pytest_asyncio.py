@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default"), pytest.m
 
 
 @pytest_asyncio.fixture
-async def cluster(site: Callable[..., str]) -> AsyncIterator[Any]:  # noqa: F811
+async def cluster(site: Callable[..., str]) -> AsyncIterator[Any]:
     options = {"dashboard_address": ":0"}
     async with gpujobs.GPUSLURMCluster(
         site(), asynchronous=True, quiet=True, worker_memory="1GiB", scheduler_options=options

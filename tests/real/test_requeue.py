@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from ..conftest import nothing_left
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import until
 from ..support.slurm_faults import failed_node
 from .test_clusters import state
@@ -53,12 +53,6 @@ PROFILE: dict[str, Any] = {
     "cpus_per_job": 16,
 }
 """Two jobs, on two nodes."""
-
-
-@pytest.fixture(params=["slurm"])
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
 
 
 def submitted(cli: Cli) -> str:

@@ -21,18 +21,13 @@ from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unava
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, until
 from ..support.slurm_faults import failing_prolog
 from .programs import SLEEP
 from .test_clusters import connected
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(params=["slurm"])
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,13 @@ import pytest
 
 import gpujobs
 
-from ..conftest import nothing_left
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import patience
 from .programs import WHO
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
-
-
-@pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
 
 
 def submit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
+from ..support.on_slurm import backend  # noqa: F401
 from ..support.owner import make, site  # noqa: F401
 from ..support.processes import patience, until
 from ..support.sge import SgeBackend
@@ -36,19 +37,12 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def backend(slurm_backend: SlurmBackend) -> Iterator[SlurmBackend]:
-    yield slurm_backend
-    nothing_left(slurm_backend)
-
-
-@pytest.fixture
-def cli(backend: SlurmBackend, home: Path) -> Cli:
+def cli(cli: Cli) -> Cli:
     if why := mpi.missing():
         unavailable("slurm", why)
-    made = make_cli(backend, home, "ordinary")
-    site = backend.site() | {"mpi": mpi.LAUNCHERS["mpirun"]}
-    (home / "sites" / "here.yaml").write_text(text_of(site))
-    return made
+    site = cli.site | {"mpi": mpi.LAUNCHERS["mpirun"]}
+    (cli.home / "sites" / "here.yaml").write_text(text_of(site))
+    return cli
 
 
 def looked(cli: Cli, profile: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
