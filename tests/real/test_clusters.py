@@ -1,4 +1,4 @@
-"""End to end on real batch schedulers: every command is the installed ``gpujobs``, started as a process."""
+"""End to end on real batch schedulers, with the commands of the installed ``gpujobs``."""
 
 from __future__ import annotations
 
