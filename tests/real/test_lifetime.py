@@ -201,7 +201,7 @@ def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> Non
     cluster = done.stdout.strip()
     found = cli.status(cluster)
     everything = cli("logs", cluster, "--all").stdout
-    assert found["state"] == "DONE" and 3 <= found["attempt"] < found["attempts"] == 6
+    assert found["state"] == "DONE" and 3 <= found["attempt"] <= found["attempts"] == 6
     lines = cli("logs", cluster).stdout.splitlines()
     steps = [0]
     for attempt in range(1, found["attempt"] + 1):
