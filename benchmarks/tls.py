@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpujobs.clusters.folder import make_certificate
+from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.network import dask_config
 
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"

@@ -93,7 +93,7 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
 
 def _no_output(report: ClusterReport) -> str:
     if not report.finished:
-        return f"there is no output yet; see gpujobs status {report.record.id}"
+        return f"there is no output yet; see gpujobs status {report.record.argument}"
     return ": ".join(filter(None, ("there was no output", report.reason)))
 
 

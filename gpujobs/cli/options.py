@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from ..errors import InputError
+
 if TYPE_CHECKING:
     from ..clusters.ledger import Ledger
     from ..config.spec import ClusterSpec
@@ -102,8 +104,13 @@ def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
     return with_settings(spec, Document({"after": after}, place, place))
 
 
-def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Callable[..., None]:
-    """Add PROFILE, --site, --set and --soonest to a command; it receives their ClusterSpec."""
+def profile_options(
+    command: Callable[Concatenate[Any, P], None], *, folders: bool = False
+) -> Callable[..., None]:
+    """Add PROFILE, --site, --set and --soonest to a command; it receives their ClusterSpec.
+
+    ``folders``: PROFILE may be the path of a job folder, which the command receives as it is.
+    """
 
     @functools.wraps(command)
     def load_and_run(
@@ -116,6 +123,11 @@ def profile_options(command: Callable[Concatenate[ClusterSpec, P], None]) -> Cal
     ) -> None:
         from ..config import sitefiles, spec
 
+        if folders and profile.is_dir():
+            if site or settings or soonest:
+                raise InputError("--site, --set and --soonest need a profile")
+            command(profile, *arguments, **options)
+            return
         own = spec.settings_document(settings)
         try:
             loaded = spec.load_spec(profile, site=site, settings=own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ..clusters.ledger import ClusterRecord
 from ..config.profile import Workers
@@ -221,13 +221,13 @@ def _workers_json(plan: Plan, cluster_id: str) -> dict[str, object]:
     return {key: groups[0][key] for key in keys}
 
 
-def submitted_json(plan: Plan, record: ClusterRecord) -> dict[str, object]:
-    """Return the plan of a cluster that was submitted, with its folder and its submissions."""
+def submitted_json(plan: Mapping[str, object], record: ClusterRecord) -> dict[str, object]:
+    """Return the plan (see `plan_json`) of a cluster that was submitted, and its submissions."""
     submissions = [
         {"id": submission.id, "first": submission.first, "count": submission.count}
         for submission in record.submissions
     ]
-    return {**plan_json(plan, record.id), "folder": record.folder, "submissions": submissions}
+    return {**plan, "folder": record.folder, "submissions": submissions}
 
 
 def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +20,18 @@ from . import live, options
 from .live import echo, progress
 
 if TYPE_CHECKING:
+    from ..clusters.handle import ClusterHandle
     from ..clusters.ledger import ClusterRecord, Submission
     from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
+    from ..schedulers import Scheduler
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end `run --here`: Ctrl-C, of the batch scheduler, and the end of the terminal."""
 
 
 @click.command()
-@options.profile_options
+@partial(options.profile_options, folders=True)
 @options.former_option("--dry-run", "use `gpujobs render PROFILE`", is_flag=True)
 @click.option(
     "--wait",
@@ -38,16 +41,23 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 @options.after_option
 @options.json_option
-def submit(spec: ClusterSpec, wait_for_end: bool, after: str | None, as_json: bool) -> None:
-    """Submit the cluster that PROFILE describes; print its id."""
-    if after is not None:
-        spec = options.with_after(spec, after)
+def submit(spec: ClusterSpec | Path, wait_for_end: bool, after: str | None, as_json: bool) -> None:
+    """Submit the cluster that PROFILE describes; print its id.
+
+    PROFILE may also be a folder that `gpujobs render -o` wrote.
+    """
     from ..clusters import handle, submit
 
-    plan = submit.make_cluster_plan(spec)
-    _write_notes(plan)
-    cluster = handle.submit_planned(spec, plan)
+    plan = None
+    if isinstance(spec, Path):
+        cluster = _submit_folder(spec, after)
+    else:
+        spec = spec if after is None else options.with_after(spec, after)
+        plan = submit.make_cluster_plan(spec)
+        _write_notes(plan)
+        cluster = handle.submit_planned(spec, plan)
     problem = _print_submitted(plan, cluster.record, as_json)
+    name = cluster.record.argument
     if wait_for_end:
         from . import status
 
@@ -55,15 +65,24 @@ def submit(spec: ClusterSpec, wait_for_end: bool, after: str | None, as_json: bo
             status.wait_for_cluster(cluster)
         except KeyboardInterrupt:
             progress.write(
-                f"the cluster continues; to follow it: gpujobs logs -f {cluster.id}, "
-                f"to end it: gpujobs cancel {cluster.id}"
+                f"the cluster continues; to follow it: gpujobs logs -f {name}, "
+                f"to end it: gpujobs cancel {name}"
             )
             raise
     else:
         for command in ("status", "logs -f", "cancel"):
-            progress.write(f"  gpujobs {command} {cluster.id}")
+            progress.write(f"  gpujobs {command} {name}")
     if problem:
         raise GpujobsError(problem)
+
+
+def _submit_folder(folder: Path, after: str | None) -> ClusterHandle:
+    from ..clusters import handle, jobfolder
+
+    if after is not None:
+        raise InputError("--after needs a profile")
+    ledger = options.open_ledger()
+    return handle.ClusterHandle(jobfolder.submit(folder, ledger).id, ledger)
 
 
 @click.command()
@@ -132,22 +151,50 @@ def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:
 @options.profile_options
 @click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
 @click.option("--here", is_flag=True, help="Print lines for an own batch script instead.")
-def render(spec: ClusterSpec, number: int | None, here: bool) -> None:
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Write a folder that sbatch, qsub, bsub or `gpujobs submit` submits.",
+)
+def render(spec: ClusterSpec, number: int | None, here: bool, folder: Path | None) -> None:
     """Print the batch scripts of PROFILE, all or only one. Submits nothing."""
     from ..clusters import submit
 
+    if (number is not None) + here + (folder is not None) > 1:
+        raise InputError("--job, --here and -o exclude each other")
     if here:
         _print_own_script(spec)
         return
     plan = submit.make_cluster_plan(spec)
+    _write_notes(plan)
+    if folder is None:
+        _print_scripts(spec, plan, number)
+    else:
+        _write_folder(spec, plan, folder)
+
+
+def _print_scripts(spec: ClusterSpec, plan: Plan, number: int | None) -> None:
+    from ..clusters import submit
+
     scripts = submit.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
         raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
-    _write_notes(plan)
     progress.write(_submit_text(spec, plan))
     for script in scripts:
         if number is None or script is scripts[number]:
             click.echo(script.text, nl=False)
+
+
+def _write_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
+    from ..clusters import jobfolder
+    from . import plan_text
+
+    cluster_id = options.open_ledger().new_id(plan.name)
+    jobfolder.write(spec, plan, folder, plan_text.plan_json(plan, cluster_id), cluster_id)
+    progress.write(f"{folder}/README.md says how to submit the cluster {cluster_id}")
+    echo(str(folder))
 
 
 def _print_own_script(spec: ClusterSpec) -> None:
@@ -257,13 +304,15 @@ def _submit_text(spec: ClusterSpec, plan: Plan) -> str:
     return f"submit command: {shlex.join(words)} < SCRIPT, in {folder}"
 
 
-def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> str:
-    """Print what was submitted; return why the id is not on stdout, or ""."""
-    problem, text = "", record.id
+def _print_submitted(plan: Plan | None, record: ClusterRecord, as_json: bool) -> str:
+    """Print what was submitted, without a plan a job folder; return why not on stdout, or ""."""
+    problem, text = "", record.argument
     if as_json:
+        from ..clusters import jobfolder
         from . import plan_text
 
-        text = json.dumps(plan_text.submitted_json(plan, record), indent=1)
+        planned = plan_text.plan_json(plan, record.id) if plan else jobfolder.read_plan(record)
+        text = json.dumps(plan_text.submitted_json(planned, record), indent=1)
     try:
         echo(text)  # flushed: a script that reads the id need not wait for `--wait`
     except OSError as error:
@@ -271,14 +320,15 @@ def _print_submitted(plan: Plan, record: ClusterRecord, as_json: bool) -> str:
         problem = f"{record.id} is submitted, but its id could not be printed: {error.strerror}"
         progress.write(problem)
     jobs = plural(sum(submission.count for submission in record.submissions), "job")
-    ids = ", ".join(_id_text(plan, submission) for submission in record.submissions)
-    progress.write(f"{jobs} submitted to {plan.scheduler.name} on site {plan.site_name}: {ids}")
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+    ids = ", ".join(_id_text(scheduler, submission) for submission in record.submissions)
+    progress.write(f"{jobs} submitted to {scheduler.name} on site {record.site}: {ids}")
     return problem
 
 
-def _id_text(plan: Plan, submission: Submission) -> str:
+def _id_text(scheduler: Scheduler, submission: Submission) -> str:
     kind = "job" if submission.count == 1 else "job array"
-    return f"{kind} {plan.scheduler.show_id(JobId(submission.id))}"
+    return f"{kind} {scheduler.show_id(JobId(submission.id))}"
 
 
 def _write_notes(plan: Plan) -> None:

@@ -88,7 +88,7 @@ def summary(report: ClusterReport) -> str:
             parts.append(f"{plural(ending, 'job')} still ending")
         if held := len(report.held):
             parts.append(
-                f"{plural(held, 'job')} held in the queue: gpujobs cancel {report.record.id}"
+                f"{plural(held, 'job')} held in the queue: gpujobs cancel {report.record.argument}"
             )
         return "; ".join(parts)
     missing = report.record.workers - report.connected
@@ -390,7 +390,7 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
         return
     progress.write(
         f"all {report.target} workers are connected; "
-        f"gpujobs connect {cluster.id} shows how to use them"
+        f"gpujobs connect {cluster.record.argument} shows how to use them"
     )
 
 

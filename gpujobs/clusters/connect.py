@@ -70,12 +70,13 @@ def address_of(record: ClusterRecord, state: FolderState) -> str:
     if state.ended is not None:
         raise JobFailedError(ended_message(record.id, state.ended.reason))
     if state.address is None or record.finished:
-        report = report_on(record, Ledger())
+        ledger = Ledger()
+        report = report_on(ledger.get(record.argument), ledger)
         if report.finished:
             raise JobFailedError(ended_message(record.id, report.reason))
         message = f"the dask scheduler of {record.id} has not started yet"
         message = next(iter(state.damaged), message)
-        raise GpujobsError(message, hint=f"gpujobs status {record.id}")
+        raise GpujobsError(message, hint=f"gpujobs status {record.argument}")
     return state.address
 
 
@@ -83,7 +84,7 @@ def instructions(record: ClusterRecord) -> str:
     """Return two lines of Python, the dashboard's link and the ssh tunnel to it."""
     state = read_state(record.path)
     host = urlsplit(address_of(record, state)).hostname
-    lines = ["import gpujobs", f'client = gpujobs.connect("{record.id}")']
+    lines = ["import gpujobs", f'client = gpujobs.connect("{record.argument}")']
     if state.dashboard and record.dashboard != "off":
         lines += ["", *_dashboard_lines(record, state, host or "", state.dashboard)]
     return "\n".join(lines)

@@ -128,8 +128,8 @@ class ClusterHandle:
         watch(report)
         if report.state is not ClusterState.DONE:
             command = "logs" if report.run_failed else "status"
-            message, hint = f"{self.id}: {report.reason}", f"gpujobs {command} {self.id}"
-            raise JobFailedError(message, hint=hint, code=report.exit_code)
+            hint = f"gpujobs {command} {report.record.argument}"
+            raise JobFailedError(f"{self.id}: {report.reason}", hint=hint, code=report.exit_code)
         return report
 
     def _wait_until_done(
@@ -194,7 +194,7 @@ class ClusterHandle:
 def _incomplete(report: ClusterReport) -> JobFailedError:
     """Return the error of a cluster without `run` that will never have all workers."""
     message = f"{report.record.id} will not have all workers: {'; '.join(report.gone.values())}"
-    hint = f"it goes on with the others; to add a job: gpujobs scale {report.record.id} …"
+    hint = f"it goes on with the others; to add a job: gpujobs scale {report.record.argument} …"
     return JobFailedError(message, hint=hint)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..errors import InputError
 from ..injob.folder import Ended, EndKind, all_gpus
-from ..injob.names import HEAD, job_worker_names
+from ..injob.names import HEAD
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .folder import ExitRecord, FolderState
 from .ledger import ClusterRecord
@@ -67,6 +67,8 @@ def cluster_state(
         return _state_of(folder.ended), _end_reason(folder.ended, jobs)
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
+    if record.unseen and not jobs:
+        return ClusterState.PENDING, "no job has started: they wait, or are not submitted"
     if not any(job.active for job in jobs):
         if owned and folder.address:
             return ClusterState.RUNNING, "no jobs"
@@ -249,7 +251,7 @@ class _Judge:
     def jobs(self) -> Iterable[JobReport]:
         for submission in self.record.submissions:
             for number in submission.jobs:
-                workers = self._worker_names(number, submission.group)
+                workers = self.record.worker_names(number, submission.group)
                 job = self._job(number, self._current[number], submission.group, workers)
                 yield replace(job, attempt=submission.attempt)
 
@@ -258,13 +260,6 @@ class _Judge:
         """Numbers of jobs that the batch scheduler lost in a crash: their ids were given again."""
         last = {job: number for number, job in self._current.items()}
         return {number for number, job in self._current.items() if last[job] != number}
-
-    def _worker_names(self, number: int, group: str) -> tuple[str, ...]:
-        if group == HEAD:
-            return ()
-        workers = self.record.group(group).workers_per_job
-        names = job_worker_names(self.record.id, number, workers, self.record.ranks, group)
-        return tuple(names)
 
     def _job(self, number: int, job: JobId, group: str, workers: tuple[str, ...]) -> JobReport:
         connected = tuple(name for name in workers if name in self.connected)

@@ -20,14 +20,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from ..errors import GpujobsError, NoSuchClusterError
-from ..injob.folder import DamagedError, UnreadableError, parse_json, read_file, typed
-from ..injob.names import HEAD
+from ..errors import GpujobsError, InputError, NoSuchClusterError
+from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
+from ..injob.names import HEAD, RECORD, job_worker_names
 from ..schedulers import JobId
 from .folder import (
     best_effort,
+    check_folder,
     disk_errors,
     is_removed,
+    job_files,
     private_folder,
     write_atomically,
     write_new,
@@ -82,7 +84,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Intent:
-    """A submission that is being made: the fields of `Submission` that are known before it."""
+    """A submission that is being made, or planned: fields of `Submission` known before it."""
 
     first: _Count
     count: _Count
@@ -92,6 +94,15 @@ class Intent:
     """Seconds since the epoch."""
     attempt: int = 1
     devices: tuple[str, ...] = ()
+    script: str = ""
+    """File in a job folder."""
+    arguments: tuple[str, ...] = ()
+    """Extra arguments of the command that submits the script in a job folder."""
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its jobs."""
+        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,8 @@ class ClusterRecord:
     """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()
     intent: Optional[Intent] = None
+    planned: tuple[Intent, ...] = ()
+    """The scripts in the job folder of the cluster; empty if it has none."""
     removed: tuple[int, ...] = ()
     """Jobs that were asked to leave."""
     finished: bool = False
@@ -236,6 +249,62 @@ class ClusterRecord:
         """The cluster's folder."""
         return Path(self.folder)
 
+    @property
+    def argument(self) -> str:
+        """How commands name the cluster: its id, or the path of its job folder."""
+        return str(self.path.parent) if self.planned else self.id
+
+    def worker_names(self, number: int, group: str) -> tuple[str, ...]:
+        """Return the names of the workers of the job ``number``, of ``group``."""
+        if group == HEAD:
+            return ()
+        workers = self.group(group).workers_per_job
+        return tuple(job_worker_names(self.id, number, workers, self.ranks, group))
+
+    @property
+    def unseen(self) -> list[Intent]:
+        """The scripts in the job folder of which no submission is known."""
+        known = {submission.first for submission in self.submissions}
+        return [planned for planned in self.planned if planned.first not in known]
+
+    def at(self, path: Path | None) -> ClusterRecord:
+        """Return the record with the folder ``path`` of the cluster; None: it has no job folder.
+
+        A job folder may have been copied, and its jobs submitted by hand: they write their ids.
+        """
+        if not self.planned or path is None:
+            return self
+        claims = dict(_claims(path)) if self.unseen else {}
+        found = (_submitted(planned, claims) for planned in self.unseen)
+        submissions = (*self.submissions, *filter(None, found))
+        created = min((sent.time for sent in submissions if sent.time), default=self.created)
+        return replace(self, folder=str(path), submissions=submissions, created=created)
+
+
+def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
+    """Yield the number, id and start of each job that has started in a cluster's folder."""
+    for number, kind in job_files(path / "jobs", "."):
+        name = f"jobs/{number}.claim"
+        if kind == "claim" and (text := Folder(str(path)).read_text(name)):
+            yield number, (JobId.parse(text), (path / name).stat().st_mtime)
+
+
+def _submitted(planned: Intent, claims: Mapping[int, tuple[JobId, float]]) -> Optional[Submission]:
+    """Return the submission of a script, from what its jobs have written; None if none has."""
+    number = next((number for number in planned.numbers if number in claims), None)
+    if number is None:
+        return None
+    job, time = claims[number]
+    return Submission(
+        id=job.submission,
+        first=planned.first,
+        count=planned.count,
+        group=planned.group,
+        array=planned.array,
+        first_index=0 if job.index is None else job.index - (number - planned.first),
+        time=time,
+    )
+
 
 def parse(value: dict[str, Any]) -> ClusterRecord:
     """Return a record from its JSON. Raises DamagedError."""
@@ -279,6 +348,8 @@ class Ledger:
 
             folder = user_state_path("gpujobs") / "clusters"
         self.folder = folder
+        self._job_folders: dict[str, Path] = {}
+        """Folders of the clusters whose records are in their job folders, by id."""
 
     def new_id(self, name: str) -> str:
         """Return an unused cluster id that starts with ``name``."""
@@ -295,10 +366,20 @@ class Ledger:
         with disk_errors(self.folder):
             write_new(self._path(record.id), _dump(record), durable=True)
 
+    @staticmethod
+    def create(record: ClusterRecord) -> None:
+        """Write the record of a cluster into its new job folder."""
+        write_atomically(record.path / RECORD, _dump(record), durable=True)
+
     def get(self, cluster_id: str) -> ClusterRecord:
-        """Return the record of a cluster. Raises NoSuchClusterError."""
+        """Return the record of a cluster: its id, or the path of its job folder.
+
+        Raises NoSuchClusterError, or InputError if the job folder is not trusted.
+        """
+        if cluster_id not in self._job_folders and self._is_path(cluster_id):
+            cluster_id = self._open(Path(cluster_id))
         try:
-            return _load(self._path(cluster_id))
+            return _load(self._path(cluster_id), cluster_id).at(self._job_folders.get(cluster_id))
         except FileNotFoundError:
             similar = [path.stem for path in self._paths() if path.stem.startswith(cluster_id)]
             hint = "`gpujobs status --all` lists your clusters"
@@ -308,12 +389,28 @@ class Ledger:
                 hint = f"job {cluster_id} belongs to {owner}"
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}", hint=hint) from None
 
+    def _is_path(self, text: str) -> bool:
+        named = "/" in text or text.startswith(".")
+        return named or (Path(text).is_dir() and not self._path(text).exists())
+
+    def _open(self, path: Path) -> str:
+        """Add the cluster of the job folder at ``path``; return its id."""
+        found = [record.parent.absolute() for record in path.glob(f"*/{RECORD}")]
+        if len(found) != 1:
+            hint = "`gpujobs render PROFILE -o FOLDER` makes one"
+            raise NoSuchClusterError(f"{path} is not a job folder", hint=hint)
+        check_folder(found[0])
+        known = self._job_folders.setdefault(found[0].name, found[0])
+        if known != found[0]:
+            raise InputError(f"{path} is a copy of {known.parent}; name one of them")
+        return known.name
+
     def all(self) -> list[ClusterRecord]:
         """Return all records, oldest first. A record that cannot be read is logged and skipped."""
         records = []
         for path in self._paths():
             try:
-                records.append(_load(path))
+                records.append(_load(path, path.stem))
             except FileNotFoundError:
                 continue  # its submission failed meanwhile
             except GpujobsError as error:  # a full disk, or another version; the others are valid
@@ -397,6 +494,8 @@ class Ledger:
     def _path(self, cluster_id: str) -> Path:
         if "/" in cluster_id or cluster_id.startswith("."):
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}")
+        if cluster_id in self._job_folders:
+            return self._job_folders[cluster_id] / RECORD
         return self.folder / f"{cluster_id}.json"
 
     def _paths(self) -> list[Path]:
@@ -417,15 +516,15 @@ def _dump(record: ClusterRecord) -> str:
     return json.dumps(asdict(record), indent=1) + "\n"
 
 
-def _load(path: Path) -> ClusterRecord:
+def _load(path: Path, cluster_id: str) -> ClusterRecord:
     try:
         record = parse(parse_json(read_file(path), dict[str, Any]))
-        if record.id != path.stem:
+        if record.id != cluster_id:
             raise DamagedError(f"it is that of {record.id}")
     except UnreadableError as error:
         raise GpujobsError(str(error)) from None
     except DamagedError as error:
-        jobs = f"if jobs called {path.stem} are in the queue, cancel them there"
+        jobs = f"if jobs called {cluster_id} are in the queue, cancel them there"
         hint = f"{jobs}; then remove the file"
         message = f"{path} is not a valid record of a cluster: {error}"
         raise GpujobsError(message, hint=hint) from None

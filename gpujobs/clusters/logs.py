@@ -38,7 +38,7 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
     if worker is not None:
         number = _job_number(record, worker)
         if number is None:
-            hint = f"gpujobs status {record.id} lists them"
+            hint = f"gpujobs status {record.argument} lists them"
             raise InputError(f"{record.id} has no worker {worker!r}", hint=hint)
         return lambda: [folder / f"job-{number}.log"]
     if record.run:

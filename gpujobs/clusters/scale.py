@@ -139,6 +139,8 @@ def _check_scalable(report: ClusterReport) -> None:
     if record.attempts > 1:
         message = f"{record.id} has `requeue`: the jobs of all its attempts are submitted"
         raise InputError(message, hint="cancel it, and submit it with another number of GPUs")
+    if record.unseen:
+        raise InputError(f"{record.id}: jobs of its scripts have not started")
     if report.finished:
         raise InputError(ended_message(record.id, report.reason))
 
@@ -148,6 +150,7 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
     machine = machine_of(spec, used=_used_devices(report))
     plan = make_plan(spec, python=spec.python, machine=machine, only=name)
+    plan = replace(plan, root=str(record.path.parent))
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
     check_job_limits(plan, record, name, active)
@@ -157,7 +160,7 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
         record.id,
         group,
         roles_of(plan, group),
-        max(submission.first + submission.count for submission in record.submissions),
+        1 + max(record.jobs),
         jobs,
         limit=array_limit(plan, client, jobs),
         devices=plan.devices,
@@ -255,6 +258,8 @@ def cancel(
     if not record.submissions:
         if record.intent is None:
             ledger.update(record.id, finished=True)
+        if record.planned:
+            logger.info("%s: jobs that wait in the queue exit when they start", record.id)
         return
     current = record.current_jobs(read_state(record.path).claims)
     jobs = {*record.jobs.values(), *current.values()}

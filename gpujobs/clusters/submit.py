@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
@@ -9,8 +10,9 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..batch import process
@@ -329,37 +331,61 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     client = client_of(record)
     limit = array_limit(plan, client, max(group.shape.jobs for group in plan.groups))
     scripts = scripts_of(spec, plan, cluster_id, limit)
-    folders.make(record.path, encrypted=plan.transport.certificate)
+    make_folder(spec, record, encrypted=record.encrypted)
+    try:
+        record = before.note(record) if before else record
+        ledger.add(record)
+    except BaseException:
+        folders.remove(record.path)
+        raise
+    with undoing(record, client, ledger, partial(_remove, record, ledger)):
+        for script in scripts:
+            after = before.submissions if before and script.attempt == 1 else ()
+            record = send(record, script, client, ledger, after)
+    return record
+
+
+def make_folder(spec: ClusterSpec, record: ClusterRecord, *, encrypted: bool) -> None:
+    """Make the folder of a cluster with all that its jobs need; ``encrypted``: a certificate."""
+    folders.make(record.path, encrypted=encrypted)
     try:
         with disk_errors(record.path):
             write_spec(spec, record.path / folders.SPEC)
             write_judge(record.path)
-            if before:
-                record = before.note(record)
-        ledger.add(record)
-        for script in scripts:
-            after = before.submissions if before and script.attempt == 1 else ()
-            record = send(record, script, client, ledger, after)
-    except UnavailableError as error:
-        if isinstance(error, UnusableError) and not record.submissions:
-            _remove(record, ledger)
-            raise
-        # The batch scheduler may have accepted a job without a reply; that job will find `ended`.
-        reason = "the batch scheduler did not respond at submit"
-        folders.end(record.path, EndKind.FAILED, FAILED, reason)
-        _cancel_submitted(ledger.get(cluster_id), client)
-        raise
     except BaseException:
-        folders.end(record.path, EndKind.FAILED, FAILED, "the submission was aborted")
-        _cancel_submitted(record, client)
-        _remove(record, ledger)
+        folders.remove(record.path)
         raise
-    return record
 
 
 def _remove(record: ClusterRecord, ledger: Ledger) -> None:
     ledger.remove(record.id)
     folders.remove(record.path)
+
+
+@contextlib.contextmanager
+def undoing(
+    record: ClusterRecord, client: SchedulerClient, ledger: Ledger, undo: Callable[[], None]
+) -> Iterator[None]:
+    """If the submissions of the block fail, cancel those before, and ``undo`` the rest."""
+    try:
+        yield
+    except UnavailableError as error:
+        record = ledger.get(record.id)
+        if isinstance(error, UnusableError) and not record.submissions:
+            undo()
+            raise
+        # The batch scheduler may have accepted a job without a reply; that job will find `ended`.
+        reason = "the batch scheduler did not respond at submit"
+        folders.end(record.path, EndKind.FAILED, FAILED, reason)
+        _cancel_submitted(record, client)
+        raise
+    except BaseException as error:
+        record = ledger.get(record.id)
+        if record.submissions or not (record.planned and isinstance(error, RefusedError)):
+            folders.end(record.path, EndKind.FAILED, FAILED, "the submission was aborted")
+            _cancel_submitted(record, client)
+        undo()
+        raise
 
 
 def send(
@@ -374,30 +400,48 @@ def send(
     Its jobs start after those of the attempt before, and of the submissions ``after``.
     Raises RefusedError with the site's contact, or UnavailableError.
     """
-    group = script.jobs.group
-    path = record.path / "scripts" / f"{group or 'workers'}-{script.first}.sh"
+    intent = intent_of(script, f"{script.jobs.group or 'workers'}-{script.first}.sh")
+    path = record.path / "scripts" / intent.script
     with disk_errors(record.path):
         path.write_text(script.text, encoding="utf-8")
         path.chmod(0o700)
-    now = client.system.time()
-    intent = Intent(
+    return send_text(record, intent, script.text, client, ledger, after)
+
+
+def intent_of(script: Script, name: str) -> Intent:
+    """Return the intent to submit ``script``, which is the file ``name``."""
+    return Intent(
         script.first,
         script.count,
-        group,
+        script.jobs.group,
         script.array,
-        time=now,
         attempt=script.attempt,
         devices=script.devices,
+        script=name,
+        arguments=tuple(script.jobs.submit_arguments),
     )
-    before = (sent.id for sent in record.submissions if sent.attempt == script.attempt - 1)
-    record = ledger.begin_submission(record.id, intent)
+
+
+def send_text(
+    record: ClusterRecord,
+    intent: Intent,
+    text: str,
+    client: SchedulerClient,
+    ledger: Ledger,
+    after: Sequence[str] = (),
+    others: Collection[str] = (),
+) -> ClusterRecord:
+    """Submit the text of a script; see `send`. ``others``: submissions of the same name."""
+    folder = Path(record.argument) if record.planned else record.path
     known = [submission.id for submission in record.submissions]
+    before = (sent.id for sent in record.submissions if sent.attempt == intent.attempt - 1)
+    record = ledger.begin_submission(record.id, replace(intent, time=client.system.time()))
     try:
-        client = replace(client, arguments=script.jobs.submit_arguments)
-        submission_id = client.submit(script.text, record.id, known, record.path, [*after, *before])
+        client = replace(client, arguments=intent.arguments)
+        submission_id = client.submit(text, record.id, [*known, *others], folder, [*after, *before])
     except RefusedError as error:
         ledger.update(record.id, intent=None)
-        raise _refusal(error, group, record.contact) from None
+        raise _refusal(error, intent.group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
 
 
@@ -471,7 +515,8 @@ def _cancel_submitted(record: ClusterRecord, client: SchedulerClient) -> None:
     client = replace(client, timeout=UNDO_TIMEOUT)
     try:
         submissions = {submission.id for submission in record.submissions}
-        submissions |= client.find(record.id)
+        if not record.planned:  # of a copy of a job folder, jobs have the same name
+            submissions |= client.find(record.id)
         client.cancel([JobId(submission) for submission in submissions], [record.id])
     except GpujobsError as error:
         logger.warning("could not cancel the submitted jobs (%s); they exit when they start", error)

@@ -59,8 +59,11 @@ def write_judge(folder: Path) -> None:
 def write_record(record: ClusterRecord) -> None:
     """Write the record for the cluster's jobs, which cannot read the ledger.
 
-    It has the paths of the commands on this host: their folder may not be on the PATH of jobs.
+    It has the paths of the commands on this host: their folder may not be on the PATH of jobs. In a
+    job folder, the ledger writes this file.
     """
+    if record.planned:
+        return
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     found = {name: which(name) for name in all_commands(scheduler)}
     commands = {name: path for name, path in found.items() if path} | record.commands
@@ -110,15 +113,20 @@ def write_verdict(report: ClusterReport, *, asked: bool = True, usable: bool = T
     """
     gone = report.gone
     jobs = [job for job in report.current_jobs if job.active and job.number not in gone]
-    head = report.record.head
+    record = report.record
+    possible = [name for job in jobs for name in job.workers]
+    for planned in record.unseen:  # they may be submitted later
+        for number in planned.numbers:
+            possible += record.worker_names(number, planned.group)
+    head = record.head
     heads = (job for job in jobs if not head or head == (job.group if job.workers else HEAD))
     value = {
         "time": time.time(),
         "gone": gone,
-        "possible": [name for job in jobs for name in job.workers],
-        "head": report.folder.head is not None or any(heads),
-        "unlisted": report.record.unlisted,
-        "undecided": [job.number for job in jobs if str(job.number) in report.record.unlisted],
+        "possible": possible,
+        "head": report.folder.head is not None or any(heads) or bool(record.unseen),
+        "unlisted": record.unlisted,
+        "undecided": [job.number for job in jobs if str(job.number) in record.unlisted],
         "asked": asked,
         "usable": usable,
     }
@@ -139,7 +147,8 @@ def main(path: str, request: str = "") -> None:
     """
     folder = Folder(path)
     before = folder.read(VERDICT)
-    record = replace(parse(folder.load(RECORD)), unlisted=before.get("unlisted", {}))
+    record = parse(folder.load(RECORD)).at(folder.path)
+    record = replace(record, unlisted=before.get("unlisted", {}))
     state, usable = read_state(folder.path), before.get("usable", True)
     answers: Mapping[JobId, JobStatus] = {}
     if usable:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from .certificate import make_certificate
 from .demand import END_AFTER
 from .folder import (
     EXIT_FAILED,
@@ -30,7 +31,7 @@ from .job import (
     last_attempt_text,
 )
 from .log import failed_node, log, reason_in, with_reason
-from .names import PRELOAD, PROTOCOL, RUN
+from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
@@ -82,6 +83,7 @@ class Head(Job):
         (self.folder.path / "scheduler.json").unlink(missing_ok=True)
         self._heartbeat()
         self._check_interface()
+        self._check_certificate()
         protocol = self._choose_protocol()
         self.environ.update(dask_config(self.folder.path, protocol))
         self.environ[PROTOCOL] = protocol
@@ -159,6 +161,15 @@ class Head(Job):
     def _check_interface(self) -> None:
         if problem := interface_problem(self.options.interface):
             raise failure(problem)
+
+    def _check_certificate(self) -> None:
+        """Make the certificate of a job folder, which has none before."""
+        folder = self.folder.path
+        if any(map(is_encrypted, self.options.schemes)) and not (folder / CERTIFICATE).exists():
+            try:
+                make_certificate(folder)
+            except (LookupError, OSError) as error:
+                raise failure(str(error)) from None
 
     def _choose_protocol(self) -> str:
         """Return the protocol of the cluster, and take over its settings."""

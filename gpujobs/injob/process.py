@@ -139,10 +139,10 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Unlike SIG_IGN, a handler is not inherited by the programs that a task starts."""
 
 
-def run_command(argv: list[str], timeout: float) -> str:
+def run_command(argv: list[str], timeout: float, folder: Path | None = None) -> str:
     """Run a command to its end, whatever its exit code; return why that was not possible, or ""."""
     try:
-        subprocess.run(argv, timeout=timeout, capture_output=True, check=False)
+        subprocess.run(argv, timeout=timeout, capture_output=True, check=False, cwd=folder)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return ""

@@ -267,7 +267,7 @@ class Container:
     """Path or address; a path may contain variables of the job."""
     binds: tuple[str, ...]
     folders: tuple[str, ...]
-    """Further folders of the node, which have the same path in the container."""
+    """Further folders of the node, which have the same path in the container; "": a job folder."""
     modules: bool
     """Whether the folder of the program, if it is there, is mounted, too."""
     scratch_word: str
@@ -314,7 +314,8 @@ class Container:
             word = with_variables(source)
             yield Mount(word, shlex.quote(target) if target else word)
         for folder in self.folders:
-            yield Mount(shlex.quote(folder), shlex.quote(folder))
+            word = shlex.quote(folder) if folder else '"$gpujobs_root"'
+            yield Mount(word, word)
         yield Mount('"$scratch"', '"$scratch"')
         if self.modules:  # which may be missing on the node
             word = f'"${{{MODULES}:-$scratch}}"'

@@ -318,6 +318,21 @@ def render_jobs(
     return scripts
 
 
+def portable(plan: Plan) -> Plan:
+    """Return ``plan`` for scripts that find the cluster's folder where they were submitted."""
+    groups = tuple(_portable(group, plan.root) for group in plan.groups)
+    head = plan.head and _portable(plan.head, plan.root)
+    return replace(plan, root="", groups=groups, head=head)
+
+
+def _portable(jobs: JobGroup, root: str) -> JobGroup:
+    if not jobs.container:
+        return jobs
+    folders = tuple("" if folder == root else folder for folder in jobs.container.folders)
+    software = replace(jobs.software, container=replace(jobs.container, folders=folders))
+    return replace(jobs, software=software)
+
+
 def cluster_folder(plan: Plan, cluster_id: str) -> Path:
     """Return the cluster's folder, which login and compute nodes share."""
     return Path(plan.root) / cluster_id
@@ -334,6 +349,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "jobs": _TemplateJobs(script.jobs, roles),
         "group": "" if script.jobs is plan.head else script.jobs.group,
         "root": plan.root,
+        "submit_folder": Bash(plan.scheduler.submit_folder),
         "first": number_of_index_0,
         "first_number": script.first,
         "client_owns": roles.client_owns,

@@ -89,6 +89,10 @@ class Scheduler(ABC):
     """Variable that only its jobs have, if `job_variable` is also used by others."""
     queue_variable: ClassVar[str] = ""
     """Environment variable with the job's queue."""
+    submit_folder: ClassVar[str] = ""
+    """Environment variable with the folder of the submission; "": its jobs cannot find theirs."""
+    reads_script: ClassVar[str] = ""
+    """Comes before the name of a script in the command that submits it: "< " if it takes none."""
     enter: ClassVar[tuple[str, ...]] = ()
     """Command that runs another one on a node of the job, for shells of the job on login nodes."""
     step_gpus: ClassVar[tuple[str, ...]] = ()
@@ -123,9 +127,15 @@ class Scheduler(ABC):
         """Return a walltime in the batch scheduler's format, rounded up if it must be."""
         return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
+    def log_path(self, root: str, cluster: str, file: str) -> str:
+        """Return the path of the batch scheduler's own log; see `output`."""
+        return f"{root}/{cluster}/logs/{file}" if root else file
+
     @abstractmethod
     def output(self, root: str, cluster: str, array: bool) -> str:
         """Return the path of the batch scheduler's own log, in ``root/cluster/logs``, quoted.
+
+        Without ``root`` (see `submit_folder`), a file in the folder of the submission.
 
         The job's output goes elsewhere. This file is for messages of the batch scheduler, and of a
         shell that fails.

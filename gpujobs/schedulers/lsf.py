@@ -223,6 +223,8 @@ class LSF(Scheduler):
     index_variable = "LSB_JOBINDEX"
     job_variable = "LSB_JOBID"
     queue_variable = "LSB_QUEUE"
+    submit_folder = "LS_SUBCWD"
+    reads_script = "< "
     away = _AWAY
 
     # -- the script --------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class LSF(Scheduler):
     def output(self, root: str, cluster: str, array: bool) -> str:
         # Without -o, LSF mails the report of the job.
         file = "lsf-%J.%I.log" if array else "lsf-%J.log"
-        return quoted_path(f"{root}/{cluster}/logs/{file}", plain=r"\w./%@:+,=-")
+        return quoted_path(self.log_path(root, cluster, file), plain=r"\w./%@:+,=-")
 
     def array(self, count: int) -> str:
         return f"[1-{count}]"  # follows the name

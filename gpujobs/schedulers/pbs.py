@@ -313,6 +313,7 @@ class PBS(Scheduler):
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
     queue_variable = "PBS_QUEUE"
+    submit_folder = "PBS_O_WORKDIR"
     after = ("-W", "depend=afterany:{ids}")
     away = _AWAY
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
@@ -330,7 +331,7 @@ class PBS(Scheduler):
     # -- the script --------------------------------------------------------------------------------
     def output(self, root: str, cluster: str, array: bool) -> str:
         file = f"{self.name}-^array_index^.log" if array else f"{self.name}.log"
-        return quoted_path(f"{root}/{cluster}/logs/{file}", plain=r"\w./%@:+=^-")
+        return quoted_path(self.log_path(root, cluster, file), plain=r"\w./%@:+=^-")
 
     def array(self, count: int) -> str:
         return f"-J 0-{count - 1}"

@@ -223,13 +223,15 @@ class GridEngine(Scheduler):
     job_variable = "JOB_ID"
     job_mark = "SGE_JOB_SPOOL_DIR"
     queue_variable = "QUEUE"
+    submit_folder = "SGE_O_WORKDIR"
     cancel_waiting = "bash -c gpujobs_qdel_waiting"  # of the template
 
     # -- the script --------------------------------------------------------------------------------
     def output(self, root: str, cluster: str, array: bool) -> str:
         # Relative to the working folder, root/cluster: Grid Engine would take some characters of
         # its name for a host or a variable.
-        return "logs/sge-$JOB_ID.$TASK_ID.log" if array else "logs/sge-$JOB_ID.log"
+        file = "sge-$JOB_ID.$TASK_ID.log" if array else "sge-$JOB_ID.log"
+        return f"logs/{file}" if root else file
 
     def array(self, count: int) -> str:
         return f"-t 1-{count}"

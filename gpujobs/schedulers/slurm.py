@@ -170,6 +170,7 @@ class Slurm(Scheduler):
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
     queue_variable = "SLURM_JOB_PARTITION"
+    submit_folder = "SLURM_SUBMIT_DIR"
     enter = (
         "srun", "--export=ALL", "--overlap", "--preserve-env", "--nodes=1", "--ntasks=1",
         "--cpu-bind=none", "--mpi=none", "--disable-status",
@@ -192,7 +193,7 @@ class Slurm(Scheduler):
     def output(self, root: str, cluster: str, array: bool) -> str:
         # %x is the job's name, which is the cluster's id.
         file = "slurm-%A_%a.log" if array else "slurm-%j.log"
-        path = f"{root.replace('%', '%%')}/%x/logs/{file}"
+        path = self.log_path(root.replace("%", "%%"), "%x", file)
         return quoted_path(path, plain=r"\w./%@:+,=-")
 
     def array(self, count: int) -> str:

@@ -84,7 +84,7 @@ class Torque(PBS):
     }
 
     def output(self, root: str, cluster: str, array: bool) -> str:
-        path = f"{root}/{cluster}/logs/torque.log"  # qsub appends the index
+        path = self.log_path(root, cluster, "torque.log")  # qsub appends the index
         if _UNDELIVERABLE.search(path):
             return "/dev/null"
         escaped = re.sub(rf"[^{_PLAIN}]", r"\\\g<0>", path)  # for pbs_mom, which expands it

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from gpujobs.cli import live
-from gpujobs.cli.plan_text import submitted_json
+from gpujobs.cli.plan_text import plan_json, submitted_json
 from gpujobs.cli.status import status_table, wait_for_cluster
 from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
@@ -444,7 +444,7 @@ def test_keys_of_plan_and_submit_are_documented(run, tmp_path: Path) -> None:  #
     assert sorted(found["groups"][0]) == documented("plan", 2)
     record = submitted(tmp_path, "svd-0001").get("svd-0001")
     spec = load_spec(profile, site="example-slurm")
-    value = submitted_json(make_cluster_plan(spec), record)
+    value = submitted_json(plan_json(make_cluster_plan(spec), record.id), record)
     own = {*documented("plan", 0), *documented("submit", 0)} - {"estimated_start"}
     assert sorted(value) == sorted(own) and value["cluster"] == "svd-0001"
     assert value["submissions"] == [{"id": "7", "first": 0, "count": 1}]

@@ -139,7 +139,7 @@ def test_processes_are_started_in_one_module_on_each_side() -> None:
 def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
     """In a job it is a package of another name, in an environment without gpujobs."""
     others = {"dask", "distributed", "tornado", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
-    others |= {"psutil", "torch"}
+    others |= {"psutil", "torch", "cryptography"}
     assert modules(path) <= others | sys.stdlib_module_names
     if path.name != "registry.py":  # its processes are dask's
         assert not modules(path, lazy=False) & others

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters import folder as folders
 from gpujobs.injob import workers
+from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.network import Reach, dask_config, reach
 from gpujobs.injob.workers import SchedulerWatch
 
@@ -48,7 +48,7 @@ def test_three_levels(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpujobs.injob.network._CONNECT_TIMEOUT", 0.5)
-    folders.make_certificate(tmp_path)
+    make_certificate(tmp_path)
     environ = dask_config(tmp_path, "tls")
     assert reach(address_of(listener), {}) is Reach.ANSWERS
     assert reach(address_of(listener, "tls"), environ) is Reach.CONNECTS

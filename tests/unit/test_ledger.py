@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import ssl
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from gpujobs.clusters.folder import (
 )
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.folder import EndKind
 from gpujobs.injob.names import CERTIFICATE, KEY
 from gpujobs.schedulers import JobId
@@ -221,14 +226,40 @@ def test_tail(tmp_path: Path) -> None:
     assert folder.tail(tmp_path / "p-0001", "run.log") == []
 
 
-def test_certificate(tmp_path: Path) -> None:
-    import ssl
-
-    folder.make_certificate(tmp_path)
-    context = ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE))
-    context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
+@pytest.mark.parametrize("package", ["cryptography", ""])
+def test_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """The Python of a job may have no cryptography: then openssl makes it."""
+    if not package:
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+    make_certificate(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {CERTIFICATE, KEY}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    # distributed's contexts, as strict as those of Python 3.13
+    certificate, key = str(tmp_path / CERTIFICATE), str(tmp_path / KEY)
+    client = ssl.create_default_context(cafile=certificate)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_flags = False, ssl.VerifyFlags.VERIFY_X509_STRICT
+    server.load_cert_chain(certificate, key)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    other = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (ours, other, ours, other):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    found = ours.getpeercert()
+    assert found is not None
+    begin, end_ = (ssl.cert_time_to_seconds(str(found[name])) for name in ("notBefore", "notAfter"))
+    assert begin < time.time() - 3500 and end_ > time.time() + 365 * 86400
     with pytest.raises(FileExistsError):
-        folder.make_certificate(tmp_path)
+        make_certificate(tmp_path)
+
+
+def test_no_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LookupError, match="has no package cryptography, and openssl does not work"):
+        make_certificate(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_write_atomically(tmp_path: Path) -> None:

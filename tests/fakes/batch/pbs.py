@@ -315,8 +315,7 @@ def text_of_id(job: dict[str, Any]) -> str:
 
 def output_of(job: dict[str, Any], torque: bool) -> str:
     path = re.sub(r"^[^/:]*:", "", job["extra"]["options"].get("o", ""))
-    if not path:
-        path = f"{job['cwd']}/{job['name']}.o{job['id']}"
+    path = str(Path(job["cwd"]) / (path or f"{job['name']}.o{job['id']}"))
     if job["index"] is not None:
         path = (
             f"{path}-{job['index']}" if torque else path.replace("^array_index^", str(job["index"]))

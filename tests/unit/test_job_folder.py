@@ -1,0 +1,224 @@
+"""Job folders without a batch scheduler: what is in them, bad ones, and jobs that do not find theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpujobs.clusters import connect, jobfolder, scale
+from gpujobs.clusters.ledger import Ledger, Submission
+from gpujobs.clusters.monitor import report_on
+from gpujobs.clusters.report import ClusterState
+from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
+from gpujobs.injob.folder import Folder
+from gpujobs.injob.names import RECORD
+from gpujobs.schedulers import JobId
+
+from .support import made_plan, make_spec
+
+PROFILE = {"gpus": 4, "gpus_per_job": 2, "run": ["python", "x.py"]}
+GROUPS = {
+    "groups": {
+        "gpu": {"gpus": 4, "gpus_per_job": 2},
+        "cpu": {"gpus": 0, "queue": "gpu", "workers": {"count": 1}},
+    }
+}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def rendered(home: Path, profile: dict[str, object] = PROFILE, site: str = "s.yaml") -> Path:
+    spec = make_spec(home, profile, str(home / site) if site.endswith(".yaml") else site)
+    plan = made_plan(home, profile, site)
+    jobfolder.write(spec, plan, home / "F", {"cluster": "svd-0001"}, "svd-0001")
+    return home / "F"
+
+
+def claim(folder: Path, number: int, text: str) -> None:
+    (folder / "svd-0001" / "jobs" / f"{number}.claim").write_text(f"{text}\n")
+
+
+def submissions(folder: Path) -> tuple[Submission, ...]:
+    return Ledger().get(str(folder)).submissions
+
+
+def test_it_has_no_key_and_is_private(home: Path) -> None:
+    folder = rendered(home)
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md", "plan.json", "svd-0001", "svd.sh",
+    }  # fmt: skip
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not any(b"PRIVATE KEY" in path.read_bytes() for path in files)
+    assert folder.stat().st_mode & 0o777 == (folder / "svd-0001").stat().st_mode & 0o777 == 0o700
+    script = (folder / "svd.sh").read_text()
+    assert str(home / "F") not in script and "/.gpujobs" not in script
+    assert len((folder / "README.md").read_text().splitlines()) == 9
+    assert json.loads((folder / "plan.json").read_text()) == {"cluster": "svd-0001"}
+
+
+def test_scripts_of_groups(home: Path) -> None:
+    folder = rendered(home, GROUPS)
+    text = (folder / "README.md").read_text()
+    assert "sbatch --parsable svd-gpu-0.sh\n" in text and "sbatch --parsable svd-cpu-2.sh\n" in text
+    assert "3 jobs on the site" in text
+
+
+def test_ids_come_from_the_jobs(home: Path) -> None:
+    """Jobs of a copy write the ids of their submissions; that of a script without any is not known."""
+    folder = rendered(home, GROUPS)
+    assert submissions(folder) == ()
+    copy = home / "other" / "copy"
+    copy.parent.mkdir(mode=0o700)
+    shutil.copytree(folder, copy)
+    claim(copy, 1, "77[1]")
+    (found,) = submissions(copy)
+    assert (found.id, found.first, found.count, found.array) == ("77", 0, 2, True)
+    assert found.jobs == {0: JobId("77", 0), 1: JobId("77", 1)}
+    record = Ledger().get(str(copy))
+    assert record.path == copy / "svd-0001" and [one.group for one in record.unseen] == ["cpu"]
+    claim(copy, 2, "78")
+    assert [sent.id for sent in submissions(copy)] == ["77", "78"]
+    assert submissions(folder) == ()
+
+
+def test_two_copies_are_not_confused(home: Path) -> None:
+    folder = rendered(home)
+    shutil.copytree(folder, home / "G")
+    ledger = Ledger()
+    ledger.get(str(folder))
+    with pytest.raises(InputError, match=r"G is a copy of .*/F; name one of them"):
+        ledger.get(str(home / "G"))
+    ledger.update("svd-0001", notes=("changed",))
+    assert Ledger().get(str(home / "G")).notes != ("changed",)
+    assert Ledger().get(str(folder)).notes == ("changed",)
+    assert Ledger().all() == []
+
+
+def test_before_a_job_has_started(home: Path) -> None:
+    folder = rendered(home)
+    ledger = Ledger()
+    report = report_on(ledger.get(str(folder)), ledger)
+    assert report.state is ClusterState.PENDING and "no job has started" in report.reason
+    with pytest.raises(GpujobsError, match="has not started yet"):
+        connect.address_of(report.record, report.folder)
+    with pytest.raises(InputError, match="jobs of its scripts have not started"):
+        scale.scale(report.record, {"": 8}, ledger)
+    scale.cancel(report.record, ledger)
+    assert Folder(str(folder / "svd-0001")).read("ended")["kind"] == "cancelled"
+    assert report_on(ledger.get(str(folder)), ledger).state is ClusterState.CANCELLED
+    with pytest.raises(InputError, match="was submitted already"):
+        jobfolder.submit(folder, Ledger())
+    assert not Ledger().folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: shutil.rmtree(path / "svd-0001"), "is not a job folder"),
+        (lambda path: (path / "svd-0001").rename(path / "mine"), "it is that of svd-0001"),
+        (lambda path: shutil.copytree(path / "svd-0001", path / "b"), "is not a job folder"),
+        (lambda path: (path / "svd-0001" / RECORD).write_text("{"), "is not a valid record"),
+        (lambda path: path.chmod(0o777), "is writable by other users"),
+        (lambda path: (path / "svd-0001").chmod(0o770), "is writable by other users"),
+    ],
+)
+def test_a_bad_folder(home: Path, change: object, said: str) -> None:
+    folder = rendered(home)
+    change(folder)  # type: ignore[operator]
+    with pytest.raises(GpujobsError, match=said):
+        Ledger().get(str(folder))
+    folder.chmod(0o700)
+
+
+def test_no_folder(home: Path) -> None:
+    with pytest.raises(NoSuchClusterError, match="is not a job folder"):
+        Ledger().get(str(home / "nosuch"))
+    with pytest.raises(NoSuchClusterError, match="there is no cluster 'nosuch'"):
+        Ledger().get("nosuch")
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ({**PROFILE, "requeue": 1}, "`requeue` needs the ids of other jobs"),
+        ({**PROFILE, "after": "svd-7f3a"}, "`after` needs the ids of other jobs"),
+    ],
+)
+def test_a_profile_that_needs_gpujobs(home: Path, profile: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        rendered(home, profile)
+    assert not (home / "F").exists()
+
+
+def test_a_folder_that_is_in_use(home: Path) -> None:
+    rendered(home)
+    with pytest.raises(InputError, match="F is not empty"):
+        rendered(home)
+
+
+def test_the_local_site(home: Path) -> None:
+    with pytest.raises(InputError, match="jobs of local cannot find their job folder"):
+        rendered(home, {"gpus": 0, "workers": {"count": 1}}, "local")
+
+
+VARIABLES = {
+    "slurm": {"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"},
+    "pbs": {"PBS_JOBID": "5[1].pbs", "PBS_ARRAY_INDEX": "1"},
+    "torque": {"PBS_JOBID": "5[1].torque", "PBS_ARRAYID": "1"},
+    "lsf": {"LSB_JOBID": "5", "LSB_JOBINDEX": "2"},
+    "sge": {"JOB_ID": "5", "SGE_TASK_ID": "2"},
+}
+SUBMIT_FOLDER = {
+    "slurm": "SLURM_SUBMIT_DIR", "pbs": "PBS_O_WORKDIR", "torque": "PBS_O_WORKDIR",
+    "lsf": "LS_SUBCWD", "sge": "SGE_O_WORKDIR",
+}  # fmt: skip
+ACCOUNT = {"slurm": "p12345", "pbs": "p12345", "torque": "p12345", "lsf": "acc_svd", "sge": "a1"}
+
+
+def execute(folder: Path, scheduler: str, at: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script of job 1 as the batch scheduler would that was asked in the folder ``at``."""
+    env = {"PATH": "/usr/bin:/bin", "HOSTNAME": "node1", **VARIABLES[scheduler]}
+    return subprocess.run(
+        ["bash", str(folder / "svd.sh")], env={**env, SUBMIT_FOLDER[scheduler]: str(at)},
+        text=True, capture_output=True, check=False, cwd="/",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", VARIABLES)
+def test_a_job_finds_its_folder(home: Path, scheduler: str) -> None:
+    """It may have been renamed; from elsewhere, or if it was used before, the job says why it exits."""
+    profile = {**PROFILE, "account": ACCOUNT[scheduler], "environment": {"python": "/bin/true"}}
+    rendered(home, profile, f"example-{scheduler}").rename(home / "a b")
+    folder = home / "a b"
+    done = execute(folder, scheduler, home)
+    assert done.returncode == 78
+    assert f"{home}/svd-0001 is not there on node1: submit in the job folder" in done.stderr
+    done = execute(folder, scheduler, folder)
+    log = (folder / "svd-0001" / "logs" / "job-1.log").read_text()
+    assert done.returncode == 0, log
+    (sent,) = submissions(folder)
+    first = sent.jobs[1]
+    assert (folder / "svd-0001" / "job-ids").read_text() == f"{first.submission}\n"
+    (folder / "svd-0001" / "jobs" / "1.claim").write_text("4711\n")
+    done = execute(folder, scheduler, folder)
+    assert done.returncode == 78
+    assert f"{folder} was submitted already, as job 4711" in done.stderr
+    (folder / "svd-0001" / "injob.pyz").unlink()
+    done = execute(folder, scheduler, folder)
+    assert done.returncode == 78 and "has no injob.pyz" in done.stderr
+
+
+def test_a_container_mounts_the_copy(home: Path) -> None:
+    container = {"image": "/x.sif", "runtime": "apptainer"}
+    script = (
+        rendered(home, {**PROFILE, "environment": {"container": container}}) / "svd.sh"
+    ).read_text()
+    assert '--bind="$gpujobs_root":"$gpujobs_root"' in script
+    assert str(home / "F") not in script and "/.gpujobs" not in script
