@@ -36,9 +36,9 @@ def make_certificate(folder: Path) -> None:
         except ImportError:
             _make_with_openssl(Path(temporary))
         for name in (KEY, CERTIFICATE):
-            made = Path(temporary) / name
-            made.chmod(0o600)
-            os.link(made, folder / name)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(folder / name, flags, 0o600), "wb") as file:
+                file.write((Path(temporary) / name).read_bytes())
 
 
 def _make_with_cryptography(folder: Path) -> None:
