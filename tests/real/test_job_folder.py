@@ -151,8 +151,8 @@ def test_groups_and_gpujobs_submit(slurm_cli: Cli, slurm_backend: SlurmBackend) 
     bare(cli, "cp -r folder copy", cli.work)
     first, second = sorted(folder.glob("p-*.sh"))
     sbatch(cli, str(second))
-    until(lambda: cli.status(str(folder))["jobs"], 60)
-    assert cli.status(str(folder))["state"] == "STARTING"
+    until(lambda: cli.status(str(folder))["state"] == "RUNNING", 60)
+    assert cli("logs", str(folder)).stdout == ""  # `run` starts with the workers of both
     sbatch(cli, str(first))
     wait_for_end(folder)
     assert len(cli.status(str(folder))["jobs"]) == 2
