@@ -190,6 +190,12 @@ class ClusterRecord:
     version: int = VERSION
 
     @property
+    def elastic(self) -> bool:
+        """Whether jobs may come and go: an allocation has nodes of its own, a `--here` has not."""
+        grows = self.layout == "allocation" and self.ranks > 0 and self.scheduler != "local"
+        return self.layout == "workers" or grows
+
+    @property
     def jobs(self) -> dict[int, JobId]:
         """The batch scheduler's ids of all jobs by number."""
         return {

@@ -221,7 +221,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _controls(self) -> Controls:
         record = self._handle.record
-        if record.owner == "client" or record.layout != "workers":
+        if record.owner == "client" or not record.elastic:
             return Controls()
         groups = {group.name: group.workers for group in record.groups}
         return Controls(groups, self._scale_group)

@@ -400,7 +400,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         )
 
     def _controls(self) -> Controls:
-        if not self._pool.plan.layout.elastic:
+        if not self._pool.record.elastic:
             return Controls()
         groups = {group.name: group.workers for group in self._pool.record.groups}
         return Controls(groups, self._scale_group, self._adapt_group)

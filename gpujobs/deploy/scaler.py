@@ -247,7 +247,7 @@ class Scaler:
 
     def check_elastic(self) -> None:
         """Raise InputError if the cluster cannot be resized."""
-        if not self.pool.plan.layout.elastic:
+        if not self.pool.record.elastic:
             hint = "make another cluster, with n_workers=…"
             raise InputError(
                 f"{self.pool.id} is one allocation, which cannot be resized", hint=hint

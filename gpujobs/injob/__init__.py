@@ -6,9 +6,9 @@ The job's environment need not have gpujobs. So at submit this package is packed
 - ``python injob.pyz supervise …`` is the parent of all processes of a job: it decides which job is
   the head, starts the dask scheduler, the workers and the user's command, supervises them, and
   ends the cluster if one of them fails (`job`, `head`, `workers`);
-- ``python injob.pyz node …``, started by ``ranks.sh``, supervises the workers of one node of an
+- ``python injob.pyz node …``, started by ``N.ranks.sh``, supervises the workers of one node of an
   allocation of several nodes (`workers.Node`);
-- ``python -m mpi4py injob.pyz rank …``, started by ``ranks.sh``, is one MPI rank of a script
+- ``python -m mpi4py injob.pyz rank …``, started by ``N.ranks.sh``, is one MPI rank of a script
   (`run_on: ranks`): it checks that MPI and its launcher match, takes its GPUs, and runs the script;
 - ``python injob.pyz retire …`` moves the data of workers that must exit to other workers;
 - ``python injob.pyz usage …`` samples how busy the GPUs of a job are (`gpus`);
@@ -48,9 +48,11 @@ The protocol of the cluster's folder (every file is small, and written atomicall
     jobs/N.node    the name of node N of an allocation; jobs/N.lost: why it is lost
     rank-error     the first error of an MPI rank: exit_code and reason
     script-ended   the script in all MPI ranks is over
-    environment    of a job of several nodes before its setup; removed when ranks.sh is written
-    ranks.sh       environment of the nodes and ranks; not every launcher passes it to other nodes
-    launch-start, launch-stop, launch-exit
+    jobs/N.environment
+                   of a job of several nodes before its setup; removed when N.ranks.sh is written
+    jobs/N.ranks.sh
+                   environment of its nodes and ranks; not every launcher passes it to other nodes
+    jobs/N.launch-start, N.launch-stop, N.launch-exit
                    connect a container with the launcher outside: see `launcher`
     idle           written by the dask scheduler if the cluster must end because it had no work
     lease          touched by a client that owns the cluster; when it grows old, the head exits

@@ -122,7 +122,6 @@ _STATE = (
     "idle",
     "rank-error",
     SCRIPT_ENDED,
-    "ranks.sh",
     VERDICT,
 )
 """What describes one attempt; `trial-*` too."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from .folder import EXIT_FAILED, Folder
-from .names import ENVIRONMENT, NODE, RANK_SCRIPT, RUN
+from .names import ENVIRONMENT, NODE, RANK_SCRIPT, RUN, job_file
 from .network import job_nodes
 from .options import LaunchOptions, SuperviseOptions
 from .process import ManagedProcess
@@ -54,7 +54,7 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     """
     folder, words = Folder(options.folder), options.workers
     if options.run_on == "ranks":
-        write_rank_script(folder, environ, options.rank_env)
+        write_rank_script(options, environ)
         return [ManagedProcess(RUN, words, folder.logs / "run.log", environ)]
     for number in options.node_numbers:  # of a job that the batch scheduler started again
         for name in (node_file(number), lost_file(number)):
@@ -64,10 +64,10 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     path = os.pathsep.join(environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
     words = (shutil.which(words[0], path=path) or words[0], *words[1:])
     if not any(NODE in word for word in words):
-        write_rank_script(folder, environ, options.rank_env)
+        write_rank_script(options, environ)
         return [ManagedProcess(title, words, log, environ)]
-    end = next(n for n, word in enumerate(words, 1) if word.endswith(f"/{RANK_SCRIPT}"))
-    write_rank_script(folder, environ, options.rank_env, words[end:])
+    end = next(n for n, word in enumerate(words, 1) if word.endswith(f".{RANK_SCRIPT}"))
+    write_rank_script(options, environ, words[end:])
     return [
         ManagedProcess(
             f"{title} of {node}", [w.replace(NODE, node) for w in words[:end]], log, environ
@@ -92,20 +92,23 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def write_rank_script(
-    folder: Folder, environ: Mapping[str, str], named: Iterable[str], command: Sequence[str] = ()
+    options: SuperviseOptions, environ: Mapping[str, str], command: Sequence[str] = ()
 ) -> None:
     """Write the script that runs ``command``, else its arguments, in the environment of the job.
 
     A shell sets the variables, because the interpreter itself may need ``LD_LIBRARY_PATH``, and
     ``exec`` keeps the descriptors that the launcher passes to MPI.
     """
-    changes = rank_changes(_before_setup(folder.path), environ, named)
+    folder = Path(options.folder)
+    before = _before_setup(folder / job_file(options.job, ENVIRONMENT))
+    changes = rank_changes(before, environ, options.rank_env)
     lines = [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in sorted(changes.items())
     ]
     text = "\n".join([*lines, f"exec {shlex.join(command)}" if command else 'exec "$@"', ""])
-    descriptor = os.open(folder.path / RANK_SCRIPT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    path = folder / job_file(options.job, RANK_SCRIPT)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
 
@@ -125,9 +128,8 @@ def rank_changes(
     return {name: after.get(name) for name in wanted.union(named)}
 
 
-def _before_setup(folder: Path) -> dict[str, str] | None:
+def _before_setup(path: Path) -> dict[str, str] | None:
     """Return the environment that the script of the job saved, and remove the file."""
-    path = folder / ENVIRONMENT
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
         path.unlink()
@@ -148,12 +150,13 @@ _POLL_INTERVAL = 0.2
 def launch(options: LaunchOptions) -> int:
     """Let the batch script start MPI, and stop it on SIGTERM. Return the launcher's exit code."""
     folder = Folder(options.folder)
+    start, end, code = (job_file(options.job, ending) for ending in (START, STOP, EXIT))
 
     def stop(number: int, frame: FrameType | None) -> None:
-        (folder.path / STOP).touch()
+        (folder.path / end).touch()
 
     signal.signal(signal.SIGTERM, stop)
-    (folder.path / START).touch()
-    while not (exit_code := folder.read_text(EXIT)):
+    (folder.path / start).touch()
+    while not (exit_code := folder.read_text(code)):
         time.sleep(_POLL_INTERVAL)
     return int(exit_code)

@@ -35,9 +35,9 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
 """Interface of ucxx on this machine; ucxx exists on Linux only."""
 ENVIRONMENT = "environment"
-"""File in the cluster's folder: the environment of a job of several nodes before its setup."""
+"""Ending of a file of a job of several nodes (see `job_file`): its environment before its setup."""
 RANK_SCRIPT = "ranks.sh"
-"""File in the cluster's folder: starts a process of another node in the environment of the job."""
+"""The same: it starts a process of another node in the environment of the job."""
 NODE = "{node}"
 """In a launcher that starts one node: the name of the node."""
 PROTOCOL = "GPUJOBS_PROTOCOL"
@@ -70,6 +70,11 @@ def dashboard_address(dashboard: str) -> str:
 def job_name(cluster_id: str, number: int, group: str = "") -> str:
     """Return the name of job ``number``, with which the names of its workers start."""
     return f"{group_prefix(cluster_id, group)}{number}"
+
+
+def job_file(job: object, ending: str) -> str:
+    """Return the name of a file of job number ``job`` in the cluster's folder."""
+    return f"jobs/{job}.{ending}"
 
 
 def group_prefix(cluster_id: str, group: str) -> str:

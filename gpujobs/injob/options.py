@@ -194,6 +194,7 @@ class LaunchOptions:
     """Options of ``launch``."""
 
     folder: str = _option("the cluster's folder")
+    job: int = _option("number of this job", type=int)
 
 
 Options = Union[

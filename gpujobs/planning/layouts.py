@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, PRELOAD, RANK_SCRIPT
+from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, PRELOAD, RANK_SCRIPT, job_file
 from ..schedulers import Scheduler
 from ..text import plural
 from . import workeroptions
@@ -289,7 +289,7 @@ class AllocationLayout(WorkersLayout):
         launcher = [with_variables(word) for word in self.launcher(shape)]
         runtime = runtime_of(self.profile.environment.container, self.site)
         words = runtime.around(launcher) if runtime else launcher
-        return [*words, f'sh "$GPUJOBS_FOLDER/{RANK_SCRIPT}"']
+        return [*words, f'sh "$GPUJOBS_FOLDER/{job_file("$GPUJOBS_JOB", RANK_SCRIPT)}"']
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
         """Return the node of the dask scheduler, and the launcher."""

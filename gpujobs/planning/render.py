@@ -30,7 +30,7 @@ from ..config.sitefiles import data_folder, site_folders
 from ..config.trust import check_owners, check_writers
 from ..errors import InputError, Position, Problem
 from ..injob.demand import rules_text
-from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address
+from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address, job_file
 from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables
@@ -380,7 +380,7 @@ def _directive_variables(plan: Plan, cluster_id: str, script: Script) -> dict[st
 def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
     jobs = script.jobs
     python, profile = Path(jobs.python), jobs.profile
-    layout = plan.layout_of(jobs)
+    layout, own_file = plan.layout_of(jobs), job_file("$GPUJOBS_JOB", ENVIRONMENT)
     on_path = python.is_absolute() and not jobs.container
     return {
         "workdir": plan.workdir,
@@ -388,7 +388,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
         "mpi_setup": Bash(layout.setup),
-        "environment_file": ENVIRONMENT if plan.working_ranks else "",
+        "environment_file": Bash(own_file) if plan.working_ranks else "",
         "inherits": INHERIT in jobs.submit_arguments,
         "staging": jobs.software.staging,
         "python": jobs.python,

@@ -158,7 +158,7 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: st
     elif killed == "launcher":
         launchers = [
             pid
-            for pid in processes_with(f"{cluster}/ranks.sh")
+            for pid in processes_with(f"{cluster}/jobs/0.ranks.sh")
             if Path(words(pid)[0]).name == "srun"
         ]
         os.kill(min(launchers), signal.SIGKILL)

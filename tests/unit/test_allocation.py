@@ -153,7 +153,7 @@ def test_a_launcher_for_each_node(folder: Folder) -> None:
     programs.mkdir()
     (programs / "rsh1").write_text('#!/bin/sh\nprintf "%s|" "$@"\nshift; exec "$@"\n')
     (programs / "rsh1").chmod(0o755)
-    script = str(folder.path / "ranks.sh")
+    script = str(folder.path / "jobs" / "0.ranks.sh")
     words = ("rsh1", "{node}", "sh", script, "printf", "%s", 'it\'s {node} "x"\n')
     environ = {"PATH": "/usr/bin:/bin", "PBS_O_PATH": str(programs), "LSB_HOSTS": "n1 n2"}
     (folder.path / "jobs" / "1.lost").write_text(json.dumps({"node": "n2", "reason": "before"}))

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpujobs.injob.folder import Folder
 from gpujobs.injob.launcher import rank_changes, write_rank_script
+from gpujobs.injob.options import SuperviseOptions
 
 BEFORE = {"HOME": "/h", "A": "1", "GONE": "x", "TMPDIR": "/tmp/job", "SLURM_JOB_ID": "5"}
 
@@ -33,11 +33,13 @@ def test_ranks_always_get_import_paths_and_the_configuration_of_dask() -> None:
 def test_the_script_runs_a_command_in_that_environment(tmp_path: Path) -> None:
     odd = 'it\'s $HOME `ls`\n"two" lines'
     saved = "\0".join(f"{name}={value}" for name, value in BEFORE.items())
-    (tmp_path / "environment").write_text(saved)
-    write_rank_script(Folder(str(tmp_path)), {"HOME": "/h", "A": odd, "PATH": "/usr/bin:/bin"}, ())
-    script = tmp_path / "ranks.sh"
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "3.environment").write_text(saved)
+    options = SuperviseOptions(str(tmp_path), job=3)
+    write_rank_script(options, {"HOME": "/h", "A": odd, "PATH": "/usr/bin:/bin"})
+    script = tmp_path / "jobs" / "3.ranks.sh"
     assert script.stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / "environment").exists()
+    assert not (tmp_path / "jobs" / "3.environment").exists()
     code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     argv = ["sh", str(script), sys.executable, "-c", code, "a b", "$A"]
     done = subprocess.run(argv, env=BEFORE, capture_output=True, text=True, check=True)

@@ -55,7 +55,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-(umask 077; env -0 > environment)   # MPI ranks get what setup changes
+(umask 077; env -0 > "jobs/$GPUJOBS_JOB.environment")   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 gpujobs_failed=''
@@ -91,10 +91,11 @@ fi
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
         --preload=gpujobs_injob.preload \
-    --workers mpiexec -n 2 --map-by ppr:1:node --bind-to none sh "$GPUJOBS_FOLDER/ranks.sh" \
-        "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
-        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
-        --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
+    --workers mpiexec -n 2 --map-by ppr:1:node --bind-to none \
+        sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" "$python" "$GPUJOBS_FOLDER/injob.pyz" node \
+        --nodes=2 --gpus=4 --visible-devices=scheduler --start-timeout=300 -- \
+        "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
+        --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
         --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --run python svd.py --size 10000 &

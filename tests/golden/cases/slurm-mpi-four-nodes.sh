@@ -58,7 +58,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-(umask 077; env -0 > environment)   # MPI ranks get what setup changes
+(umask 077; env -0 > "jobs/$GPUJOBS_JOB.environment")   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
@@ -83,7 +83,7 @@ fi
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
-        --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=4 --gpus=4 --visible-devices=scheduler \
         --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
         --nthreads=1 --memory-limit=125440MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \

@@ -58,7 +58,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-(umask 077; env -0 > environment)   # MPI ranks get what setup changes
+(umask 077; env -0 > "jobs/$GPUJOBS_JOB.environment")   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 export PATH=/opt/env/bin:$PATH
@@ -84,7 +84,7 @@ fi
     --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
         --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
-        --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=12 \
         --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --dashboard=local \
         --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \

@@ -61,7 +61,7 @@ trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
-(umask 077; env -0 > environment)   # MPI ranks get what setup changes
+(umask 077; env -0 > "jobs/$GPUJOBS_JOB.environment")   # MPI ranks get what setup changes
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
 unset PYTHONPATH PYTHONHOME PYTHONUSERBASE   # of the node's Python
@@ -100,7 +100,7 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
-rm -f "$GPUJOBS_FOLDER"/launch-*
+rm -f "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB".launch-*
 srun "${container[@]}" \
         --overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL \
         --nodelist="$SLURMD_NODENAME" --unbuffered \
@@ -118,12 +118,12 @@ supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 
 gpujobs_launch() {   # start MPI outside of the container as soon as the supervisor asks for it
-    local asked=$GPUJOBS_FOLDER/launch process signal=TERM
+    local asked=$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.launch process signal=TERM
     trap : TERM INT
     trap '' USR1 USR2
     until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
     srun "${container[@]}" --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none \
-        --ntasks=2 --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/ranks.sh" \
+        --ntasks=2 --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
         --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
         --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
