@@ -386,7 +386,7 @@ class Profile(Group):
     name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
     layout: Literal["workers", "allocation", "mpi"] = optional(
         choice("workers", "allocation", "mpi"),
-        "workers: elastic jobs; allocation: one job of fixed size; mpi: the same, started by MPI",
+        "workers: elastic jobs; allocation: one job with all GPUs; mpi: the same, started by MPI",
         default="workers",
     )
     run: tuple[str, ...] = optional(

@@ -54,7 +54,7 @@ class SuperviseOptions:
     gpu_memory: str = _option(
         "how workers allocate it", choices=list(GPU_MEMORY), default=GPU_MEMORY[0]
     )
-    single_job: bool = _option("the cluster never has another job", action="store_true")
+    single_job: bool = _option("no other job of the cluster on its nodes", action="store_true")
     interface: str | None = _option("network interface", default=None)
     group: str = _option("group of this job's workers", default="")
     start_workers: int = _option("run starts with this many workers", type=int, default=1)

@@ -523,7 +523,8 @@ def _settings(
 ) -> tuple[dict[str, str], str]:
     """Return the settings of UCX for this job, and a remark.
 
-    A cluster that has one job now may get more, unless it is an allocation or has `requeue`.
+    A cluster that has one job now may get more, unless it has `requeue`; an allocation gets them on
+    other nodes.
     """
     if options.single_job:
         return {}, ""

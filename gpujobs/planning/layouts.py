@@ -33,7 +33,7 @@ class Layout(ABC):
 
     name: ClassVar[str]
     elastic: ClassVar[bool]
-    """Whether jobs may come and go while the cluster runs."""
+    """Whether equal jobs come and go on any nodes (see `ClusterRecord.elastic`)."""
 
     @property
     def setup(self) -> str:

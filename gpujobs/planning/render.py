@@ -62,7 +62,7 @@ def _shares_nodes(plan: Plan, jobs: JobGroup) -> bool:
 
 
 def single_job(plan: Plan) -> bool:
-    """Return whether the cluster has one job and cannot be scaled."""
+    """Return whether the cluster has one job, and never another one on its nodes."""
     fixed = not plan.layout.elastic or plan.lifetime.attempts > 1
     return fixed and sum(jobs.shape.jobs for jobs in plan.all_jobs) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import Cli, text_of
 from ..support.on_slurm import backend  # noqa: F401
-from ..support.processes import processes_with, until
+from ..support.owner import make, site  # noqa: F401 - fixtures
+from ..support.processes import patience, processes_with, until
 from ..support.sge import SgeBackend
 from ..support.slurm_faults import failed_node
 from .programs import SAVE, SLEEP, WHO
@@ -169,6 +171,66 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: st
     found = cli.status(cluster)
     assert found["state"] == ("CANCELLED" if killed == "cancel" else "FAILED"), found
     assert killed not in ("node", "launcher") or "the launcher (srun) ended" in found["reason"]
+
+
+def one_gpu(backend: SlurmBackend) -> dict[str, Any]:
+    """Return the queues of nodes of which jobs use one GPU."""
+    return {"main": backend.site()["queues"]["main"] | {"gpus_per_node": 1}}
+
+
+@pytest.mark.stub
+def test_it_grows_by_jobs_of_its_shape(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+    site = json.loads((home / "sites" / "here.yaml").read_text())
+    (home / "sites" / "here.yaml").write_text(text_of(site | {"queues": one_gpu(backend)}))
+    cli.write("sleep.py", SLEEP)
+    cluster = cli.submit({**PROFILE, "gpus": 2, "run": ["python", "sleep.py", "600"]})
+    says(cli, cluster, "here", 180)
+    grown = cli("scale", cluster, "3")
+    assert grown.returncode == 0 and "3 workers are 2 jobs of 2" in grown.stderr, grown.stderr
+    connected(cli, cluster, 4)
+    found = cli.status(cluster)
+    assert found["workers"]["connected"] == [f"{cluster}-{node}" for node in range(4)]
+    assert [job["head"] for job in found["jobs"]] == [True, False]
+    assert len({gpu["uuid"] for gpu in cli.gpus(cluster).values()}) == 4
+    shrunk = cli("scale", cluster, "0")
+    assert shrunk.returncode == 0 and "the head's job stays" in shrunk.stderr, shrunk.stderr
+    until(lambda: len(backend.queue()) == 1, 60, "the base alone")
+    found = cli.status(cluster)
+    assert found["state"] == "RUNNING", found
+    assert found["workers"]["connected"] == [f"{cluster}-0", f"{cluster}-1"]
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(30, cluster)
+    until(lambda: not processes_with(cluster), 15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["local", "job"])
+def test_a_python_cluster_grows(
+    make: Callable[..., Any], backend: SlurmBackend, scheduler: str
+) -> None:
+    own = {"scheduler_options": {}} if scheduler == "job" else {}
+    cluster = make(
+        layout="allocation",
+        n_workers=2,
+        scheduler=scheduler,
+        changes={"queues": one_gpu(backend)},
+        **own,
+    )
+    cluster.wait_for_workers(2, timeout=patience(120))
+    (base,) = backend.queue()
+    client = cluster.get_client()
+    data = client.map(lambda number: number, range(20))
+    cluster.scale(4)
+    cluster.wait_for_workers(4, timeout=patience(120))
+    assert cluster.observed == cluster.plan == {f"{cluster.id}-{node}" for node in range(4)}
+    places = client.run(lambda: __import__("os").environ["SLURMD_NODENAME"])
+    assert len(set(places.values())) == 4
+    data += client.map(lambda number: number, range(20, 40))
+    cluster.scale(2)
+    until(lambda: len(backend.queue()) == 1, 60, "one job")
+    assert scheduler == "local" or backend.queue()[0] == base
+    assert client.gather(data) == list(range(40))
+    client.close()
 
 
 FAILS = """
