@@ -245,13 +245,60 @@ def make_environment(folder: Path, traces: Path) -> None:
     python.chmod(0o755)
 
 
+# -- one allocation of several nodes, and as many jobs of an array ---------------------------------
+def compare_nodes(folder: Path, nodes: int, rounds: int) -> None:
+    """Print the costs of an allocation with a worker on each node, and their ratios to an array."""
+    with PrivateSlurm(folder / "slurm", nodes=nodes, gpus=1, cpus=4).running() as slurm:
+        bench = Bench(folder, slurm)
+        shape = "gpus_per_node: 1, cpus_per_node: 4, memory_per_node: 4GiB"
+        bench.site.write_text(
+            f"description: benchmark\nscheduler: slurm\nsetup: {SETUP}\nqueues: {{main: {{{shape}}}}}\n"
+        )
+        costs: dict[str, list[Cost]] = {"allocation": [], "workers": []}
+        for _ in range(rounds):
+            for layout, found in costs.items():
+                found.append(submitted(bench, nodes, layout))
+                print(layout, found[-1], flush=True)
+    rows = [
+        [statistics.median(column) for column in zip(*runs, strict=True)] for runs in costs.values()
+    ]
+    ratios = [value / reference for value, reference in zip(*rows, strict=True) if reference]
+    print(f"{nodes} nodes, an allocation: time {ratios[0]:.2f}, CPU {ratios[1]:.2f} of an array's")
+
+
+def submitted(bench: Bench, nodes: int, layout: str) -> Cost:
+    """Submit a cluster with a worker on each node; return the cost until they are connected."""
+    from gpujobs.injob.folder import Folder
+
+    profile = bench.folder / "nodes.yaml"
+    profile.write_text(f"layout: {layout}\ngpus: {nodes}\nwalltime: 10m\n")
+    command = [str(Path(sys.executable).parent / "gpujobs")]
+    started = time.perf_counter()
+    words = [*command, "submit", str(profile), "--site", str(bench.site)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    cluster = done.stdout.strip()
+    folder = Folder(bench.folder / ".gpujobs" / cluster)
+    while len(folder.registered()) < nodes:
+        if time.perf_counter() - started > 300:
+            raise TimeoutError(f"{len(folder.registered())} of {nodes} workers")
+        time.sleep(0.05)
+    cost = Cost(time.perf_counter() - started, job_cpu(bench), 0)
+    subprocess.run([*command, "cancel", cluster], capture_output=True, check=True)
+    bench.wait_until_idle()
+    return cost
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what starting workers costs.")
     parser.add_argument("--rounds", type=int, default=4, help="runs of each way")
     parser.add_argument("--sizes", default="1,4,8", help="workers of a job")
     parser.add_argument("--jobs", default="16,32", help="numbers of jobs of one worker")
     parser.add_argument("--staging", action="store_true", help="count opens with staging instead")
+    parser.add_argument("--nodes", type=int, help="compare an allocation of so many nodes instead")
     options = parser.parse_args()
+    if options.nodes:
+        with tempfile.TemporaryDirectory() as name:
+            return compare_nodes(Path(name), options.nodes, options.rounds)
     logging.disable(logging.CRITICAL)
     with (
         tempfile.TemporaryDirectory() as name,
