@@ -250,9 +250,9 @@ def compare_nodes(folder: Path, nodes: int, rounds: int) -> None:
     """Print the costs of an allocation with a worker on each node, and their ratios to an array."""
     with PrivateSlurm(folder / "slurm", nodes=nodes, gpus=1, cpus=4).running() as slurm:
         bench = Bench(folder, slurm)
-        shape = "gpus_per_node: 1, cpus_per_node: 4, memory_per_node: 4GiB"
+        queues = "{main: {gpus_per_node: 1, cpus_per_node: 4, memory_per_node: 4GiB}}"
         bench.site.write_text(
-            f"description: benchmark\nscheduler: slurm\nsetup: {SETUP}\nqueues: {{main: {{{shape}}}}}\n"
+            f"description: benchmark\nscheduler: slurm\nsetup: {SETUP}\nqueues: {queues}\n"
         )
         costs: dict[str, list[Cost]] = {"allocation": [], "workers": []}
         for _ in range(rounds):
@@ -277,7 +277,7 @@ def submitted(bench: Bench, nodes: int, layout: str) -> Cost:
     words = [*command, "submit", str(profile), "--site", str(bench.site)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     cluster = done.stdout.strip()
-    folder = Folder(bench.folder / ".gpujobs" / cluster)
+    folder = Folder(str(bench.folder / ".gpujobs" / cluster))
     while len(folder.registered()) < nodes:
         if time.perf_counter() - started > 300:
             raise TimeoutError(f"{len(folder.registered())} of {nodes} workers")
