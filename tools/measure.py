@@ -29,7 +29,7 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "lines of the package": 33_670,
+    "lines of the package": 33_690,
     "imports (% of code lines)": 8.4,
 }
 """Last figures of the package above their aim."""
