@@ -15,6 +15,7 @@ from ..conftest import make_cli, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import Cli, text_of
+from ..support.fakes import FakeBackend
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.owner import make, site  # noqa: F401 - fixtures
 from ..support.processes import patience, processes_with, until
@@ -128,6 +129,28 @@ def test_grid_engine(sge_backend: SgeBackend, home: Path, end: str) -> None:
         assert len(cli.gpus(cluster)) == 8
         assert cli("cancel", cluster).returncode == 0
     sge_backend.wait_empty(60, cluster)
+    until(lambda: not processes_with(cluster), 15)
+
+
+@pytest.mark.parametrize("end", ["run", slow_variant("cancel")])
+def test_lsf(lsf_backend: FakeBackend, home: Path, end: str) -> None:
+    """`blaunch HOST` starts each node."""
+    cli = make_cli(lsf_backend, home, "ordinary")
+    cli.write("who.py", WHO)
+    cli.write("sleep.py", SLEEP)
+    run = ["python", *(["who.py"] if end == "run" else ["sleep.py", "600"])]
+    cluster = cli.submit(
+        {**PROFILE, "queue": "main", "run": run}, *(["--wait"] if end == "run" else [])
+    )
+    if end == "run":
+        found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+        names = [f"{cluster}-{n}-{gpu}" for n in range(2) for gpu in range(4)]
+        assert sorted(found["workers"]) == names
+    else:
+        says(cli, cluster, "here", 180)
+        assert {gpu["node"] for gpu in cli.gpus(cluster).values()} == {"node1", "node2"}
+        assert cli("cancel", cluster).returncode == 0
+    lsf_backend.wait_empty(60, cluster)
     until(lambda: not processes_with(cluster), 15)
 
 

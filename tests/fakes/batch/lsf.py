@@ -1,4 +1,4 @@
-"""bsub, bjobs, bhist and bkill on the engine: ``python lsf.py FOLDER bsub ARGUMENTS``.
+"""bsub, bjobs, bhist, bkill and blaunch on the engine: ``python lsf.py FOLDER bsub ARGUMENTS``.
 
 Their output and their refusals are those of volclava 2.2 (a test compares them with recordings), except for ``-gpu``
 and units in ``rusage[mem=5MB]``, which are IBM's. ``config.json`` has more than the engine reads: ``queues`` {name: most
@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import engine
 
@@ -439,6 +439,18 @@ def asked(folder: Path, kind: str, op: str, **request: Any) -> dict[str, Any]:
                     flush=True,
                 )
             time.sleep(0.5)
+
+
+def blaunch(folder: Path, config: dict[str, Any], arguments: list[str]) -> NoReturn:
+    """Run a command on a node of this job, with the GPUs that the job has there."""
+    node, *command = arguments
+    own = {"id": int(os.environ["LSB_JOBID"]), "state": "running"}
+    (job,) = (job for job in asked(folder, "look", "jobs")["jobs"] if own.items() <= job.items())
+    if node not in job["nodes"]:
+        raise Refused(f"{node}: Host is not in the list of allocated hosts")
+    gpus = ",".join(map(str, job["nodes"][node]["gpus"]))
+    os.environ.update({"SLURMD_NODENAME": node, "CUDA_VISIBLE_DEVICES": gpus})
+    os.execvp(command[0], command)
 
 
 def main(argv: list[str]) -> int:
