@@ -27,6 +27,7 @@ SHOWN = {
     "gpujobs completion bash": "complete ",
     "gpujobs plan svd.yaml --site delta": "GPUs +8 requested, 8 with a worker of their own",
     "gpujobs render": "#SBATCH --gpus-per-node=4",
+    "gpujobs render -o FOLDER": "FOLDER",
     SUBMIT: "svd-",
     "gpujobs status svd-7f3a": "on local: DONE",
     "gpujobs logs -f svd-7f3a": "they agree with the eigenvalues",
