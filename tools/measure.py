@@ -29,8 +29,8 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "lines of the package": 33_690,
-    "imports (% of code lines)": 8.4,
+    "lines of the package": 33_662,
+    "imports (% of code lines)": 8.3,
 }
 """Last figures of the package above their aim."""
 FILES_AT_ROOT = 8

@@ -39,7 +39,7 @@ from ..injob.folder import (
     open_file,
 )
 from ..injob.gpus import binding_messages, over_memory_message
-from ..injob.names import ARCHIVE
+from ..injob.names import ARCHIVE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -460,7 +460,7 @@ class FolderReader:
 
     def _last_sign(self, number: int, head: int | None) -> float:
         """Return when a job last wrote its log or its heartbeat; 0 if it has written neither."""
-        names = [f"logs/job-{number}.log", f"jobs/{number}.now"]
+        names = [f"logs/job-{number}.log", job_file(number, "now")]
         if number == head:
             names.append(HEARTBEAT)
         return max(_modified_at(self._folder.path / name) for name in names)
@@ -484,7 +484,7 @@ class FolderReader:
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
         for number, kind in job_files(self._folder.path / "jobs", "."):
             if kind in readers:
-                found[kind][number] = self._job_file(f"jobs/{number}.{kind}", readers[kind])
+                found[kind][number] = self._job_file(job_file(number, kind), readers[kind])
         return found
 
     def _job_file(self, name: str, read: Callable[[str], Any]) -> Any:

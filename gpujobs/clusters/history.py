@@ -26,6 +26,7 @@ from ..injob.folder import (
     read_lines,
 )
 from ..injob.gpus import USAGE, UsageLine
+from ..injob.names import job_file
 from ..text import clean
 from .folder import folder_problem, job_files
 from .ledger import ClusterRecord
@@ -107,7 +108,7 @@ def read_history(path: Path) -> History:
     started: dict[int, float] = {}
     ended: dict[int, float] = {}
     for number, kind in job_files(path / "jobs", "."):
-        value = folder.read(f"jobs/{number}.{kind}") if kind in ("started", "json") else {}
+        value = folder.read(job_file(number, kind)) if kind in ("started", "json") else {}
         # Bash writes whole seconds, rounded down.
         for times, key, less in ((started, "started", 0.0), (ended, "ended", 1.0)):
             if key in value:

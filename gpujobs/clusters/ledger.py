@@ -22,7 +22,7 @@ from typing import Annotated, Any, Optional
 
 from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
-from ..injob.names import HEAD, RECORD, job_worker_names
+from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
 from .folder import (
     best_effort,
@@ -290,7 +290,7 @@ class ClusterRecord:
 def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""
     for number, kind in job_files(path / "jobs", "."):
-        name = f"jobs/{number}.claim"
+        name = job_file(number, "claim")
         if kind == "claim" and (text := Folder(str(path)).read_text(name)):
             yield number, (JobId.parse(text), (path / name).stat().st_mtime)
 

@@ -191,12 +191,12 @@ def _used_devices(report: ClusterReport) -> tuple[str, ...]:
 def _spec_of_more(record: ClusterRecord, group: GroupRecord, jobs: int) -> ClusterSpec:
     """Return the specification of ``jobs`` more jobs of a group."""
     spec = read_spec(record.path / folders.SPEC)
+    per_job = group.gpus_per_job
     settings: dict[str, object] = {"workers": {"count": jobs}, "start_workers": 1}
     if record.layout == "allocation":
-        settings = {"gpus": group.gpus_per_job}  # of one job, which waits for as many workers
-    elif group.gpus_per_job:
-        settings = {"gpus": jobs * group.gpus_per_job, "gpus_per_job": group.gpus_per_job}
-        settings["start_workers"] = 1
+        settings = {"gpus": per_job}  # of one job, which waits for as many workers
+    elif per_job:
+        settings = {"gpus": jobs * per_job, "gpus_per_job": per_job, "start_workers": 1}
     if group.name:
         settings = {"groups": {group.name: settings}, "start_workers": 1}
     return with_settings(spec, Document(settings, source=f"scale {record.id}"))

@@ -39,15 +39,7 @@ from ..schedulers import JobState
 from .display import Controls, JobsDisplay
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, job_scheduler, local_scheduler, with_usable_protocols
-from .keywords import (
-    JOBQUEUE,
-    LOCAL,
-    PARAMETERS,
-    Vocabulary,
-    document_of,
-    job_notes,
-    spec_of,
-)
+from .keywords import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, document_of, job_notes, spec_of
 from .options import (
     ClusterOptions,
     JobQueueCluster,

@@ -36,17 +36,20 @@ def build() -> bytes:
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
             name = f"{PACKAGE}/{path.name}"
-            files |= {name: path.read_bytes()} | {f"{name}c": code for code in _bytecode(path)}
+            files[name] = path.read_bytes()
+            if code := _bytecode(path):
+                files[f"{name}c"] = code
     return pack(files)
 
 
-def _bytecode(path: Path) -> list[bytes]:
-    """Return the bytecode of this source, if it is cached, with a header for any date."""
+def _bytecode(path: Path) -> bytes:
+    """Return the bytecode of this source with a header for any date; b"" if it is not cached."""
     cached = Path(importlib.util.cache_from_source(str(path)))
-    code, source = cached.read_bytes() if cached.exists() else b"", path.stat()
+    if not cached.exists():
+        return b""
+    code, source, magic = cached.read_bytes(), path.stat(), importlib.util.MAGIC_NUMBER
     of_source = int(source.st_mtime).to_bytes(4, "little") + source.st_size.to_bytes(4, "little")
-    magic = importlib.util.MAGIC_NUMBER
-    return [magic + _UNCHECKED + code[16:]] if code[:16] == magic + bytes(4) + of_source else []
+    return magic + _UNCHECKED + code[16:] if code[:16] == magic + bytes(4) + of_source else b""
 
 
 def pack(files: Mapping[str, str | bytes]) -> bytes:

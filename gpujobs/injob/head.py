@@ -11,15 +11,7 @@ from typing import NoReturn
 
 from .certificate import make_certificate
 from .demand import END_AFTER
-from .folder import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    HEARTBEAT,
-    IDLE,
-    Ended,
-    EndKind,
-    modified_at,
-)
+from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
 from .gpus import over_memory_message
 from .job import (
     STOPPED_CODES,

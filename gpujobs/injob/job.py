@@ -15,13 +15,7 @@ from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Fol
 from .gpus import job_devices, shared_gpu_message, start_sampler
 from .launcher import job_log, lost_file, node_file, report_lost, start_launcher
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
-from .names import (
-    UCX_WARNINGS,
-    VERDICT,
-    group_prefix,
-    job_name,
-    job_worker_names,
-)
+from .names import UCX_WARNINGS, VERDICT, group_prefix, job_file, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
@@ -293,7 +287,7 @@ class Job:
         if job_exit.reason:
             log(job_exit.reason)
             with contextlib.suppress(OSError):
-                path = self.folder.path / "jobs" / f"{self.options.job}.reason"
+                path = self.folder.path / job_file(self.options.job, "reason")
                 path.write_text(f"{job_exit.reason}\n", encoding="utf-8")
         if job_exit.again and self.has_next_attempt and "ended" not in self.folder.names():
             end_attempt(self.folder, self.options.attempt, job_exit.reason)

@@ -29,12 +29,12 @@ def job_log(options: SuperviseOptions) -> Path:
 # -- the nodes of an allocation --------------------------------------------------------------------
 def node_file(number: int) -> str:
     """Return the file that says which node of an allocation has this number, through all jobs."""
-    return f"jobs/{number}.node"
+    return job_file(number, "node")
 
 
 def lost_file(number: int) -> str:
     """Return the file that says why a node of an allocation is lost."""
-    return f"jobs/{number}.lost"
+    return job_file(number, "lost")
 
 
 def report_lost(

@@ -14,7 +14,7 @@ from .head import Head
 from .job import begin_attempt, end_attempt, over
 from .launcher import launch
 from .log import log
-from .names import LOOPBACK_INTERFACE
+from .names import LOOPBACK_INTERFACE, job_file
 from .network import confine, node_name
 from .options import (
     LaunchOptions,
@@ -83,10 +83,10 @@ def _write_start(folder: Folder, options: SuperviseOptions) -> None:
         "node": node_name(),
         "started": options.started,
         "pid": os.getpid(),
-        "job_id": folder.read_text(f"jobs/{options.job}.claim"),
+        "job_id": folder.read_text(job_file(options.job, "claim")),
     }
     try:
-        folder.write(f"jobs/{options.job}.started", start)
+        folder.write(job_file(options.job, "started"), start)
     except OSError as error:
         log(f"cannot write to {folder.path}: {error}")
 

@@ -73,7 +73,7 @@ def job_name(cluster_id: str, number: int, group: str = "") -> str:
 
 
 def job_file(job: object, ending: str) -> str:
-    """Return the name of a file of job number ``job`` in the cluster's folder."""
+    """Return the name of a file of a job, or of a node, in the cluster's folder, by its number."""
     return f"jobs/{job}.{ending}"
 
 

@@ -13,19 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from .folder import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    HEARTBEAT,
-    EndKind,
-    Folder,
-    JsonObject,
-    modified_at,
-)
+from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
 from .job import Job, JobExit, failure, over, worker_names
 from .launcher import job_log, node_file, report_lost
 from .log import append_output_to, log
-from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT
+from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import SuperviseOptions
 from .process import ManagedProcess
@@ -72,7 +64,7 @@ class SchedulerWatch:
 
     def __init__(self, folder: Path, job: int) -> None:
         self._folder = folder
-        self._clock = folder / "jobs" / f"{job}.now"
+        self._clock = folder / job_file(job, "now")
         self._time = time.monotonic()
         self._failed = 0
 
@@ -120,7 +112,7 @@ class JobsWatch:
 
     def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = Folder(options.folder), environ
-        self._clock = self._folder.path / "jobs" / f"{options.job}.now"
+        self._clock = self._folder.path / job_file(options.job, "now")
         self._log = self._folder.logs / f"job-{options.job}.log"
         self._request = f"ask-{options.job}" if options.ask_outside else ""
         now = time.monotonic()
@@ -315,7 +307,7 @@ class Workers(Job):
     def scheduler_gone(self, address: str) -> JobExit:
         """Return the exit after the head is gone; its batch script may have noted a signal."""
         head = self.folder.read("head/owner").get("job")
-        if (self.folder.path / "jobs" / f"{head}.stopped").exists():
+        if (self.folder.path / job_file(head, "stopped")).exists():
             reason = "the head's job was stopped: it received a signal of the batch scheduler"
             return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
         reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"

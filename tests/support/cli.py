@@ -189,10 +189,8 @@ def _run_in_fork(
                 os.close(end)
         try:
             code = int(server.recv(16))
-        except (
-            BaseException
-        ):  # the time limit of pytest: the answer of this command is not that of the next one
-            _server.cache_clear()
+        except BaseException:  # the time limit of pytest
+            _server.cache_clear()  # the next command must not get the answer of this one
             raise
         if code == -signal.SIGALRM:
             raise subprocess.TimeoutExpired(request["argv"], request["seconds"])
