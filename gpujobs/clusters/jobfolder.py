@@ -132,6 +132,8 @@ def read_plan(record: ClusterRecord) -> JsonObject:
 
 def _text(record: ClusterRecord, planned: Intent) -> str:
     path = record.path.parent / planned.script
+    if path.name != planned.script:
+        raise InputError(f"the script {planned.script} is not a file of the job folder")
     try:
         return read_file(path)
     except FileNotFoundError:

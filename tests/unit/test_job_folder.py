@@ -137,6 +137,18 @@ def test_a_bad_folder(home: Path, change: object, said: str) -> None:
     folder.chmod(0o700)
 
 
+@pytest.mark.parametrize("name", ["../other.sh", "/tmp/other.sh", "svd-0001/../svd.sh"])
+def test_a_record_that_names_a_script_elsewhere(home: Path, name: str) -> None:
+    folder = rendered(home)
+    (home / "other.sh").write_text("#!/bin/bash\n")
+    path = folder / "svd-0001" / RECORD
+    record = json.loads(path.read_text())
+    record["planned"][0]["script"] = name
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match="is not a file of the job folder"):
+        jobfolder.submit(folder, Ledger())
+
+
 def test_no_folder(home: Path) -> None:
     with pytest.raises(NoSuchClusterError, match="is not a job folder"):
         Ledger().get(str(home / "nosuch"))
