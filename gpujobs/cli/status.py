@@ -17,6 +17,7 @@ from ..clusters.logs import LogFollower, last_output
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import (
     JOB_HEADER,
+    NOT_WITH_MIG,
     ClusterReport,
     ClusterState,
     WorkerGpu,
@@ -27,6 +28,7 @@ from ..clusters.report import (
 )
 from ..errors import GpujobsError, JobFailedError
 from ..injob.demand import RULES
+from ..injob.names import is_slice
 from ..schedulers import JobState
 from ..text import clock_text, measured_size_text, plural, quoted, table
 from . import live
@@ -178,12 +180,20 @@ def _gpu_table(report: ClusterReport) -> str:
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
-    busy = "-" if gpu.busy is None else f"{gpu.busy:.0f} %"
+    busy = _busy([gpu])
     memory, used = _memory(gpu.memory or None), _memory(gpu.used)
     cpus, numa = gpu.binding.get("cpus") or "-", numa_text(gpu.binding)
     if len(cpus) > SHOWN_CPUS:
         cpus = f"{cpus[:SHOWN_CPUS]}…"
     return gpu.worker, gpu.node, gpu.model or "-", gpu.uuid, memory, busy, used, cpus, numa
+
+
+def _busy(gpus: Sequence[WorkerGpu]) -> str:
+    """Return the mean of how busy the GPUs were; NVML does not know it of MIG slices."""
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    if not busy:
+        return NOT_WITH_MIG if is_slice(gpus[0].uuid) else "-"
+    return f"{sum(busy) / len(busy):.0f} %"
 
 
 def _memory(n_bytes: int | None) -> str:
@@ -224,11 +234,8 @@ def _gpu_cells(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
     model = gpus[0].model or "GPU"
     if len(gpus) > 1:
         model = f"{len(gpus)} x {model}"
-    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     used = [gpu.used for gpu in gpus if gpu.used is not None]
-    if not busy or not used:
-        return model, "-", "-"
-    return model, f"{sum(busy) / len(busy):.0f} %", measured_size_text(sum(used))
+    return model, _busy(gpus), _memory(sum(used) if used else None)
 
 
 # -- `status` --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.notebook import html_template
-from ..clusters.report import Json
+from ..clusters.report import NOT_WITH_MIG, Json
 from ..clusters.usage import (
     GpuHours,
     JobUsage,
@@ -24,6 +24,7 @@ from ..clusters.usage import (
     timeline,
     total,
 )
+from ..injob.names import is_slice
 from ..text import clock_text, measured_size_text, plural, short_size_text, table
 
 T = TypeVar("T")
@@ -42,6 +43,13 @@ def percent_text(fraction: float | None) -> str:
     return "unknown" if fraction is None else f"{100 * fraction:.0f} %"
 
 
+def _busy_text(fraction: float | None, *, slices: bool) -> str:
+    """Return ``71 % busy``. ``slices``: the GPUs are MIG slices."""
+    if fraction is None and slices:
+        return f"busy share {NOT_WITH_MIG}"
+    return f"{percent_text(fraction)} busy"
+
+
 def usage_line(usage: UsageReport) -> str:
     """Return ``8 GPUs x 1.9 h = 15.2 GPU h, 71 % busy``; "" if the cluster had no GPU."""
     gpus, hours = usage.most_gpus, usage.hours
@@ -49,8 +57,9 @@ def usage_line(usage: UsageReport) -> str:
         return ""
     number, unit = _time(hours.granted / gpus)
     line = f"{plural(gpus, 'GPU')} x {number} {unit} = {hours_text(hours.granted)}"
-    busy = hours.busy_fraction
-    return line if busy is None else f"{line}, {percent_text(busy)} busy"
+    if hours.busy_fraction is None and not usage.has_slices:
+        return line
+    return f"{line}, {_busy_text(hours.busy_fraction, slices=usage.has_slices)}"
 
 
 def usage_text(usage: UsageReport) -> str:
@@ -244,12 +253,13 @@ def page(usage: UsageReport) -> str:
 def _page_facts(usage: UsageReport) -> list[tuple[str, str, str]]:
     """Return name, value and explanation of the GPU hours; without GPUs, of the worker hours."""
     hours = usage.hours
+    busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
     connected = hours_text(usage.worker_hours, "worker")
     facts = [
         ("asked", hours_text(hours.asked), "GPUs and walltime of the jobs that started"),
         ("granted", hours_text(hours.granted), "from the start to the end of the jobs"),
         ("connected", hours_text(hours.connected), "with a connected worker"),
-        ("busy", hours_text(hours.busy), f"{percent_text(hours.busy_fraction)} of the samples"),
+        ("busy", hours_text(hours.busy), f"of the samples: {busy}"),
         ("idle", hours_text(hours.idle), "sampled, and not busy"),
     ]
     if not usage.has_gpus:
@@ -301,7 +311,7 @@ def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
         name=f"{owner}, {gpu.node}, {gpu.uuid}",
         busy=_line(samples, axis, lambda sample: sample.busy, 100),
         memory=_line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
-        mean=percent_text(busy_fraction(gpu.samples)),
+        mean=_busy_text(busy_fraction(gpu.samples), slices=is_slice(gpu.uuid)),
         most=_most_memory(used, gpu.memory),
     )
 

@@ -16,7 +16,7 @@ from ..config.site import Queue, Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
-from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text
+from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text, visible_to_nvml
 from ..planning.plan import Machine
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
@@ -69,12 +69,9 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
         import pynvml
 
         pynvml.nvmlInit()
-        number = int(pynvml.nvmlDeviceGetCount())
-        own = _of_clusters() if number else {}
-        users = {
-            str(index): own.get(_identity(str(index))) or _users(pynvml, index)
-            for index in range(number)
-        }
+        devices = visible_to_nvml(pynvml)
+        own = _of_clusters() if devices else {}
+        users = {device: own.get(_identity(device)) or _users(pynvml, device) for device in devices}
     except Exception:  # no package, driver or device: no GPU that CUDA workers could use
         return [], {}
     free = [index for index, processes in users.items() if not processes]
@@ -116,9 +113,9 @@ def _least_memory(devices: list[str]) -> int | None:
         return None
 
 
-def _users(pynvml: ModuleType, index: int) -> str:
+def _users(pynvml: ModuleType, device: str) -> str:
     """Return the processes with a CUDA context on a GPU; that of a notebook is no hindrance."""
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    handle = device_handle(pynvml, device)
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:

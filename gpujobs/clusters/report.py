@@ -62,6 +62,10 @@ class JobPhase(StrEnum):
         return self in (JobPhase.SUBMITTED, JobPhase.PENDING)
 
 
+NOT_WITH_MIG = "not available for MIG"
+"""How busy a slice is, which NVML does not know."""
+
+
 @dataclass(frozen=True)
 class WorkerGpu:
     """A GPU of a connected worker; ``memory`` is in bytes."""

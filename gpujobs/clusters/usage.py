@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
+from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, Received, Sample
 from .ledger import ClusterRecord
 from .report import ClusterReport, JobPhase, JobReport
@@ -135,6 +136,11 @@ class UsageReport:
     def has_gpus(self) -> bool:
         """Whether any job had GPUs."""
         return any(job.gpus for job in self.jobs)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether any GPU was a MIG slice, of which NVML does not know how busy it is."""
+        return any(is_slice(gpu.uuid) for job in self.jobs for gpu in job.gpu_samples)
 
     @property
     def worker_hours(self) -> float:

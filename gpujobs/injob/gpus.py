@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .names import ARCHIVE, VISIBLE, WorkerSize
+from .names import ARCHIVE, VISIBLE, WorkerSize, named
 from .network import node_name
 from .process import ManagedProcess
 
@@ -115,9 +116,90 @@ def _gpus_of_driver() -> int:
         import pynvml
 
         pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
+        return len(visible_to_nvml(pynvml))
     except Exception:  # NVML has many errors, and each means the same here
         return 0
+
+
+# -- MIG: GPUs that are divided into slices --------------------------------------------------------
+# CUDA shows a process one slice at most, and no whole GPU beside it. An index of a batch scheduler
+# counts slices and whole GPUs, in the order of their GPUs; NVML, and so dask-cuda, counts GPUs.
+
+
+def visible_to_nvml(nvml: ModuleType) -> list[str]:
+    """Return the GPUs that this process may use: indices, or UUIDs if MIG is enabled on one.
+
+    The slices of a GPU are in its place. NVML hides those of other jobs, if they are isolated.
+    """
+    slices = [_slices(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    if slices.count(None) == len(slices):
+        return _first_devices(len(slices))
+    whole = ([_uuid(nvml, index)] if own is None else own for index, own in enumerate(slices))
+    return [name for own in whole for name in own]
+
+
+def _slices(nvml: ModuleType, index: int) -> list[str] | None:
+    """Return the UUIDs of the slices of a GPU; None if MIG is not enabled on it."""
+    found = []
+    with contextlib.suppress(Exception):  # NVML has many errors: MIG is not supported
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        if nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                with contextlib.suppress(Exception):  # there is none, or it is of another job
+                    handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+                    found.append(nvml_text(nvml.nvmlDeviceGetUUID(handle)))
+            return found
+    return None
+
+
+def _uuid(nvml: ModuleType, index: int) -> str:
+    with contextlib.suppress(Exception):  # the GPU is lost; others are not
+        return nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+    return str(index)
+
+
+def with_named_slices(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process of workers in which no index stands for a MIG slice.
+
+    Nothing without MIG. Raises LookupError if there is no such slice, or a worker has several.
+    """
+    if not any(map(str.isdigit, environ.get(VISIBLE, "0").split(","))):
+        return {}
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        known = visible_to_nvml(pynvml)
+    except Exception:  # NVML has many errors, and the workers will report this one
+        return {}
+    if all(map(str.isdigit, known)) and (known or VISIBLE not in environ):
+        return {}
+    return WorkerSize.of(environ).with_names(environ, known)
+
+
+def let_dask_cuda_measure_slices(*, load: bool = False) -> None:
+    """Have dask-cuda (26.10) take the memory of a slice for that of its worker.
+
+    It asks NVML for that of the whole GPU, which users may not read. ``load``: import it first.
+    """
+    if "MIG-" not in os.environ.get(VISIBLE, ""):
+        return
+    if load:
+        with contextlib.suppress(ImportError):  # dask's command reports it
+            importlib.import_module("dask_cuda")
+    functions = ("get_device_total_memory", "has_device_memory_resource")
+    for name in [name for name in sys.modules if name.startswith("dask_cuda.")]:
+        own = vars(sys.modules[name])
+        own.update(dict.fromkeys(own.keys() & functions, _memory_of))
+
+
+def _memory_of(device: object = 0) -> int:
+    """Return the memory of a UUID, or of the entry of CUDA_VISIBLE_DEVICES at an index."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    name = named(str(device), os.environ[VISIBLE].split(","))
+    return int(pynvml.nvmlDeviceGetMemoryInfo(device_handle(pynvml, name)).total)
 
 
 # -- of the node -----------------------------------------------------------------------------------
@@ -210,7 +292,8 @@ def _ask_nvml(nvml: ModuleType, device: str, gpu: Gpu) -> None:
 
 
 def device_handle(nvml: ModuleType, device: str) -> object:
-    """Return NVML's handle of a GPU: an index, a GPU- uuid or a MIG- uuid."""
+    """Return NVML's handle of a GPU or a slice: an index, a GPU- uuid or a MIG- uuid."""
+    device = named(device, visible_to_nvml(nvml))
     if device.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(device))
     return nvml.nvmlDeviceGetHandleByUUID(device.encode())

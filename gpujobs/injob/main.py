@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Collection
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
-from .gpus import sample_usage
+from .gpus import sample_usage, with_named_slices
 from .head import Head
 from .job import begin_attempt, end_attempt, over
 from .launcher import launch
@@ -134,5 +134,7 @@ def main(argv: list[str]) -> int:
         for protocol in ("ucxx", "ws", "wss"):
             confine(protocol)
     if isinstance(options, TrialOptions):
+        if options.gpus:
+            os.environ.update(with_named_slices(os.environ))
         return trial(options)
     return try_ucxx(options.interface)

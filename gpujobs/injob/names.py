@@ -109,6 +109,21 @@ _SIZE = "GPUJOBS_WORKER_SIZE"
 """The size of the workers, as ``GPUS,PER_GPU``."""
 
 
+def is_slice(device: str) -> bool:
+    """Return whether an entry of CUDA_VISIBLE_DEVICES is the name of a MIG slice."""
+    return device.startswith("MIG-")
+
+
+def named(device: str, known: Sequence[str]) -> str:
+    """Return the entry of ``known`` at the index ``device``; a UUID stays as it is."""
+    if not device.isdigit():
+        return device
+    if int(device) < len(known):
+        return known[int(device)]
+    shown = ", ".join(known) or "none"
+    raise LookupError(f"the job has GPU {device}, but NVML shows only these: {shown}")
+
+
 @dataclass(frozen=True)
 class WorkerSize:
     """``gpus`` GPUs for each worker, or ``per_gpu`` workers on each GPU; one of both is 1."""
@@ -133,13 +148,16 @@ class WorkerSize:
         """Return CUDA_VISIBLE_DEVICES of each worker on these GPUs.
 
         A worker of several GPUs sees no others: libraries take all that they see. Another worker
-        also sees the others, after its own, for NVLink among them.
+        also sees the others, after its own, for NVLink among them. CUDA shows a process one MIG
+        slice only: raises LookupError if a worker of several GPUs has one.
         """
         firsts = [first for first in range(0, len(devices), self.gpus) for _ in range(self.per_gpu)]
         if self.gpus > 1:
+            if slices := [device for device in devices if is_slice(device)]:
+                raise LookupError(f"{slices[0]} is a MIG slice: gpus_per_worker must be 1")
             lists = [devices[first : first + self.gpus] for first in firsts]
         else:
-            lists = [[*devices[first:], *devices[:first]] for first in firsts]
+            lists = [_seen_by_worker([*devices[first:], *devices[:first]]) for first in firsts]
         return [",".join(own) for own in lists]
 
     def environ(self, devices: Sequence[str]) -> dict[str, str]:
@@ -154,10 +172,21 @@ class WorkerSize:
             _SIZE: f"{self.gpus},{self.per_gpu}",
         }
 
+    def with_names(self, environ: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+        """Return `WorkerSize.environ` of a process with UUIDs, which ``known`` has by index.
+
+        If nothing lists its GPUs, it has all of ``known``.
+        """
+        all_devices = environ.get(VISIBLE, ",".join(known))
+        lists = environ.get(_DEVICES, all_devices).split(";")
+        names = dict.fromkeys(named(device, known) for own in lists for device in own.split(","))
+        devices = self.devices(list(names))
+        return self.environ(devices[: len(lists)] if _DEVICES in environ else devices)
+
     def firsts(self, environ: Mapping[str, str]) -> list[str]:
         """Return the first GPU of each worker on this node, as a worker of the job knows them."""
-        if self.gpus > 1:
-            return [own.split(",")[0] for own in environ.get(_DEVICES, "").split(";")]
+        if _DEVICES in environ and (self.gpus > 1 or is_slice(environ.get(VISIBLE, ""))):
+            return [own.split(",")[0] for own in environ[_DEVICES].split(";")]
         return environ.get(VISIBLE, "").split(",") * self.per_gpu
 
     @classmethod
@@ -165,6 +194,13 @@ class WorkerSize:
         """Return the size of the workers in this environment."""
         gpus, per_gpu = environ.get(_SIZE, "1,1").split(",")
         return cls(int(gpus), int(per_gpu))
+
+
+def _seen_by_worker(devices: list[str]) -> list[str]:
+    """Return the own GPU of a worker, which is the first, and those that CUDA can show with it."""
+    if is_slice(devices[0]):
+        return devices[:1]
+    return [device for device in devices if not is_slice(device)]
 
 
 def worker_devices(name: str, environ: Mapping[str, str]) -> dict[str, str]:

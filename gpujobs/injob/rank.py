@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .folder import SCRIPT_ENDED, TRANSPORT, Folder
-from .gpus import job_devices, start_sampler
+from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
 from .log import append_output_to, in_plain_words
 from .names import (
     EXTRA_RANKS,
@@ -229,6 +229,8 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     of_node = size.devices(devices)
     workers = len(of_node) // options.on_node
     os.environ.update(size.environ(of_node[place * workers : (place + 1) * workers]))
+    os.environ.update(with_named_slices(os.environ))
+    let_dask_cuda_measure_slices(load=True)
     import dask
 
     dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _NANNY_MODULE]})

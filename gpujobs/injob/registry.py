@@ -18,7 +18,7 @@ from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import EVENTS, IDLE, TRANSFERS, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .gpus import bind, choose_cpus, interval, worker_gpu
+from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .process import defer_signals
 
@@ -169,6 +169,7 @@ async def dask_setup(server: Scheduler | Worker) -> None:
     if "GPUJOBS_RANK" not in os.environ:  # which its launcher ends by SIGTERM
         defer_signals()
     if isinstance(server, Worker):
+        let_dask_cuda_measure_slices()
         _report_gpu(server)
         if hasattr(os, "sched_setaffinity"):  # Linux
             _bind(server)

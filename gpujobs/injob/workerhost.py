@@ -15,8 +15,9 @@ from multiprocessing import active_children, forkserver, set_forkserver_preload,
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .gpus import let_dask_cuda_measure_slices, with_named_slices
 from .log import log
-from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, worker_devices
+from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, VISIBLE, worker_devices
 from .network import initialise_ucx, restrict_listeners
 from .options import WorkersOptions
 from .process import STOP_DASK, defer_signals, restore_signals
@@ -202,6 +203,10 @@ def run_workers(options: WorkersOptions) -> None:
     defer_signals()
     _set_import_path()
     forked = _host.prepare(module, arguments)
+    cuda = module == _CUDA_COMMAND
+    if cuda or VISIBLE in os.environ:  # after the fork: it uses NVML
+        os.environ.update(with_named_slices(os.environ))
+        let_dask_cuda_measure_slices(load=cuda)
     restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
         import asyncio

@@ -60,9 +60,9 @@ class PrivateSlurm:
     def __init__(
         self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
         memory: int = 65536, devices: Sequence[str] = (), isolated: bool = False,
-        features: str = "",
+        features: str = "", types: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """``memory`` of a node in MiB. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
+        """``memory`` of a node in MiB. ``types`` of its GPUs, one for each. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
         only its own ones, if this kernel has version 1 of cgroups and we are root."""
         self.folder, self.nodes, self.cpus, self.extra, self.accounting = (
             folder,
@@ -72,8 +72,8 @@ class PrivateSlurm:
             accounting,
         )
         self.memory, self.devices, self.isolated = memory, devices, isolated
-        self.features = features
-        self.gpus = len(devices) or gpus
+        self.features, self.types = features, types
+        self.gpus = len(devices) or len(types) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.path = program_path()
@@ -163,7 +163,9 @@ class PrivateSlurm:
         gres = ""
         if self.gpus:
             lines.append("GresTypes=gpu")
-            gres = f" Gres=gpu:{self.gpus}"
+            numbers = {f"gpu:{name}": self.types.count(name) for name in self.types}
+            numbers = numbers or {"gpu": self.gpus}
+            gres = f" Gres={','.join(f'{name}:{number}' for name, number in numbers.items())}"
         features = f" Features={self.features}" if self.features else ""
         for n in range(1, self.nodes + 1):
             lines.append(
@@ -176,6 +178,11 @@ class PrivateSlurm:
         lines.append("PartitionName=short Nodes=ALL MaxTime=00:10:00 DefaultTime=00:05:00 State=UP")
         self.conf.write_text("\n".join([*lines, self.extra, ""]))
         gpus = [f"NodeName=node[1-{self.nodes}] Name=gpu File={path}" for path in devices]
+        gpus = (
+            [f"{line} Type={name}" for line, name in zip(gpus, self.types, strict=True)]
+            if self.types
+            else gpus
+        )
         (self.folder / "gres.conf").write_text(
             "\n".join(["AutoDetect=off", *gpus, ""]) if gpus else ""
         )

@@ -87,14 +87,16 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "bus/pci/devices" / bus / "numa_node").write_text(f"{numa}\n")
 
 
-MIG = "MIG-n1-0000-0000-0000-000000000001"
+MIG, MIG2 = (f"MIG-n1-0000-0000-{number:04d}-000000000001" for number in range(2))
 
 
 @pytest.mark.parametrize(
     ("environ", "allowed", "binding"),
     [
         ({"CUDA_VISIBLE_DEVICES": "1,0"}, {*range(8), *range(64, 72)}, ("4-7,68-71", 4, "1", "1", "")),
-        ({"CUDA_VISIBLE_DEVICES": f"{MIG},0"}, {3, 4, 68}, ("4,68", 1, "1", "1", "")),
+        ({"CUDA_VISIBLE_DEVICES": MIG, "FAKE_NVML_MIG": "-,2"}, {3, 4, 68}, ("4,68", 1, "1", "1", "")),
+        ({"CUDA_VISIBLE_DEVICES": "2", "FAKE_NVML_MIG": "-,2"}, {3, 4, 68}, ("4,68", 1, "1", "1", "")),
+        (WorkerSize().environ([MIG, MIG2]) | {"CUDA_VISIBLE_DEVICES": MIG, "FAKE_NVML_MIG": "-,2"}, {0, 4}, ("0,4", 2, "0-1", "1", "few CPUs of the job are near the GPU: 1 for 2 threads")),
         ({"CUDA_VISIBLE_DEVICES": "1,0"}, {0, 1, 64}, ("0-1,64", 2, "0", "1", FAR)),
         ({"CUDA_VISIBLE_DEVICES": "2"}, {0, 1}, ("0-1", 2, "0", "1", FAR)),  # its CPUs are hidden
         ({"CUDA_VISIBLE_DEVICES": "3"}, {0, 1}, ("0-1", 2, "0", "", "")),  # not known

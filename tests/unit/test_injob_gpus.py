@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from gpujobs.injob.gpus import (
     job_devices,
     shared_gpu_message,
     visible_devices,
+    with_named_slices,
     worker_gpu,
 )
+from gpujobs.injob.names import WorkerSize, worker_devices
 
-from ..support.cli import NVML
+from ..support.cli import NVML, ROOT
 
 
 @pytest.fixture
@@ -127,3 +130,116 @@ def test_two_workers_on_one_gpu() -> None:
     assert shared_gpu_message(fine) == ""
     shared = fine | {"b-0": worker("n1", "GPU-1")}
     assert shared_gpu_message(shared) == "workers a-0 and b-0 share GPU GPU-1 on n1"
+
+
+# -- MIG -----------------------------------------------------------------------------------------------------------
+def slice_(gpu: int, number: int) -> str:
+    return f"MIG-n1-0000-0000-{number:04d}-{gpu:012d}"
+
+
+def whole(gpu: int) -> str:
+    return f"GPU-n1-0000-0000-0000-{gpu:012d}"
+
+
+OLD_NAME = f"MIG-{whole(0)}/2/0"
+
+
+@pytest.mark.parametrize(
+    ("mig", "seen", "size", "listed", "workers"),
+    [
+        ("2,2", "", {}, "0,1,2,3", [slice_(0, 0), slice_(0, 1), slice_(1, 0), slice_(1, 1)]),
+        ("2,2", "", {}, "3,2", [slice_(1, 1), slice_(1, 0)]),
+        ("2,2", "1:0,1:1", {}, "0,1", [slice_(1, 0), slice_(1, 1)]),  # isolated: it counts its own
+        ("2,2", "", {}, None, [slice_(0, 0), slice_(0, 1), slice_(1, 0), slice_(1, 1)]),
+        ("2,2", "", {"per_gpu": 2}, "0,2", [slice_(0, 0)] * 2 + [slice_(1, 0)] * 2),
+        ("-,2,0,-", "", {}, "0,1,2,3", [f"{whole(0)},{whole(3)}", slice_(1, 0), slice_(1, 1), f"{whole(3)},{whole(0)}"]),
+        ("-,2,0,-", "", {"gpus": 2}, "0,3", [f"{whole(0)},{whole(3)}"]),
+        ("2,2", "", {}, f"{slice_(1, 1)},{slice_(0, 0)}", [slice_(1, 1), slice_(0, 0)]),
+        ("2,2", "", {}, f"{OLD_NAME},{slice_(0, 0)}", [OLD_NAME, slice_(0, 0)]),
+        ("-,-", "", {}, "0,1", ["0,1", "1,0"]),
+    ],
+)  # fmt: skip
+def test_each_worker_sees_one_slice(
+    nvml: None,
+    monkeypatch: pytest.MonkeyPatch,
+    mig: str,
+    seen: str,
+    size: dict[str, int],
+    listed: str | None,
+    workers: list[str],
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("FAKE_NVML_GPUS", str(len(mig.split(","))))
+    monkeypatch.setenv("FAKE_NVML_MIG", mig)
+    monkeypatch.setenv("FAKE_NVML_SLICES", seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    worker_size = WorkerSize(**size)
+    environ: dict[str, str] = {}
+    if listed is not None:
+        count = len(listed.split(","))
+        devices = job_devices("scheduler", count, {"CUDA_VISIBLE_DEVICES": listed}, explicit=True)
+        assert devices
+        environ = worker_size.environ(worker_size.devices(devices))
+    environ |= with_named_slices(environ)
+    assert [worker_devices(f"a-0-{n}", environ) for n in range(len(workers))] == [
+        {"CUDA_VISIBLE_DEVICES": devices} for devices in workers
+    ]
+    assert environ["CUDA_VISIBLE_DEVICES"].count(",") == len(workers) - 1
+    for devices in workers:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        gpu, first = worker_gpu(), devices.partition(",")[0]
+        if not first.isdigit():
+            assert gpu["uuid"] == (slice_(0, 1) if first == OLD_NAME else first)
+        assert gpu["memory"] == (2 if first.startswith("MIG") else 16) * 2**30
+        assert "error" not in gpu
+
+
+def test_an_index_that_is_no_slice(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the GPU whose slices are those of other jobs, nor the slices of the next one."""
+    monkeypatch.setenv("FAKE_NVML_MIG", "0,0,0,1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "the job has GPU 1, but NVML shows" in worker_gpu()["error"]
+    assert worker_gpu()["uuid"] is None
+    with pytest.raises(LookupError, match=r"the job has GPU 1, but NVML shows .*: MIG-"):
+        with_named_slices(dict(os.environ))
+    monkeypatch.setenv("FAKE_NVML_MIG", "0,0,0,0")
+    with pytest.raises(LookupError, match="only these: none"):
+        with_named_slices(dict(os.environ))
+
+
+@pytest.mark.parametrize("listed", [f"{slice_(0, 0)},{slice_(0, 1)}", "0,1"])
+def test_a_worker_cannot_have_two_slices(
+    nvml: None, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_MIG", "2")
+    size = WorkerSize(gpus=2)
+    with pytest.raises(LookupError, match="is a MIG slice: gpus_per_worker must be 1"):
+        with_named_slices(size.environ(size.devices(listed.split(","))))
+
+
+def test_dask_cuda_measures_the_memory_of_a_slice(
+    nvml: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the whole GPU, which it would take, a user may not even read it."""
+    code = """
+import os
+from gpujobs.injob.gpus import let_dask_cuda_measure_slices
+from dask_cuda import utils, worker_common
+from dask_cuda.worker_common import worker_data_function
+first, second = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+data = worker_data_function(device_memory_limit=0.5, memory_limit=2**30)
+try:
+    data(second)
+except Exception as error:
+    print(type(error).__name__)
+let_dask_cuda_measure_slices()
+print(data(second)[1]["device_memory_limit"], utils.parse_device_bytes(0.25), utils.get_cpu_affinity(second) != [])
+"""
+    names = f"{slice_(0, 0)},{slice_(1, 1)}"
+    env = {"PYTHONPATH": f"{NVML}:{ROOT}", "FAKE_NVML_MIG": "2,2", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env, "CUDA_VISIBLE_DEVICES": names},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = ["NVMLError_NoPermission", f"{2**30} {2**29} True"]
+    assert done.stdout.splitlines() == lines, done.stderr

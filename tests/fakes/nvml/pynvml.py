@@ -3,6 +3,12 @@
 With this folder first on PYTHONPATH, distributed and dask_cuda see ``FAKE_NVML_GPUS`` (4) idle GPUs of 16 GiB, named ``FAKE_NVML_NAME``. The UUID
 of a GPU contains the name of the emulated node, so that two nodes of one host do not seem to share their GPUs. Only
 the functions that those two packages and gpujobs call are here. A handle is the device's index.
+
+``FAKE_NVML_MIG`` enables MIG: the number of slices of each GPU, ``-`` for a GPU without MIG, as in ``-,2,1``. A process is
+an ordinary user: as documented, it may read the memory of a slice, not of its GPU, and there is no utilisation. With
+``FAKE_NVML_SLICES`` it sees these slices only, as in ``1:0,1:1``: those of other jobs are not found. (A guess: NVML's
+documentation names the error for a number without slice, and not for one of which the device files cannot be opened.
+The parts of the name of a slice, its memory and the ids of its instances are guesses, too.)
 """
 
 import os
@@ -34,6 +40,10 @@ class NVMLError_LibraryNotFound(NVMLError):
     pass
 
 
+class NVMLError_NoPermission(NVMLError):
+    pass
+
+
 class NVMLError_NotFound(NVMLError):
     pass
 
@@ -50,14 +60,41 @@ def _count():
     return int(os.environ.get("FAKE_NVML_GPUS", 4))
 
 
+SLICES = 7
+"""Most slices of a GPU."""
+
+
 class _Mig(int):
-    """The handle of a MIG slice: the index of its GPU."""
+    """The handle of a MIG slice: the index of its GPU, and its number on that."""
+
+    def __new__(cls, gpu, number):
+        handle = super().__new__(cls, gpu)
+        handle.number = number
+        return handle
 
 
-def _uuid(index):
+def _slices(gpu):
+    """Return the number of slices; None without MIG."""
+    numbers = os.environ.get("FAKE_NVML_MIG", "").split(",")
+    own = numbers[gpu] if gpu < len(numbers) else ""
+    return int(own) if own.isdigit() else None
+
+
+def _uuid(handle):
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    kind = "MIG" if isinstance(index, _Mig) else "GPU"
-    return f"{kind}-{node}-0000-0000-0000-{index:012d}"
+    if isinstance(handle, _Mig):
+        return f"MIG-{node}-0000-0000-{handle.number:04d}-{handle:012d}"
+    return f"GPU-{node}-0000-0000-0000-{handle:012d}"
+
+
+def _old_name(handle):
+    """The name of a slice before driver 470, which newer ones accept."""
+    return f"MIG-{_uuid(int(handle))}/{handle.number + 1}/0" if isinstance(handle, _Mig) else ""
+
+
+def _not_with_mig(handle, error):
+    if not isinstance(handle, _Mig) and _slices(handle) is not None:
+        raise error()
 
 
 def _busy(handle):
@@ -95,8 +132,8 @@ def nvmlDeviceGetHandleByIndex(index):
 def nvmlDeviceGetHandleByUUID(uuid):
     uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
     for index in range(_count()):
-        for handle in (index, _Mig(index)):
-            if uuid == _uuid(handle):
+        for handle in (index, *(_Mig(index, number) for number in range(_slices(index) or 0))):
+            if uuid in (_uuid(handle), _old_name(handle)):
                 return handle
     raise NVMLError_NotFound(uuid)
 
@@ -110,16 +147,22 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetName(handle):
-    return os.environ.get("FAKE_NVML_NAME", "Fake GPU")
+    name = os.environ.get("FAKE_NVML_NAME", "Fake GPU")
+    return f"{name} MIG 1g.2gb" if isinstance(handle, _Mig) else name
 
 
 def nvmlDeviceGetMemoryInfo(handle):
+    _not_with_mig(handle, NVMLError_NoPermission)
     total = int(os.environ.get("FAKE_NVML_MEMORY", 16 * 2**30))
+    if isinstance(handle, _Mig):
+        total //= SLICES + 1
     used = total * _busy(handle) // 100
     return Memory(total, total - used, used)
 
 
 def nvmlDeviceGetUtilizationRates(handle):
+    if _slices(handle) is not None:
+        raise NVMLError_NotSupported()
     return Utilization(_busy(handle), 0)
 
 
@@ -145,7 +188,21 @@ def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
 
 
 def nvmlDeviceGetMigMode(handle):
-    raise NVMLError_NotSupported()
+    if "FAKE_NVML_MIG" not in os.environ:
+        raise NVMLError_NotSupported()
+    mode = NVML_DEVICE_MIG_DISABLE if _slices(handle) is None else NVML_DEVICE_MIG_ENABLE
+    return [mode, mode]
+
+
+def nvmlDeviceGetMaxMigDeviceCount(device):
+    return 0 if _slices(device) is None else SLICES
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(device, index):
+    seen = os.environ.get("FAKE_NVML_SLICES")
+    if index >= (_slices(device) or 0) or (seen and f"{device}:{index}" not in seen.split(",")):
+        raise NVMLError_NotFound()
+    return _Mig(device, index)
 
 
 def nvmlDeviceGetCpuAffinity(handle, words):
