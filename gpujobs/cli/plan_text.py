@@ -1,18 +1,19 @@
-"""The output of `gpujobs plan` and `gpujobs explain`, as text and as JSON."""
+"""The output of `gpujobs plan`, as text and as JSON."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from ..clusters.ledger import ClusterRecord
+from ..config.document import effective_text
 from ..config.profile import Workers
-from ..errors import Position
+from ..config.spec import ClusterSpec
 from ..injob.demand import RULES
 from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
-from ..planning.explain import BUILT_IN, Explanation, Origin
 from ..planning.limits import LIMITS, Job, job_limits
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import notes
@@ -78,85 +79,6 @@ def _amount(value: str, total: int | None) -> str:
     return f"{measured_size_text(int(total * float(value)))} ({part})"
 
 
-# -- the output of `gpujobs explain` ---------------------------------------------------------------
-def explanation_text(explained: Explanation) -> str:
-    """Return the value in a line, then names and texts."""
-    origin = next(iter(explained.origins), None)
-    value = _shown(origin.value) if origin else "not set"
-    rows = list(_rows(explained))
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"  {name:<{width}}  {text}" for name, text in rows]
-    return "\n".join([f"{explained.key} = {value}", *lines])
-
-
-def explanation_json(explained: Explanation) -> dict[str, object]:
-    """Return the explanation as JSON."""
-    origins = [_origin_json(origin) for origin in explained.origins]
-    set_by = next(iter(origins), None)
-    return {
-        "version": 1,
-        "key": explained.key,
-        "value": set_by and set_by["value"],
-        "set_by": set_by,
-        "overrode": origins[1:],
-        "added": [_origin_json(origin) for origin in explained.added],
-        "used": explained.used or None,
-        "limits": [
-            {"limit": limit.name, "value": limit.value, **_place_json(limit.position)}
-            for limit in explained.limits
-        ],
-        "description": explained.description,
-    }
-
-
-def _rows(explained: Explanation) -> Iterator[tuple[str, str]]:
-    first, *others = explained.origins or (None,)
-    for group, value in explained.used.items():
-        yield f"used, group {group}" if group else "used", _shown(value)
-    if first:
-        yield "set by", _place(first)
-    for origin in filter(None, others):
-        if origin.kind != BUILT_IN or origin.value is not None:
-            yield "overrides", f"{_shown(origin.value)}, {_place(origin)}"
-    for origin in explained.added:
-        text = "; ".join(_shown(origin.value).splitlines())
-        yield "added", f"{text}, {_place(origin)}"
-    for limit in explained.limits:
-        yield "limit", f"{limit.name} {_shown(limit.value)}: {limit.position}"
-    if explained.description:
-        yield "meaning", explained.description
-
-
-def _place(origin: Origin) -> str:
-    if origin.kind == BUILT_IN:
-        return "the built-in default"
-    if origin.site_key:
-        return f"{origin.site_key} of the site: {origin.position}"
-    return f"{origin.kind}: {origin.position}"
-
-
-def _shown(value: object) -> str:
-    if value is None or value == ():
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) or "none"
-    return str(value)
-
-
-def _origin_json(origin: Origin) -> dict[str, object]:
-    place = _place_json(origin.position)
-    site_key = origin.site_key or None
-    return {"value": origin.value, "kind": origin.kind, **place, "site_key": site_key}
-
-
-def _place_json(position: Position) -> dict[str, object]:
-    return {"source": position.source, "line": position.line or None}
-
-
 # -- a plan as human-readable text and as JSON -----------------------------------------------------
 SHOWN_NAMES = 8
 """Names of workers that are printed; of more, the first four and the last."""
@@ -185,6 +107,17 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     lines += [f"note: {note}" for note in notes(plan)]
     return "\n".join(lines)
+
+
+def origins_text(spec: ClusterSpec, plan: Plan) -> str:
+    """Return the values of the profile, and of the site and the queues, with their positions."""
+    site = spec.site.document.without("defaults", "queue_defaults")
+    queues = {
+        jobs.queue_key: site.section("queues").value[jobs.queue_key] for jobs in plan.all_jobs
+    }
+    site = replace(site, value={**site.value, "queues": queues})
+    profile = f"# the profile\n{effective_text(spec.document)}"
+    return f"{profile}\n# site {plan.site_name}\n{effective_text(site)}"
 
 
 def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:

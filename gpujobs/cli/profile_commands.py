@@ -1,4 +1,4 @@
-"""Commands that take a profile: submit, plan, render, explain."""
+"""Commands that take a profile: submit, plan, render."""
 
 from __future__ import annotations
 
@@ -224,7 +224,10 @@ def _print_own_script(spec: ClusterSpec) -> None:
     is_flag=True,
     help="Query the batch scheduler for the start of the first job.",
 )
-def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
+@click.option(
+    "--verbose", is_flag=True, help="Also print the values of profile and site with their origins."
+)
+def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -> None:
     """Print the jobs of PROFILE and check limits.
 
     Submits nothing. An error names the line of the profile and the limit of the site.
@@ -232,6 +235,8 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
     from ..clusters import submit
     from . import plan_text
 
+    if as_json and verbose:
+        raise InputError("--json and --verbose exclude each other")
     plan = submit.make_cluster_plan(spec)
     cluster_id = _example_id(plan)
     start: str | None = None
@@ -245,44 +250,19 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool) -> None:
         echo(json.dumps(document, indent=1))
     else:
         echo(plan_text.plan_text(plan, cluster_id))
+    if verbose:
+        echo(f"\n{plan_text.origins_text(spec, plan)}")
     if failure:
         raise failure
     if with_estimate and not as_json:
         echo(f"start: {start or f'{plan.scheduler.name} gives no estimate'}")
 
 
-@click.command()
-@options.profile_argument
-@click.argument("key")
-@options.site_option
-@options.settings_option
-@options.json_option
-def explain(
-    profile: Path, key: str, site: str | None, settings: tuple[str, ...], as_json: bool
-) -> None:
-    """Explain the value of KEY in PROFILE: who set it, and which limit applies.
-
-    Prints the value, where it was set, the values that it overrides, and the limits of the site.
-    """
-    from ..clusters import submit
-    from ..config import spec
-    from ..planning import explain
-    from . import plan_text
-
-    document = spec.settings_document(settings)
-    loaded = spec.load_spec(profile, site=site, settings=document)
-    plan, invalid = None, None
-    try:
-        plan = submit.make_cluster_plan(loaded)
-    except InputError as error:
-        invalid = error  # the explanation is printed first
-    explained = explain.explain(loaded, plan, key, profile=profile, site=site, settings=settings)
-    if as_json:
-        echo(json.dumps(plan_text.explanation_json(explained), indent=1))
-    else:
-        echo(plan_text.explanation_text(explained))
-    if invalid:
-        raise invalid
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1)
+def explain(words: tuple[str, ...]) -> None:
+    """Refuse a command that does not exist any more."""
+    raise click.UsageError("explain does not exist any more: use `gpujobs plan PROFILE --verbose`")
 
 
 def _example_id(plan: Plan) -> str:

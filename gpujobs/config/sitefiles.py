@@ -328,11 +328,6 @@ def _named_path(name: str) -> Path:
     raise NoSuchSiteError(Problem(message, hint=hint))
 
 
-def site_layers(path: Path) -> list[Document]:
-    """Return the document in ``path`` and those that it extends, one after the other."""
-    return _layers(path, (), None)
-
-
 def layered(path: Path, folder: Path | None) -> Document:
     """Return the document in ``path``, laid over the file that it extends.
 

@@ -326,6 +326,8 @@ def test_the_former_options_name_the_new_ones(two_queues: Path) -> None:
     }.items():
         done = CliRunner().invoke(main, [*words, option])
         assert done.exit_code == 2 and hint in done.stderr and done.stdout == ""
+    done = CliRunner().invoke(main, ["explain", "p.yaml", "walltime", "--site", "./q.yaml"])
+    assert done.exit_code == 2 and "use `gpujobs plan PROFILE --verbose`" in done.stderr
 
 
 def test_the_order_of_queues_is_stored(home: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from gpujobs.cli.main import main
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
@@ -159,3 +161,50 @@ def test_a_program_is_no_profile(home: Path, name: str) -> None:
         make_spec(home, "print('hello')\n", "local", name=name)
     assert f"{name} is a program; is this a profile?" in str(caught.value)
     assert "hint: write a profile" in str(caught.value) and name in caught.value.problems[0].hint
+
+
+# -- gpujobs plan --verbose, and the submit command of `render` ------------------------------------
+def printed(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [*arguments, "p.yaml", "--site", "./t.yaml"])
+
+
+@pytest.fixture
+def extended(home: Path) -> Path:
+    """The site t.yaml over s.yaml, and a profile."""
+    (home / "p.yaml").write_text("gpus: 8\nworkers: {memory: 20GiB}\nenv: {A: b}\n")
+    text = SLURM.replace("walltime: 1h", "walltime: 1h, env: {A: site, B: site}")
+    (home / "s.yaml").write_text(f"{text}setup: module load x\n")
+    more = "queues: {other: {gpus_per_node: 1}}\n"
+    (home / "t.yaml").write_text(f"extends: ./s.yaml\ndefaults: {{walltime: 30m}}\n{more}")
+    return home
+
+
+def test_the_origin_of_each_value(extended: Path) -> None:
+    done = printed("plan", "--verbose", "--set", "gpus=4", "--set", "gpus=2")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(printed("plan", "--set", "gpus=2").stdout)
+    profile, _, site = done.stdout.partition("# the profile\n")[2].partition("# site t\n")
+    found = {line.strip().replace(f"{extended}/", "") for line in profile.splitlines()}
+    assert found >= {
+        "gpus: 2  # --set gpus=2",
+        "walltime: 30m  # t.yaml:2",
+        "memory: 20GiB  # p.yaml:2",
+        "A: b  # p.yaml:3",
+        "B: site  # s.yaml:6",
+    }
+    found = {line.strip().replace(f"{extended}/", "") for line in site.splitlines()}
+    assert found >= {"max_walltime: 1d  # s.yaml:5", "setup: module load x  # s.yaml:7", "gpu:"}
+    assert "other:" not in found and "defaults:" not in found
+
+
+def test_the_origins_are_not_json(extended: Path) -> None:
+    done = printed("plan", "--verbose", "--json")
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_render_shows_the_submit_command_apart_from_the_scripts(extended: Path) -> None:
+    done = printed("render")
+    assert "submit command: sbatch --parsable < SCRIPT, in " in done.stderr
+    assert "submit command" not in done.stdout
+    (extended / "t.yaml").write_text("extends: ./s.yaml\ncommands: {sbatch: /opt/slurm/sbatch}\n")
+    assert "/opt/slurm/sbatch --parsable" in printed("render").stderr
