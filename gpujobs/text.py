@@ -120,7 +120,7 @@ def alternatives(words: Sequence[str]) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
-    cells = [list(header), *([_cell(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
@@ -168,7 +168,3 @@ def _repeats_of(body: str, repeat: str | None) -> str:
     """Return what a group is to the group around it."""
     inner = "*" if _REPEAT.search(body) or repeat else ""
     return f"x{inner}{'|' if '|' in body else ''}"
-
-
-def _cell(value: object) -> str:
-    return clean(str(value).replace("\n", " "))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..clusters.report import ClusterReport
 
-
 _BAR_COLUMNS = 20
 _STYLES = {
     r"\b(RUNNING|DONE|COMPLETED)\b": "green",

@@ -98,7 +98,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
         ("network", _transport_text(plan)),
-        *_software_rows("container", plan, _container_text),
+        *_software_rows("container", plan, lambda jobs: str(jobs.container or "")),
         *_software_rows("python", plan, lambda jobs: jobs.python),
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
@@ -226,12 +226,6 @@ def _software_rows(
             yield f"{label}{name}", text or "none"
 
 
-def _container_text(jobs: JobGroup) -> str:
-    if jobs.container is None:
-        return ""
-    return f"{jobs.container.image} ({jobs.container.runtime.name})"
-
-
 def _container_json(container: Container | None) -> dict[str, str] | None:
     if container is None:
         return None
@@ -279,19 +273,15 @@ def _size_text(size: WorkerSize, workers: int) -> str:
     return f"{workers} workers, {size.per_gpu} on each"
 
 
-def _names_text(names: list[str]) -> str:
-    if len(names) > SHOWN_NAMES:
-        names = [*names[:4], "…", names[-1]]
-    return ", ".join(names)
-
-
 def _label(group: JobGroup) -> str:
     return f"{group.group}: " if group.group else ""
 
 
 def _group_rows(plan: Plan, group: JobGroup, cluster_id: str) -> Iterator[tuple[str, str]]:
     label, names = _label(group), plan.worker_names(cluster_id, group)
-    yield f"{label}workers", f"{group.n_workers}: {_names_text(names)}"
+    if len(names) > SHOWN_NAMES:
+        names = [*names[:4], "…", names[-1]]
+    yield f"{label}workers", f"{group.n_workers}: {', '.join(names)}"
     yield f"{label}each worker", _worker_text(group)
     yield f"{label}memory plan", memory_text(plan, group)
 

@@ -242,7 +242,7 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -
     start: str | None = None
     failure: GpujobsError | None = None
     try:
-        start = _estimate(spec, plan) if with_estimate else None
+        start = submit.estimate(spec, plan) if with_estimate else None
     except (RefusedError, UnavailableError) as error:
         failure = error  # the plan is printed first
     if as_json:
@@ -268,12 +268,6 @@ def explain(words: tuple[str, ...]) -> None:
 def _example_id(plan: Plan) -> str:
     """Return an id of the form that `submit` chooses, always the same for one plan."""
     return f"{plan.name}-0000"
-
-
-def _estimate(spec: ClusterSpec, plan: Plan) -> str | None:
-    from ..clusters import submit
-
-    return submit.estimate(spec, plan)
 
 
 def _submit_text(spec: ClusterSpec, plan: Plan) -> str:

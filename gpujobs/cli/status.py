@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 # -- clusters as text: the table, one cluster in full ----------------------------------------------
-
-
 SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
 SHOWN_CPUS = 20
@@ -239,8 +237,6 @@ def _gpu_cells(gpus: Sequence[WorkerGpu]) -> tuple[str, str, str]:
 
 
 # -- `status` --------------------------------------------------------------------------------------
-
-
 IDLE_REFRESH = 5.0
 """Seconds between two refreshes while no cluster is shown."""
 _OUTPUT_LINES = 5

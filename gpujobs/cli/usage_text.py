@@ -238,7 +238,7 @@ def page(usage: UsageReport) -> str:
         groups=group_rows(usage),
         has_gpus=usage.has_gpus,
         kinds=list(PhaseKind),
-        jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
+        jobs=[(job, [_bar(job, one, axis) for one in timeline(usage, job)]) for job in usage.jobs],
         replaces={job.replaced_by: job.report.number for job in usage.failures},
         most_workers=most,
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
@@ -268,11 +268,6 @@ def _page_facts(usage: UsageReport) -> list[tuple[str, str, str]]:
         received = short_size_text(usage.received)
         facts.append(("transfers", received, "received by workers from workers"))
     return facts
-
-
-def _bars(usage: UsageReport, job: JobUsage, axis: Axis) -> list[Bar]:
-    """Return the time line of a job."""
-    return [_bar(job, phase, axis) for phase in timeline(usage, job)]
 
 
 def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
@@ -374,8 +369,6 @@ def _rate_steps(samples: Sequence[Received]) -> Steps:
 
 
 # -- JSON; times in seconds since the epoch, memory and data in bytes ------------------------------
-
-
 def usage_json(usage: UsageReport) -> dict[str, Json]:
     """Return the report as JSON."""
     cluster, hours = usage.cluster, usage.hours

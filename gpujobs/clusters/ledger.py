@@ -36,8 +36,6 @@ from .folder import (
 )
 
 # -- the record of a cluster: its groups of workers and its submissions ----------------------------
-
-
 VERSION = 2
 _MOST_TARGETS = 10_000
 _MOST_WORKERS = 10**6
@@ -338,8 +336,6 @@ def _contradiction(record: ClusterRecord) -> str:
 
 
 # -- the records of a user -------------------------------------------------------------------------
-
-
 __all__ = ["ClusterRecord", "GroupRecord", "Intent", "Ledger", "Submission"]
 
 logger = logging.getLogger("gpujobs")

@@ -40,15 +40,12 @@ def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(data_folder("templates")),
         autoescape=True,
-        finalize=_without_control_characters,
+        # Without control characters; Markup, of a template, stays.
+        finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _without_control_characters(value: object) -> object:
-    return printable(value) if type(value) is str else value  # not Markup, of a template
 
 
 # -- a cluster in a notebook -----------------------------------------------------------------------

@@ -21,7 +21,6 @@ from .ledger import ClusterRecord
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -361,8 +360,6 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
 
 
 # -- rows of the tables of a cluster: its groups of workers, and its jobs --------------------------
-
-
 JOB_HEADER = ("JOB", "ID", "STATE", "NODE", "WORKERS", "GPUS", "")
 """Of `job_cells`."""
 HEAD_JOB = "head"
@@ -428,7 +425,9 @@ def _group_row(
         wanted=wanted,
         connected=connected,
         jobs=tuple(f"{len(own)} {word.lower()}" for word, own in _by_word(others).items()),
-        pending=_reasons(map(_pending_reason, pending)),
+        pending=_reasons(
+            ", ".join(filter(None, (job.reason, job.start_remark))) for job in pending
+        ),
         failed=_reasons(map(_failure, failed)),
         gpus=_gpus(jobs),
         memory=_memory(report, jobs),
@@ -443,10 +442,6 @@ def _reasons(reasons: Iterable[str]) -> tuple[str, ...]:
     if hidden := counts.total() - sum(count for _, count in most):
         lines.append(f"{hidden} with other reasons")
     return tuple(lines)
-
-
-def _pending_reason(job: JobReport) -> str:
-    return ", ".join(filter(None, (job.reason, job.start_remark)))
 
 
 def _failure(job: JobReport) -> str:

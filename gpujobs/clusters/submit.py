@@ -45,8 +45,6 @@ from .report import ClusterState
 from .verdict import write_judge
 
 # -- notes about site, `run` and image: mistakes that cost a wait in the queue ---------------------
-
-
 _SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
 _VARIABLE = re.compile(r"\$(\w|\{)")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")

@@ -309,7 +309,6 @@ def _parts(samples: Sequence[T]) -> Iterator[Sequence[T]]:
 # -- from a report and the history of a cluster to its GPU hours -----------------------------------
 # Times are in seconds since the epoch.
 
-
 ROUNDING = 1.0
 """Seconds by which the recorded end of a job may be late."""
 

@@ -142,7 +142,8 @@ def unknown_key(
     if target is None and group and word in keys:
         return f"`{word}` is for the whole cluster: write it outside of `groups`"
     if target is None:
-        there = (f"{group}{key.removeprefix('groups.')}" for key in keys if _fits(key, group))
+        fitting = (key for key in keys if key.startswith("groups.") is bool(group))
+        there = (f"{group}{key.removeprefix('groups.')}" for key in fitting)
         here = [f"{place}{key}" for key in known]
         return misspelled(word, here, list(there)) or f"keys: {', '.join(known)}"
     if " " in target:
@@ -154,11 +155,6 @@ def unknown_key(
         target = f"{group}{target}"
     details = f": {_DETAILS[target]}" if target in _DETAILS and not place else ""
     return f"use {keyword_text(target) if python else f'`{target}`'}{details}"
-
-
-def _fits(key: str, group: str) -> bool:
-    """Return whether ``key`` may be written in the group, or with "", in no group."""
-    return key.startswith("groups.") is bool(group)
 
 
 def unknown_keyword(

@@ -29,7 +29,6 @@ from .document import PYTHON, Document, Loc
 # A kind reads a value and everything inside it. If parts are invalid it raises one InputError
 # with the problems of all of them, each at its position.
 
-
 T = TypeVar("T")
 L = TypeVar("L", bound=str)
 Schema: TypeAlias = Mapping[str, object]
@@ -249,11 +248,7 @@ class Table(Kind[dict[str, T]]):
         return self.value.key_names()
 
 
-def _unchanged(value: object) -> object:
-    return value
-
-
-ANYTHING = Scalar(_unchanged, {})
+ANYTHING: Scalar[object] = Scalar(lambda value: value, {})
 TEXT = Scalar(fields.printable, {"type": ["string", "number", "boolean"]})
 """Every plain scalar of a YAML file is text."""
 WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.WORD.pattern}$"})
@@ -509,11 +504,7 @@ def _object_schema(model: type[Model], definitions: dict[str, Schema]) -> Schema
         "properties": {name: key.schema(definitions) for name, key in keys.items()},
     }
     if names := [name for name, key in keys.items() if key.required]:
-        schema |= _required_schema(names, model.instead_of_required)
+        schema["required"] = names
+        if instead := model.instead_of_required:
+            schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [instead]}]
     return schema
-
-
-def _required_schema(names: Sequence[str], instead: str) -> Schema:
-    if not instead:
-        return {"required": names}
-    return {"anyOf": [{"required": names}, {"required": [instead]}]}

@@ -29,7 +29,6 @@ from .trust import check_writers
 # Mappings are merged key by key, lists and scalars are replaced. ``{append: [...]}`` in the place
 # of a list extends the list that would be replaced, and null in the place of a queue removes it.
 
-
 _BUILT_IN = ("request", "cpu_request")
 """Lists of the batch scheduler if the site has none, so that nothing can be appended to them."""
 

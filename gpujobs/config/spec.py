@@ -273,7 +273,6 @@ def _read_site(value: _SiteOfSpec, source: str) -> SiteFile:
 # -- groups of workers: each is specified by a profile of its own ----------------------------------
 # A profile without `groups` has one group, whose name is "".
 
-
 OF_THE_CLUSTER = ("gpus", "groups", "head", "start_workers")
 """Keys of the top level that are no defaults of groups."""
 

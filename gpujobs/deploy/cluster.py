@@ -53,8 +53,6 @@ from .pool import JobPool
 from .scaler import Scaler
 
 # -- a cluster that another process started --------------------------------------------------------
-
-
 REFRESH_INTERVAL = 1.0
 """Seconds between two updates of the list of workers."""
 
@@ -255,8 +253,6 @@ class Lease:
 
 
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------
-
-
 class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """A dask cluster whose workers are GPUs in jobs of a batch scheduler.
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 # -- the live widget, drawn by ipywidgets ----------------------------------------------------------
-
-
 logger = logging.getLogger("gpujobs")
 
 Result = Awaitable[object] | object

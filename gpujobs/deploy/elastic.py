@@ -34,8 +34,6 @@ from .pool import JobPool
 from .scaler import Scaler, wait_for
 
 # -- adaptive scaling: a job of four GPUs is not released if one worker is idle --------------------
-
-
 SHORTEST_HOLD, LONGEST_HOLD = 120.0, 1800.0
 """Bounds of the time for which idle jobs are kept, in seconds."""
 
@@ -169,8 +167,6 @@ def check_bounds(adaptive: Adaptive, group: WorkerGroup) -> None:
 
 
 # -- a cluster of whole jobs -----------------------------------------------------------------------
-
-
 class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     """A cluster of whole jobs. Its base in dask keeps single workers; that is replaced here."""
 
@@ -343,13 +339,14 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     @property
     def worker_spec(self) -> dict[str, dict[str, object]]:
         """The jobs that there should be, by name, as dask's clusters show them."""
+        named = ((_name(job, self.id), job.report) for job in self._pool.jobs.counting())
         return {
-            _name(job, self.id): {
+            name: {
                 "cls": ProcessInterface,
-                "options": self._pool.groups[job.report.group].worker_options,
-                "group": _suffixes(job, self.id),
+                "options": self._pool.groups[job.group].worker_options,
+                "group": [worker.removeprefix(name) for worker in job.workers],
             }
-            for job in self._pool.jobs.counting()
+            for name, job in named
         }
 
     @worker_spec.setter
@@ -403,7 +400,11 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         if not self._pool.record.elastic:
             return Controls()
         groups = {group.name: group.workers for group in self._pool.record.groups}
-        return Controls(groups, self._scale_group, self._adapt_group)
+
+        def adapt(group: str, minimum: int, maximum: int) -> None:
+            self.adapt(group=group, minimum=minimum, maximum=maximum)
+
+        return Controls(groups, self._scale_group, adapt)
 
     def _scale_group(self, group: str, workers: int) -> Any:
         """Scale a group without adaptive scaling, as the button of dask's widget does."""
@@ -411,15 +412,6 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             self.adaptives[group].stop()
         return self.scale(**{group or "n": workers})
 
-    def _adapt_group(self, group: str, minimum: int, maximum: int) -> None:
-        self.adapt(group=group, minimum=minimum, maximum=maximum)
-
 
 def _name(job: PoolJob, cluster_id: str) -> str:
     return job_name(cluster_id, job.report.number, job.report.group)
-
-
-def _suffixes(job: PoolJob, cluster_id: str) -> list[str]:
-    """Return what the names of a job's workers add to the name of the job."""
-    name = _name(job, cluster_id)
-    return [worker.removeprefix(name) for worker in job.report.workers]

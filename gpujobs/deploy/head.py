@@ -251,8 +251,6 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
 
 
 # -- workers, their load, retiring them ------------------------------------------------------------
-
-
 RETIRE_TIMEOUT = 30.0
 """Seconds for workers that must go to transfer their data."""
 CLOSE_WORKERS_TIMEOUT = 1.0

@@ -475,8 +475,6 @@ class Scaler:
 
 
 # -- `wait_for_workers` ----------------------------------------------------------------------------
-
-
 INTERVAL = 0.1
 """Seconds between two queries of the dask scheduler."""
 

@@ -17,7 +17,7 @@ from ..config.site import Account, Queue, Site
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
-from ..planning.sitecheck import NO_SETTINGS, Finding, Trial, Tried, findings, try_site
+from ..planning.sitecheck import NO_SETTINGS, Finding, Tried, findings, try_site
 from ..schedulers import Scheduler, get_scheduler, scheduler_names
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import matches, plural, size_text, walltime_text
@@ -152,7 +152,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
         "hint": problem.hint,
         **_position_json(problem.position),
         "related": _position_json(problem.related) if problem.related else None,
-        "trials": _trials_json(finding.trials),
+        "trials": [{"queue": one.queue or None, "shape": one.shape} for one in finding.trials],
     }
 
 
@@ -164,10 +164,6 @@ def _position_json(position: Position | None) -> dict[str, object]:
         "line": position.line or None,
         "column": position.column or None,
     }
-
-
-def _trials_json(trials: Iterable[Trial]) -> list[dict[str, object]]:
-    return [{"queue": trial.queue or None, "shape": trial.shape} for trial in trials]
 
 
 def problems_of(report: SiteReport) -> list[Problem]:
@@ -192,11 +188,6 @@ class Comparison:
     def scheduler(self) -> type[Scheduler]:
         """The class of the batch scheduler."""
         return get_scheduler(self.site_file.site.scheduler)
-
-    @property
-    def _reports_gpus(self) -> bool:
-        """Whether GPUs are reported at all: a site may have its own resource for them."""
-        return any(node.gpus for node in self.survey.nodes)
 
     def problems(self) -> Iterator[Problem]:
         """Yield each difference at its line of the file."""
@@ -301,7 +292,8 @@ class Comparison:
 
     def _gpu_problems(self, key: str, queue: Queue, nodes: Sequence[LiveNode]) -> Iterator[Problem]:
         numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
-        if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
+        reported = any(node.gpus for node in self.survey.nodes)  # else by a resource of the site
+        if numbers and reported and queue.gpus_per_node not in numbers:
             listed = " or ".join(map(str, numbers))
             yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
 
@@ -432,12 +424,12 @@ def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
 
 def _clients(name: str | None) -> list[SchedulerClient]:
     """Return the batch scheduler ``name``, or those whose commands are on this host."""
-    kinds = [get_scheduler(known) for known in ([name] if name else scheduler_names())]
-    return [SchedulerClient(kind(), timeout=TIMEOUT) for kind in kinds if name or _is_here(kind)]
-
-
-def _is_here(kind: type[Scheduler]) -> bool:
-    return kind.inventory is not None and is_available(kind.inventory.own_command)
+    kinds = map(get_scheduler, [name] if name else scheduler_names())
+    return [
+        SchedulerClient(kind(), timeout=TIMEOUT)
+        for kind in kinds
+        if name or (kind.inventory is not None and is_available(kind.inventory.own_command))
+    ]
 
 
 def live_findings(

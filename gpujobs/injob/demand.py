@@ -155,7 +155,6 @@ class _Group:
 # -- when a cluster without work ends: rules, and how long each has been true ----------------------
 # A rule is what the dask scheduler must be without, and for how many seconds.
 
-
 END_AFTER = "GPUJOBS_END_AFTER"
 """Variable with the rules, for the dask scheduler."""
 RULES = {

@@ -101,7 +101,6 @@ def _start_nannies(
 # The jobs of all attempts are submitted at once. Those of each attempt wait until all jobs of the
 # one before have ended, and exit at once if the cluster itself has ended.
 
-
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. LSF sends the first one to all of its processes."""
 STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed import Nanny
 
-
 RUN = "run:"
 """Name of the command of the cluster; reasons of its end begin with it."""
 HEAD = "head"

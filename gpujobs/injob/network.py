@@ -165,7 +165,6 @@ def interface_problem(wanted: str | None) -> str:
 # Dask takes any port that is free, and has no range for all of its processes. Here a listener that
 # may have any port gets one of the range. Listeners on the loopback interface are not limited.
 
-
 VARIABLE = "GPUJOBS_PORTS"
 """Set in jobs whose ports are limited: the first and the last one, as ``8000-8100``."""
 
@@ -284,7 +283,6 @@ def _replace_start(
 # -- listeners on the loopback interface only, also those of ucxx and ws ---------------------------
 # distributed-ucxx, and distributed over ws, listen on all interfaces, whatever the host of the
 # address, and have no option for it. Whoever reaches such a listener can run code as its user.
-
 
 LOOPBACK_VARIABLE = "GPUJOBS_LOOPBACK"
 """Set in jobs whose listeners of ucxx or ws are confined. The value is the interface."""

@@ -61,7 +61,6 @@ class AppendedLines:
 # A worker adds the bytes of each transfer to a sum, which its heartbeats carry to the dask
 # scheduler. Dask does not log the data of its own shuffles (p2p).
 
-
 METRIC = "gpujobs_received"
 """Name of the sum among the metrics of a worker."""
 _FEW_WORKERS = 16

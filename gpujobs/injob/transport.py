@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from .options import SuperviseOptions, TrialOptions
 
-
 ISOLATED_UCX = {
     "UCX_TLS": "^sm",
     "UCX_TCP_TX_SEG_SIZE": "1M",
@@ -150,7 +149,6 @@ def ucx_settings(environ: Mapping[str, str], hidden_gpus: int) -> tuple[dict[str
 
 # -- `trial`: two processes that measure the rates of GPU memory -----------------------------------
 # One process, the peer, sends blocks to those that connect. The other one measures.
-
 
 PEER = "trial-peer.json"
 """File with the addresses of the peer, by protocol."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # The server forks the workers. It has one thread, and has never used a GPU: a CUDA context does
 # not survive a fork.
 
-
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 """Libraries of the NVIDIA driver: CUDA and NVML. Without them, no process can use a GPU."""
 _DEVICES = "/dev/nvidia"
@@ -133,7 +132,6 @@ def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
 # -- variables that dask's workers need before their libraries are loaded --------------------------
 # A nanny sets them before it starts a worker. A worker that is a fork is started already: it
 # needs them from the process that it is forked from.
-
 
 AT_LOAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Dask's defaults that libraries read when they are loaded."""

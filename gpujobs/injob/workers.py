@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # A worker that is still starting searches for the dask scheduler for its `death_timeout`, and so
 # does a worker that its nanny has restarted. Until then it would hold its GPU for nothing.
 
-
 _INTERVAL = 20.0
 _ATTEMPTS = 3
 """Failed connections in a row after which the dask scheduler is gone."""
@@ -257,12 +256,13 @@ class Workers(Job):
             trial = trial or take_part(self.options, self.environ)
             if self.stop_reason:
                 raise JobExit(0)
-            if self._head_is_pending():
+            if not self.options.scheduler and "head" not in self.folder.names():
+                # The head may still be in the queue, in a job of another kind.
                 self._check_heads(jobs)
                 continue
             if time.monotonic() - self.began <= limit:
                 continue
-            if not self._head_is_alive():
+            if self._watch.silence(HEARTBEAT) >= _HEARTBEAT_TIMEOUT:
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
                 raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
         if trial is not None:
@@ -275,13 +275,6 @@ class Workers(Job):
         if not verdict.get("head", True):
             reason = cannot_start(verdict["gone"])
             raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
-
-    def _head_is_pending(self) -> bool:
-        """Return whether the head may still be in the queue, in a job of another kind."""
-        return not self.options.scheduler and "head" not in self.folder.names()
-
-    def _head_is_alive(self) -> bool:
-        return self._watch.silence(HEARTBEAT) < _HEARTBEAT_TIMEOUT
 
     def _unreachable_message(self, address: str, busy: bool) -> str:
         host = self.folder.read("head/owner").get("node") or "its host"
@@ -352,7 +345,7 @@ class Workers(Job):
             helper.running
             and any(process.running for process in self.worker_processes)
             and time.monotonic() < deadline
-            and not self._cluster_ended()
+            and {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())
         ):
             time.sleep(0.25)
         retired = helper.exit_code == 0
@@ -364,9 +357,6 @@ class Workers(Job):
         if not self.walltime.explains_signal():
             return _RETIRE_TIMEOUT
         return max(5.0, min(_RETIRE_WALLTIME_TIMEOUT, self.walltime.left() - _WALLTIME_RESERVE))
-
-    def _cluster_ended(self) -> bool:
-        return not {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())
 
 
 # -- one node of an allocation ---------------------------------------------------------------------

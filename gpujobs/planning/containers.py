@@ -22,7 +22,6 @@ from .bash import Bash, Diagnostics, command, with_variables
 # How they pass the rest of the environment, GPUs and network devices differs, and is said at
 # each.
 
-
 IN_CONTAINER = '"${container[@]}"'
 """The words of the container's command, in a job."""
 
@@ -277,6 +276,9 @@ class Container:
     env: Mapping[str, str]
     """The profile's."""
 
+    def __str__(self) -> str:
+        return f"{self.image} ({self.runtime.name})"
+
     @property
     def is_path(self) -> bool:
         """Whether the image is a file or a folder, not an address."""
@@ -349,6 +351,7 @@ def plan_container(diagnostics: Diagnostics, root: str) -> Container | None:
     _check_runtime(diagnostics, runtime, image)
     _check_folder(diagnostics, runtime, "workdir", workdir)
     _check_folder(diagnostics, runtime, "the site's `directory`", root)
+    site_args = site.containers.args if runtime.name == site.containers.runtime else ()
     return Container(
         runtime=runtime,
         image=image,
@@ -357,7 +360,7 @@ def plan_container(diagnostics: Diagnostics, root: str) -> Container | None:
         modules=_has_own_mount(spec.modules, runtime, workdir),
         scratch_word=_scratch_word(profile.workers, site),
         workdir=workdir,
-        args=(*_site_args(site.containers, runtime), *wanted.args),
+        args=(*site_args, *wanted.args),
         env=profile.env,
     )
 
@@ -365,10 +368,6 @@ def plan_container(diagnostics: Diagnostics, root: str) -> Container | None:
 def _has_own_mount(modules: str, runtime: Runtime, workdir: str) -> bool:
     own = bool(modules) and not Path(modules).is_relative_to(workdir)
     return own and not set(modules) & set(runtime.separators)
-
-
-def _site_args(site: Containers, runtime: Runtime) -> tuple[str, ...]:
-    return site.args if runtime.name == site.runtime else ()
 
 
 def _scratch_word(workers: Workers, site: Site) -> str:

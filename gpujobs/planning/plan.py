@@ -47,7 +47,10 @@ def head_queue(diagnostics: Diagnostics) -> str | None:
     head, site = diagnostics.spec.profile.head, diagnostics.spec.site.site
     if head is None or head.group:
         return None
-    key = head.queue or _queue_without_gpus(site)
+    without_gpus = (
+        key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto
+    )
+    key = head.queue or next(without_gpus, None)
     if key in site.queues:
         return key
     hint = f"head: {{queue: …}}, one of {', '.join(site.queues)}"
@@ -81,12 +84,6 @@ def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
         return spec
     position = spec.position("head", "account")
     return with_settings(spec, Document({"account": head.account}, {("account",): position}))
-
-
-def _queue_without_gpus(site: Site) -> str | None:
-    return next(
-        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
-    )
 
 
 # -- the jobs of one group of workers: their number, queue, shape and directives -------------------
@@ -219,14 +216,10 @@ def _check_commands(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
             diagnostics.site_error(message, "commands", name, hint=did_you_mean(name, known))
 
 
-def _group_of_head(profile: Profile) -> str | None:
-    return profile.head.group if profile.head else None
-
-
 def _check_groups(diagnostics: Diagnostics) -> None:
     """Report keys of the profile that contradict `groups`."""
     profile = diagnostics.spec.profile
-    wanted = _group_of_head(profile)
+    wanted = profile.head.group if profile.head else None
     if wanted and wanted not in profile.groups:
         known = ", ".join(profile.groups) or "the profile has no `groups`"
         message = f"there is no group `{wanted}`"
@@ -323,7 +316,7 @@ class Plan:
         """Return whether one of ``jobs`` may run the dask scheduler: the first one that starts."""
         if self.head:
             return jobs is self.head
-        return _group_of_head(self.profile) in (None, jobs.group)
+        return self.profile.head is None or self.profile.head.group in (None, jobs.group)
 
     def worker_names(self, cluster_id: str, only: JobGroup | None = None) -> list[str]:
         """Return the expected names of all workers of the cluster ``cluster_id``, or of a group."""

@@ -34,7 +34,6 @@ DEFAULTS = "defaults"
 LEFT_OUT = ("gpus_per_job", "cpus_per_job", "memory_per_job", "gpu_type", "head", "groups")
 """Keys of the site's `defaults` that only their own trial has: they may not fit every queue."""
 
-
 OF_THE_JOB = (
     "gpus", "gpus_per_job", "gpu_type", "queue", "layout", "workers", "groups", "head", "run",
     "run_on", "start_workers",
