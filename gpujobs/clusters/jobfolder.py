@@ -24,7 +24,7 @@ from ..schedulers import get_scheduler
 from ..text import plural
 from ..version import __version__
 from .folder import disk_errors, private_folder, write_new
-from .ledger import ClusterRecord, Intent, Ledger
+from .ledger import ClusterRecord, Ledger, Submission
 from .monitor import client_of
 from .submit import intent_of, make_folder, new_record, scripts_of, send_text, undoing
 
@@ -130,7 +130,7 @@ def read_plan(record: ClusterRecord) -> JsonObject:
     return Folder(record.argument).read(_PLAN)
 
 
-def _text(record: ClusterRecord, planned: Intent) -> str:
+def _text(record: ClusterRecord, planned: Submission) -> str:
     path = record.path.parent / planned.script
     if path.name != planned.script:
         raise InputError(f"the script {planned.script} is not a file of the job folder")

@@ -46,12 +46,13 @@ _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
 @dataclass(frozen=True)
 class Submission:
-    """One array, or lone job, that the batch scheduler accepted.
+    """One array, or lone job: planned, being submitted (an intent), or accepted.
 
     It has ``count`` jobs, numbered from ``first``.
     """
 
     id: str
+    """Of the batch scheduler; "" before it has accepted the submission."""
     first: _Count
     count: _Count
     group: str = ""
@@ -62,6 +63,15 @@ class Submission:
     """Seconds since the epoch; 0 in a record of an older gpujobs."""
     devices: tuple[str, ...] = ()
     """GPUs of this machine that its jobs have, in their order; empty with a batch scheduler."""
+    script: str = ""
+    """File in a job folder."""
+    arguments: tuple[str, ...] = ()
+    """Extra arguments of the command that submits the script."""
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its jobs."""
+        return range(self.first, self.first + self.count)
 
     def job(self, number: int) -> JobId:
         """Return the batch scheduler's id of the cluster's job ``number``."""
@@ -71,36 +81,13 @@ class Submission:
     @property
     def jobs(self) -> dict[int, JobId]:
         """The batch scheduler's ids by job number."""
-        return {number: self.job(number) for number in range(self.first, self.first + self.count)}
+        return {number: self.job(number) for number in self.numbers}
 
     def devices_of(self, number: int) -> tuple[str, ...]:
         """Return the GPUs of this machine that the cluster's job ``number`` has."""
         each = len(self.devices) // self.count
         start = (number - self.first) * each
         return self.devices[start : start + each]
-
-
-@dataclass(frozen=True)
-class Intent:
-    """A submission that is being made, or planned: fields of `Submission` known before it."""
-
-    first: _Count
-    count: _Count
-    group: str = ""
-    array: bool = False
-    time: float = 0.0
-    """Seconds since the epoch."""
-    attempt: int = 1
-    devices: tuple[str, ...] = ()
-    script: str = ""
-    """File in a job folder."""
-    arguments: tuple[str, ...] = ()
-    """Extra arguments of the command that submits the script in a job folder."""
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of its jobs."""
-        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True)
@@ -161,8 +148,8 @@ class ClusterRecord:
     attempts: int = 1
     """How often the cluster starts at most; the jobs of all attempts are submitted at once."""
     submissions: tuple[Submission, ...] = ()
-    intent: Optional[Intent] = None
-    planned: tuple[Intent, ...] = ()
+    intent: Optional[Submission] = None
+    planned: tuple[Submission, ...] = ()
     """The scripts in the job folder of the cluster; empty if it has none."""
     removed: tuple[int, ...] = ()
     """Jobs that were asked to leave."""
@@ -266,7 +253,7 @@ class ClusterRecord:
         return tuple(job_worker_names(self.id, number, workers, self.ranks, group))
 
     @property
-    def unseen(self) -> list[Intent]:
+    def unseen(self) -> list[Submission]:
         """The scripts in the job folder of which no submission is known."""
         known = {submission.first for submission in self.submissions}
         return [planned for planned in self.planned if planned.first not in known]
@@ -293,27 +280,24 @@ def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
             yield number, (JobId.parse(text), (path / name).stat().st_mtime)
 
 
-def _submitted(planned: Intent, claims: Mapping[int, tuple[JobId, float]]) -> Optional[Submission]:
+def _submitted(
+    planned: Submission, claims: Mapping[int, tuple[JobId, float]]
+) -> Optional[Submission]:
     """Return the submission of a script, from what its jobs have written; None if none has."""
     number = next((number for number in planned.numbers if number in claims), None)
     if number is None:
         return None
     job, time = claims[number]
-    return Submission(
-        id=job.submission,
-        first=planned.first,
-        count=planned.count,
-        group=planned.group,
-        array=planned.array,
-        first_index=0 if job.index is None else job.index - (number - planned.first),
-        time=time,
-    )
+    first_index = 0 if job.index is None else job.index - (number - planned.first)
+    return replace(planned, id=job.submission, first_index=first_index, time=time)
 
 
 def parse(value: dict[str, Any]) -> ClusterRecord:
     """Return a record from its JSON. Raises DamagedError."""
     if value.get("version") != VERSION:
         raise DamagedError("it was written by another version of gpujobs")
+    if isinstance(intent := value.get("intent"), dict):
+        intent.setdefault("id", "")  # missing in release 0.2.0
     record: ClusterRecord = typed(value, ClusterRecord)
     if problem := _contradiction(record):
         raise DamagedError(problem)
@@ -336,8 +320,6 @@ def _contradiction(record: ClusterRecord) -> str:
 
 
 # -- the records of a user -------------------------------------------------------------------------
-__all__ = ["ClusterRecord", "GroupRecord", "Intent", "Ledger", "Submission"]
-
 logger = logging.getLogger("gpujobs")
 
 
@@ -438,7 +420,7 @@ class Ledger:
             self._save(record)
         return record
 
-    def begin_submission(self, cluster_id: str, intent: Intent) -> ClusterRecord:
+    def begin_submission(self, cluster_id: str, intent: Submission) -> ClusterRecord:
         """Write the intent of a submission, before the batch scheduler is called."""
         return self.update(cluster_id, intent=intent, finished=False)
 

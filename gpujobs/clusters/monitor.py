@@ -21,7 +21,7 @@ from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_
 from . import folder as folders
 from .folder import FolderReader, FolderState, best_effort
 from .judge import judge, unlisted_since
-from .ledger import ClusterRecord, Ledger, Submission
+from .ledger import ClusterRecord, Ledger
 from .report import ClusterReport, JobReport
 from .verdict import write_record
 
@@ -247,17 +247,8 @@ def record_submission(
     intent = record.intent
     if intent is None:
         raise GpujobsError(f"{record.id}: no submission is under way")
-    submission = Submission(
-        id=submission_id,
-        first=intent.first,
-        count=intent.count,
-        group=intent.group,
-        array=intent.array,
-        first_index=client.scheduler.first_index,
-        time=intent.time,
-        attempt=intent.attempt,
-        devices=intent.devices,
-    )
+    first_index = client.scheduler.first_index
+    submission = replace(intent, id=submission_id, first_index=first_index)
     record = ledger.end_submission(record.id, submission)
     _write_job_ids(record, client.scheduler)
     if record.owner == "cluster":

@@ -39,7 +39,7 @@ from ..schedulers import JobId, get_scheduler
 from ..text import matches
 from . import folder as folders
 from .folder import disk_errors
-from .ledger import ClusterRecord, GroupRecord, Intent, Ledger
+from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from .monitor import client_of, record_submission, report_on
 from .report import ClusterState
 from .verdict import write_judge
@@ -406,9 +406,10 @@ def send(
     return send_text(record, intent, script.text, client, ledger, after)
 
 
-def intent_of(script: Script, name: str) -> Intent:
+def intent_of(script: Script, name: str) -> Submission:
     """Return the intent to submit ``script``, which is the file ``name``."""
-    return Intent(
+    return Submission(
+        "",
         script.first,
         script.count,
         script.jobs.group,
@@ -422,7 +423,7 @@ def intent_of(script: Script, name: str) -> Intent:
 
 def send_text(
     record: ClusterRecord,
-    intent: Intent,
+    intent: Submission,
     text: str,
     client: SchedulerClient,
     ledger: Ledger,

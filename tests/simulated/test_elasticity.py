@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.clusters.ledger import Intent
+from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.progress import LibraryProgress
 from gpujobs.deploy.elastic import check_bounds
@@ -206,7 +206,7 @@ def test_a_report_from_before_a_submission_does_not_end_the_wait_for_its_reply(
         async with lock:
             refresh = asyncio.ensure_future(pool.refresh(None, lock))
             await asyncio.sleep(1)  # its report is made
-            cluster.ledger.begin_submission(cluster.id, Intent(1, 1, time=slurm.time()))
+            cluster.ledger.begin_submission(cluster.id, Submission("", 1, 1, time=slurm.time()))
             pool.unanswered = True
         await refresh
         assert pool.unanswered

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpujobs.cli.main import main
 from gpujobs.clusters.folder import read_state
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.submit import find_predecessor
 from gpujobs.errors import InputError, NoSuchClusterError
 from gpujobs.injob.folder import Ended, EndKind, Folder
@@ -96,7 +96,7 @@ def test_clusters_that_cannot_be_waited_for(
 
 
 def test_a_cluster_that_is_being_submitted(home: Path, ledger: Ledger) -> None:
-    ledger.update("other-0001", submissions=(), intent=Intent(0, 1, time=time.time()))
+    ledger.update("other-0001", submissions=(), intent=Submission("", 0, 1, time=time.time()))
     with pytest.raises(InputError, match="is being submitted"):
         submissions(home, ledger, "other-0001")
 

@@ -16,7 +16,7 @@ from gpujobs.clusters.judge import (
     judge,
     unlisted_since,
 )
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.clusters.report import (
     ClusterReport,
     ClusterState,
@@ -305,7 +305,7 @@ def test_every_kind_has_a_state() -> None:
 
 
 def test_being_submitted() -> None:
-    record = replace(RECORD, submissions=(), intent=Intent(0, 1))
+    record = replace(RECORD, submissions=(), intent=Submission("", 0, 1))
     assert report(record=record).reason == "being submitted"
 
 

@@ -23,7 +23,7 @@ from gpujobs.clusters.folder import (
     read_state,
     write_atomically,
 )
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.folder import EndKind
@@ -284,4 +284,4 @@ def test_a_specification_that_cannot_be_read(tmp_path: Path, content: bytes) -> 
 def test_a_new_submission_reopens_a_finished_cluster(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record(finished=True))
-    assert not ledger.begin_submission("svd-0001", Intent(0, 1)).finished
+    assert not ledger.begin_submission("svd-0001", Submission("", 0, 1)).finished

@@ -15,7 +15,7 @@ import pytest
 
 from gpujobs.batch.process import System
 from gpujobs.clusters import folder as folders
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Intent, Ledger, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.scale import cancel, orphaned
 from gpujobs.injob.folder import EndKind
@@ -210,7 +210,7 @@ def test_outcomes_are_remembered_and_not_queried_again(
 @pytest.mark.parametrize("replied", [True, False])
 def test_a_cluster_is_not_finished_while_jobs_are_submitted(ledger: Ledger, replied: bool) -> None:
     before = add(ledger, "1")
-    ledger.begin_submission(before.id, Intent(1, 1))
+    ledger.begin_submission(before.id, Submission("", 1, 1))
     if replied:
         ledger.end_submission(before.id, Submission("9", 1, 1))
     ledger.finish(before, {"0": "TIMEOUT"}, {})  # a report from before
@@ -235,7 +235,7 @@ def test_another_process_scales_the_cluster(slurm: FakeSlurm, ledger: Ledger) ->
     slurm.lists("1||RUNNING", "9||PENDING")
     monitor = ClusterMonitor([add(ledger, "1")], ledger)
     monitor.report()
-    ledger.begin_submission("svd-0001", Intent(1, 1))
+    ledger.begin_submission("svd-0001", Submission("", 1, 1))
     ledger.end_submission("svd-0001", Submission("9", 1, 1))
     monitor.query_soon()
     assert [job.id for job in monitor.report().jobs] == ["1", "9"]
@@ -246,7 +246,7 @@ def test_an_interrupted_submission(
     slurm: FakeSlurm, ledger: Ledger, clock: list[float], found: bool
 ) -> None:
     record = add(ledger, "1", submissions=())
-    ledger.begin_submission(record.id, Intent(0, 1, time=time.time()))
+    ledger.begin_submission(record.id, Submission("", 0, 1, time=time.time()))
     (slurm.folder / "queue").write_text(SQUEUE_FOUND_HEADER + (f"7|{record.id}\n" if found else ""))
     monitor = ClusterMonitor([ledger.get(record.id)], ledger)
     assert monitor.report().reason == "being submitted"  # it may still be under way
@@ -351,7 +351,7 @@ def test_a_batch_scheduler_that_is_not_installed_any_more(
 
 
 def test_an_interrupted_submission_to_a_batch_scheduler_that_is_gone(ledger: Ledger) -> None:
-    intent = Intent(first=0, count=1, group="", array=False, time=1.0)
+    intent = Submission("", first=0, count=1, group="", array=False, time=1.0)
     record = add(ledger, "1", scheduler="plugin", submissions=(), intent=intent)
     assert ClusterMonitor([record], ledger).reports()
 
@@ -368,7 +368,7 @@ def test_a_cluster_whose_owner_died_before_it_submitted_is_cancelled_once(
 def test_a_cancel_finds_the_job_of_an_interrupted_submission(
     slurm: FakeSlurm, ledger: Ledger
 ) -> None:
-    intent = Intent(first=0, count=1, group="", array=False, time=1.0)
+    intent = Submission("", first=0, count=1, group="", array=False, time=1.0)
     record = add(ledger, "1", submissions=(), intent=intent)
     (slurm.folder / "queue").write_text(f"{SQUEUE_FOUND_HEADER}7|svd-0001\n")
     (slurm.folder / "scancel").write_text(
