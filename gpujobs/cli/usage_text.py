@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.notebook import html_template
-from ..clusters.report import NOT_WITH_MIG, Json
+from ..clusters.report import NOT_WITH_MIG, Json, job_json
 from ..clusters.usage import (
     GpuHours,
     JobUsage,
@@ -400,18 +400,15 @@ def _hours_json(hours: GpuHours) -> dict[str, Json]:
     return {**asdict(hours), "idle": hours.idle}
 
 
+_OF_JOB = ("number", "id", "attempt", "node", "state", "phase", "reason", "exit_code")
+"""Keys of `status --json`."""
+
+
 def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
     report = job.report
     return {
-        "number": report.number,
-        "id": report.id,
-        "attempt": report.attempt,
+        **{key: value for key, value in job_json(report).items() if key in _OF_JOB},
         "group": report.group,
-        "node": report.node,
-        "state": report.state.value,
-        "phase": report.phase.value,
-        "reason": report.reason,
-        "exit_code": report.exit_code,
         "gpus": job.gpus,
         "walltime": job.walltime or None,
         "submitted": job.submitted,

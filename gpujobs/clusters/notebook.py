@@ -16,7 +16,6 @@ from .report import (
     ONLY_GROUP,
     ClusterReport,
     ClusterState,
-    JobReport,
     group_rows,
     job_cells,
 )
@@ -82,7 +81,9 @@ class Card:
 def card_html(card: Card, part: Part = Part.ALL) -> str:
     """Return a part of the page."""
     report = card.report
-    jobs = _newest(report.jobs)
+    # Active ones first, then the newest.
+    newest = sorted(report.jobs, key=lambda job: (not job.active, -job.number))[:SHOWN_JOBS]
+    jobs = sorted(newest, key=lambda job: (not job.active, job.number))
     return html_template(TEMPLATE).render(
         card=card,
         part=part.value,
@@ -98,12 +99,6 @@ def card_html(card: Card, part: Part = Part.ALL) -> str:
         rows=[(job.failed, job_cells(job)) for job in jobs],
         hidden=len(report.jobs) - len(jobs),
     )
-
-
-def _newest(jobs: Collection[JobReport]) -> list[JobReport]:
-    """Return the jobs that are listed: active ones first, then the newest."""
-    ordered = sorted(jobs, key=lambda job: (not job.active, -job.number))[:SHOWN_JOBS]
-    return sorted(ordered, key=lambda job: (not job.active, job.number))
 
 
 def _tone(card: Card) -> str:

@@ -98,14 +98,6 @@ def positive(value: object, most: int = LARGEST_COUNT) -> int:
     return number
 
 
-def exit_code(value: object) -> int:
-    """Return the exit code of a program that has not succeeded: 1 to 255."""
-    code = count(value)
-    if not 1 <= code <= 255:
-        raise ValueError(f"{code} is not an exit code from 1 to 255")
-    return code
-
-
 def number(value: object) -> float:
     """Return a finite number of at least 0."""
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):

@@ -267,7 +267,8 @@ def at_most(most: int, least: Literal[0, 1] = 1) -> Scalar[int]:
 MOST = 100_000
 """GPUs, CPUs or workers of one cluster."""
 AMOUNT = at_most(MOST)
-EXIT_CODE = Scalar(fields.exit_code, {"type": "integer", "minimum": 1, "maximum": 255})
+EXIT_CODE = at_most(255)
+"""Of a program that has not succeeded."""
 NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0})
 FLAG = Scalar(fields.flag, {"type": "boolean"})
 SIZE = Scalar(fields.size, {"type": "string", "examples": ["60GiB"]})

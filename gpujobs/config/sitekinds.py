@@ -45,11 +45,6 @@ def _option_name(value: object) -> str:
     return text
 
 
-def _option_directive(value: object) -> str:
-    # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
-    return placeholders.check(fields.directive(value), None)
-
-
 def account_directive(value: object) -> str:
     """Return a directive that names the account."""
     text = placeholders.check(fields.printable(value), placeholders.ACCOUNT)
@@ -210,7 +205,11 @@ SITE_DIRECTIVES = Items(
     Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
 )
 OPTION_NAME = Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
-OPTION_DIRECTIVE = Scalar(_option_directive, {"type": "string", "pattern": "^-"})
+# `Site.check` finds the placeholder that is the option's own name; planning checks the others.
+OPTION_DIRECTIVE = Scalar(
+    lambda value: placeholders.check(fields.directive(value), None),
+    {"type": "string", "pattern": "^-"},
+)
 OPTION_DEFAULT = Scalar(lambda value: placeholders.check(option_value(value)), {"type": "string"})
 SUBMIT_ARGUMENTS = Items(
     Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True

@@ -16,6 +16,7 @@ from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.objects import SchedulerInfo
 from distributed.utils import format_dashboard_link
+from tornado.ioloop import PeriodicCallback
 
 from ..clusters import folder as folders
 from ..clusters.connect import address_of, security_of, silence_ucx
@@ -53,8 +54,8 @@ from .pool import JobPool
 from .scaler import Scaler
 
 # -- a cluster that another process started --------------------------------------------------------
-REFRESH_INTERVAL = 1.0
-"""Seconds between two updates of the list of workers."""
+REFRESH_INTERVAL = 1000
+"""Milliseconds between two updates of the list of workers."""
 
 
 class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
@@ -73,7 +74,6 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         state = read_state(record.path)
         self._address = address_of(record, state)
         silence_ucx(self._address.split("://")[0])
-        self._refreshing: asyncio.Task[None] | None = None
         self.id = name
         self._folder = record.path
         self._group_sizes = {group.name: group.workers_per_job for group in record.groups}
@@ -91,14 +91,14 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self.scheduler_comm = rpc(self._address, connection_args=arguments)
         # Cluster._start subscribes to worker events, and would take the owner's subscription.
         self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
-        self._refreshing = asyncio.create_task(self._refresh())
+        refreshing = PeriodicCallback(self._refresh, REFRESH_INTERVAL)
+        self.periodic_callbacks["gpujobs-refresh"] = refreshing
+        refreshing.start()
         self.status = Status.running
 
     async def _refresh(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_INTERVAL)
-            with contextlib.suppress(OSError):  # the dask scheduler is gone, or busy
-                self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
+        with contextlib.suppress(OSError):  # the dask scheduler is gone, or busy
+            self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
 
     def __await__(self) -> Generator[Any, None, AttachedCluster]:
         return self.__aenter__().__await__()
@@ -106,11 +106,6 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     async def __aenter__(self) -> AttachedCluster:
         await self._start()
         return self
-
-    async def _close(self) -> None:
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-        await super()._close()
 
     def close(self, timeout: float | None = None) -> Any:
         """Detach: the cluster continues."""
@@ -220,39 +215,11 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         return self.scale(**{group or "n": workers})
 
 
-# -- the lease: signs of life of the owning process in the cluster's folder ------------------------
-LEASE_INTERVAL = 10.0
-"""Seconds between two signs of life."""
-
-
-class Lease:
-    """Renews the lease of one cluster while the process lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._task: asyncio.Task[None] | None = None
-
-    def renew(self) -> None:
-        """Write a sign of life."""
-        folders.renew_lease(self._folder)
-
-    def keep(self) -> None:
-        """Start to renew the lease regularly."""
-        self._task = asyncio.create_task(self._renew_forever(), name="gpujobs-lease")
-
-    def stop(self) -> None:
-        """Stop renewing."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_INTERVAL)
-            with contextlib.suppress(GpujobsError, OSError):  # the next one may work
-                await asyncio.to_thread(self.renew)
-
-
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------
+LEASE_INTERVAL = 10_000
+"""Milliseconds between two signs of life of the owning process in the cluster's folder."""
+
+
 class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """A dask cluster whose workers are GPUs in jobs of a batch scheduler.
 
@@ -392,13 +359,14 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._pool = JobPool(spec, plan, Ledger())
         self._dask = DaskControl(self)
         self._scaler = Scaler(self._pool, self._dask)
-        self._lease = Lease(self._pool.record.path)
+        # It starts with the event loop.
+        self._lease = PeriodicCallback(self._renew_lease, LEASE_INTERVAL)
         self.id = self._pool.id
         self.adaptives = {}
         record = self._pool.record
         folders.make(self.folder, encrypted=record.encrypted, logs=options.log_directory)
         try:
-            self._lease.renew()
+            folders.renew_lease(self.folder)
             if options.local_scheduler:
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
@@ -462,7 +430,11 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             end_after = self._pool.plan.lifetime.end_after
             folder = str(self.folder)
             WorkerRegistry(self.scheduler, folder, end_after, in_owner=True).install()
-        self._lease.keep()
+        self._lease.start()
+
+    async def _renew_lease(self) -> None:
+        with contextlib.suppress(GpujobsError, OSError):  # the next one may work
+            await asyncio.to_thread(folders.renew_lease, self.folder)
 
     async def _close(self) -> None:
         if self.status in (Status.closing, Status.closed):

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import distributed
@@ -30,7 +30,6 @@ from ..injob.network import confine, first_free, on_loopback, port_range
 from ..injob.registry import idle_message
 from ..planning.plan import Plan
 from ..planning.transport import contact_text, encryption_rule
-from ..schedulers import JobState
 from ..text import quoted
 from .job import PoolJob
 from .pool import JobPool
@@ -187,21 +186,6 @@ def job_scheduler(pool: JobPool, security: Security | None) -> dict[str, object]
     return {"cls": HeadJob, "options": {"pool": pool, "security": security}}
 
 
-@dataclass
-class _Start:
-    """The start of the head's job; times are those of the monotonic clock."""
-
-    job: PoolJob
-    running_since: float | None = None
-
-    def runs_for(self) -> float:
-        """Return for how many seconds the job has run."""
-        now = time.monotonic()
-        if self.running_since is None and self.job.report.state is JobState.RUNNING:
-            self.running_since = now
-        return 0.0 if self.running_since is None else now - self.running_since
-
-
 class HeadJob(ProcessInterface):  # type: ignore[misc]
     """Submits the head's job and waits for its dask scheduler; for dask it is a process."""
 
@@ -215,14 +199,13 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
 
         Raises JobFailedError if its job ends before that, or runs too long without one.
         """
-        start = _Start(await self.pool.submit_head())
-        state = await self._wait_for_address(start)
+        state = await self._wait_for_address(await self.pool.submit_head())
         self.address = state.address
         if self.security is not None:  # the job may have chosen ucxx
             self.security.require_encryption = state.encrypted
         self.status = Status.running
 
-    async def _wait_for_address(self, start: _Start) -> FolderState:
+    async def _wait_for_address(self, job: PoolJob) -> FolderState:
         pool, lock = self.pool, asyncio.Lock()
         while True:
             ended = await pool.refresh(frozenset(), lock)
@@ -230,11 +213,12 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
             if state.address is not None and state.ended is None:
                 return state
             if ended or state.ended is not None:
-                raise JobFailedError(self._why_ended(start.job, state))
-            # A long queue is no failure; a job that runs without a dask scheduler is.
-            if start.runs_for() > pool.plan.profile.start_timeout:
-                job = start.job.report.id
-                raise JobFailedError(f"the dask scheduler's job {job} runs, but has no address yet")
+                raise JobFailedError(self._why_ended(job, state))
+            # Waiting in the queue is not an error; running without a dask scheduler is.
+            now = pool.system.monotonic()
+            if now - (job.running_since or now) > pool.plan.profile.start_timeout:
+                message = f"the dask scheduler's job {job.report.id} runs, but has no address yet"
+                raise JobFailedError(message)
             await asyncio.sleep(ADDRESS_INTERVAL)
 
     def _why_ended(self, job: PoolJob, state: FolderState) -> str:
@@ -370,13 +354,9 @@ class DaskControl:
         Their connections end some time after the dask scheduler has removed them.
         """
         deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT
-        while self._worker_connections() and time.monotonic() < deadline:
+        comms = getattr(self._cluster.scheduler, "_comms", {})  # by connection: its kind
+        while "register-worker" in comms.values() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-
-    def _worker_connections(self) -> int:
-        """Return how many connections of workers a local dask scheduler has."""
-        comms = getattr(self._cluster.scheduler, "_comms", {})
-        return list(comms.values()).count("register-worker")
 
     def disconnect(self) -> None:
         """Stop what queries the dask scheduler regularly: it is gone."""

@@ -71,7 +71,7 @@ def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
             *_types(scheduler, survey, entries),
             *_visible_devices(scheduler, survey),
             *_network(host),
-            *_sizes(survey),
+            *([f"max_array_size: {survey.max_array_size}"] if survey.max_array_size else []),
             *_queues(survey, entries),
             *_defaults(entries),
             "",
@@ -134,11 +134,6 @@ def _network(host: Host) -> Iterator[str]:
         f"nodes; this host has {names or 'none'}"
     )
     yield f"# directory: ~/.gpujobs   {TO_BE_FILLED_IN} if compute nodes do not share your home"
-
-
-def _sizes(survey: Survey) -> Iterator[str]:
-    if survey.max_array_size:
-        yield f"max_array_size: {survey.max_array_size}"
 
 
 def _queues(survey: Survey, entries: Sequence[Entry]) -> Iterator[str]:

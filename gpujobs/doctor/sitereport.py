@@ -284,7 +284,8 @@ class Comparison:
                 name = "gpu_types" if queue.gpu_types else "gpu_type"
                 yield self._problem(message, "queues", key, name)
                 return
-            nodes = _nodes_of_types(nodes, queue)
+            named = queue.named_types.values()
+            nodes = [node for node in nodes if not named or node.gpu_type in ("", *named)]
             yield from self._gpu_problems(key, queue, nodes)
             nodes = [node for node in nodes if (node.gpus or 0) >= queue.gpus_per_node]
         if nodes:
@@ -350,15 +351,9 @@ def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, 
     if _above(live.min_walltime, queue.min_walltime or 0):
         yield "min_walltime", f"the walltime in queue {name} is at least {_time(live.min_walltime)}"
     if _above(queue.max_nodes or queue.nodes or nodes, live.max_nodes):
-        yield (
-            "max_nodes",
-            f"{jobs} most {plural(live.max_nodes or 0, 'node')}",
-        )
+        yield "max_nodes", f"{jobs} most {plural(live.max_nodes or 0, 'node')}"
     if _above(live.min_nodes, queue.min_nodes or 1):
-        yield (
-            "min_nodes",
-            f"{jobs} least {plural(live.min_nodes or 0, 'node')}",
-        )
+        yield "min_nodes", f"{jobs} least {plural(live.min_nodes or 0, 'node')}"
     if _above(queue.max_gpus_per_user, user_gpus):
         message = f"one user has at most {plural(user_gpus or 0, 'GPU')} in queue {name}"
         yield "max_gpus_per_user", message
@@ -376,12 +371,6 @@ def _matches(account: Account, accounts: Sequence[str]) -> bool:
     """Return whether the site accepts one of the user's accounts, as far as both are known."""
     pattern = account.pattern
     return not (pattern and accounts) or any(matches(pattern, name) for name in accounts)
-
-
-def _nodes_of_types(nodes: Sequence[LiveNode], queue: Queue) -> list[LiveNode]:
-    """Return the nodes whose GPUs are of a type of the queue, if types are reported."""
-    types = queue.named_types.values()
-    return [node for node in nodes if not types or node.gpu_type in ("", *types)]
 
 
 # -- ask the batch scheduler -----------------------------------------------------------------------

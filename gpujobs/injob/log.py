@@ -98,11 +98,8 @@ def _exception(traceback: str) -> str:
     lines = traceback.splitlines()
     starts = (number for number, line in enumerate(lines) if _EXCEPTION.fullmatch(line))
     start = next(starts, len(lines))
-    return " ".join(line.strip() for line in takewhile(_is_message, lines[start:]))
-
-
-def _is_message(line: str) -> bool:
-    return bool(line) and not _NOISE.search(line)
+    own = takewhile(lambda line: line and not _NOISE.search(line), lines[start:])
+    return " ".join(line.strip() for line in own)
 
 
 def in_plain_words(line: str) -> str:

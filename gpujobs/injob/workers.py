@@ -71,11 +71,6 @@ class SchedulerWatch:
         """Return the age of the file ``sign`` in seconds (see `silence`)."""
         return silence(self._folder / sign, self._clock)
 
-    def _owner_is_silent(self) -> bool:
-        """Return whether the head, or else the client with the dask scheduler, may be dead."""
-        has_head = (self._folder / "head").is_dir()
-        return self.silence(HEARTBEAT if has_head else "lease") > _SILENCE_TIMEOUT
-
     def is_gone(self, address: str, environ: Mapping[str, str], *, registered: bool) -> bool:
         """Return whether the dask scheduler is gone; call this again and again.
 
@@ -86,7 +81,9 @@ class SchedulerWatch:
         if time.monotonic() - self._time < _INTERVAL:
             return False
         self._time = time.monotonic()
-        if registered and not self._owner_is_silent():
+        # The owner: the head, or else the client with the dask scheduler.
+        sign = HEARTBEAT if (self._folder / "head").is_dir() else "lease"
+        if registered and self.silence(sign) <= _SILENCE_TIMEOUT:
             self._failed = 0
         elif reach(address, environ) is Reach.NOTHING:
             self._failed += 1

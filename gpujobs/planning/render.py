@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 from jinja2 import (
     ChoiceLoader,
@@ -36,7 +37,7 @@ from ..text import control_character
 from .bash import Bash, command, with_variables
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
-from .shape import JobGroup, JobShape
+from .shape import JobGroup
 
 # -- jobs on one node that may not open each other's GPUs ------------------------------------------
 _NOTE = (
@@ -346,7 +347,11 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
     return {
         **_directive_variables(plan, cluster_id, script),
         **_environment_variables(plan, script),
-        "jobs": _TemplateJobs(script.jobs, roles),
+        "jobs": SimpleNamespace(
+            lines=[Bash(line) for line in script.jobs.lines],  # checked when they were planned
+            shape=script.jobs.shape,
+            scheduler=roles.scheduler,
+        ),
         "group": "" if script.jobs is plan.head else script.jobs.group,
         "root": plan.root,
         "submit_folder": Bash(plan.scheduler.submit_folder),
@@ -419,29 +424,6 @@ def _container_variables(plan: Plan, script: Script) -> dict[str, object]:
         "launcher": launcher(plan, script.jobs),
         "run_log": plan.profile.run_on == "ranks",
     }
-
-
-@dataclass(frozen=True)
-class _TemplateJobs:
-    """The variable ``jobs`` of the templates."""
-
-    source: JobGroup
-    roles: JobRoles
-
-    @property
-    def lines(self) -> list[Bash]:
-        """Return the directives, which were checked when they were planned."""
-        return [Bash(line) for line in self.source.lines]
-
-    @property
-    def shape(self) -> JobShape:
-        """Return the numbers of one job."""
-        return self.source.shape
-
-    @property
-    def scheduler(self) -> bool:
-        """Return whether the jobs may start the dask scheduler."""
-        return self.roles.scheduler
 
 
 # -- the Jinja environment -------------------------------------------------------------------------

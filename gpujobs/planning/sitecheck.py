@@ -88,7 +88,9 @@ class _QueueTrials:
         """Yield one trial for each shape."""
         smallest = _smallest(self.site, self.queue)
         yield self._trial(SMALLEST, smallest)
-        shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
+        shapes = [*self._parts_of_a_node(), *self._nodes()]
+        if self.gpus and self._takes_cpu_jobs():
+            shapes.append(("CPU", {"gpus": 0}))
         for shape, keys in shapes:
             yield self._trial(shape, keys)
         if len(self.queue.gpu_types) > 1:
@@ -130,10 +132,6 @@ class _QueueTrials:
             yield "mpi", {"gpus": nodes * self.gpus, "layout": "mpi"}
         elif one_node:
             yield "mpi", {"gpus": self.gpus, "layout": "mpi"}
-
-    def _without_gpus(self) -> Iterator[tuple[str, dict[str, object]]]:
-        if self.gpus and self._takes_cpu_jobs():
-            yield "CPU", {"gpus": 0}
 
     def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
         without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
@@ -340,15 +338,16 @@ def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFil
     queues = {key: site.queues[key] for key in trial.queues}
     if any_account:
         site = replace(site, account=_any_account(site.account), options=_any_values(site.options))
-        queues = {key: _any_queue(queue) for key, queue in queues.items()}
+        queues = {
+            key: replace(
+                queue, account=_any_account(queue.account), options=_any_values(queue.options)
+            )
+            for key, queue in queues.items()
+        }
     if trial.shape != DEFAULTS:
         defaults = document.section("defaults").without(*LEFT_OUT).value
         document = replace(document, value={**document.value, "defaults": defaults})
     return replace(site_file, site=replace(site, queues=queues), document=document)
-
-
-def _any_queue(queue: Queue) -> Queue:
-    return replace(queue, account=_any_account(queue.account), options=_any_values(queue.options))
 
 
 def _any_values(options: Mapping[str, Option]) -> dict[str, Option]:

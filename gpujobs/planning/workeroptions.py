@@ -95,7 +95,7 @@ def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
     }
     if text := resources(workers, True):
         # CUDAWorker takes the text of the command line, Worker a mapping.
-        found["resources"] = text if cuda else _mapping(text)
+        found["resources"] = text if cuda else amounts(workers, True)
     for name in _given(workers, CUDA):
         value = getattr(workers, name)
         found[_KEYWORDS.get(name, name)] = list(value) if isinstance(value, tuple) else value
@@ -342,8 +342,3 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(str(item) for item in value)
     return str(value)
-
-
-def _mapping(text: str) -> dict[str, float]:
-    pairs = (item.split("=") for item in text.split())
-    return {name: float(amount) for name, amount in pairs}

@@ -70,7 +70,7 @@ def test_numbers_of_attempts_that_are_refused(home: Path) -> None:
     assert "svd.yaml:5:16: `walltime_exit` asks for another attempt" in error_of(
         home, RUN + "walltime_exit: 85\n"
     )
-    assert "0 is not an exit code from 1 to 255" in error_of(
+    assert "`walltime_exit` must be at least 1" in error_of(
         home, RUN + "requeue: 1\nwalltime_exit: 0\n"
     )
     (home / "s.yaml").write_text(f"{SLURM}max_queued_jobs: 6\n")
