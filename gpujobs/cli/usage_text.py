@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -64,7 +64,14 @@ def usage_line(usage: UsageReport) -> str:
 
 def usage_text(usage: UsageReport) -> str:
     """Return the report in full."""
-    parts = [*_facts(usage), "", _job_table(usage)]
+    cluster = usage.cluster
+    title = (f"{cluster.record.id} on {cluster.record.site}", cluster.state.value, cluster.reason)
+    parts = [": ".join(part for part in title if part)]
+    if line := usage_line(usage):
+        parts.append(f"  used       {line}")
+    parts += [f"  {name:<9}  {value} {meaning}" for name, value, meaning in facts(usage)]
+    parts += [f"  note       {problem}" for problem in usage.problems]
+    parts += ["", _job_table(usage)]
     if rows := group_rows(usage):
         parts += ["", table(GROUP_HEADER, rows)]
     return "\n".join(parts)
@@ -97,22 +104,22 @@ def _time(hours: float) -> tuple[str, str]:
     return (f"{seconds / 60:.0f}", "min") if hours < 2 else (f"{hours:.1f}", "h")
 
 
-def _facts(usage: UsageReport) -> Iterator[str]:
-    cluster, hours = usage.cluster, usage.hours
-    title = (f"{cluster.record.id} on {cluster.record.site}", cluster.state.value, cluster.reason)
-    yield ": ".join(part for part in title if part)
-    if line := usage_line(usage):
-        yield f"  used       {line}"
+def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and meaning of the GPU hours; without GPUs, of the worker hours."""
+    hours = usage.hours
+    if not usage.has_gpus:
+        yield "connected", hours_text(usage.worker_hours, "worker"), "of CPU workers"
+    else:
         if hours.asked:  # the jobs have a walltime
-            yield f"  asked      {hours_text(hours.asked)} (GPUs and walltime of the started jobs)"
-        yield f"  connected  {hours_text(hours.connected)} with a worker"
-        yield f"  idle       {hours_text(hours.idle)} of {hours_text(hours.sampled)} sampled"
-    elif usage.worker_hours:
-        yield f"  connected  {hours_text(usage.worker_hours, 'worker')}"
+            asked = hours_text(hours.asked)
+            yield "asked", asked, "for the GPUs and the walltime of the jobs that started"
+        yield "granted", hours_text(hours.granted), "from the start to the end of the jobs"
+        yield "connected", hours_text(hours.connected), "with a connected worker"
+        busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
+        yield "busy", hours_text(hours.busy), f"of the samples: {busy}"
+        yield "idle", hours_text(hours.idle), "sampled, and not busy"
     if usage.received is not None:
-        yield f"  transfers  {short_size_text(usage.received)} between workers"
-    for problem in usage.problems:
-        yield f"  note       {problem}"
+        yield "transfers", short_size_text(usage.received), "between workers"
 
 
 def _job_table(usage: UsageReport) -> str:
@@ -179,24 +186,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class TransferChart:
-    """A worker: points of an SVG line, and the figures next to it."""
-
-    name: str
-    rate: str
-    received: str
-    most: str
-
-
-@dataclass(frozen=True)
 class Chart:
-    """A GPU: points of two SVG lines, and the figures next to them."""
+    """Lines of a GPU or a worker, and the figures next to them."""
 
     name: str
-    busy: str
-    memory: str
-    mean: str
-    most: str
+    figures: str
+    lines: Mapping[str, str]
+    """Points of SVG by the class of the line."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +228,7 @@ def page(usage: UsageReport) -> str:
     return html_template(TEMPLATE).render(
         usage=usage,
         cluster=usage.cluster,
-        facts=_page_facts(usage),
+        facts=list(facts(usage)),
         plural=plural,
         axis=axis,
         groups=group_rows(usage),
@@ -244,30 +240,10 @@ def page(usage: UsageReport) -> str:
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
         target=_step_line(usage.targets, axis, most),
         charts=[_chart(job, gpu, axis) for job in usage.jobs for gpu in job.gpu_samples],
-        transfers=_transfer_charts(usage, axis),
+        transfers=list(_transfer_charts(usage, axis)),
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(usage.start)),
         failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
     )
-
-
-def _page_facts(usage: UsageReport) -> list[tuple[str, str, str]]:
-    """Return name, value and explanation of the GPU hours; without GPUs, of the worker hours."""
-    hours = usage.hours
-    busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
-    connected = hours_text(usage.worker_hours, "worker")
-    facts = [
-        ("asked", hours_text(hours.asked), "GPUs and walltime of the jobs that started"),
-        ("granted", hours_text(hours.granted), "from the start to the end of the jobs"),
-        ("connected", hours_text(hours.connected), "with a connected worker"),
-        ("busy", hours_text(hours.busy), f"of the samples: {busy}"),
-        ("idle", hours_text(hours.idle), "sampled, and not busy"),
-    ]
-    if not usage.has_gpus:
-        facts = [("connected", connected, "CPU workers")]
-    if usage.received is not None:
-        received = short_size_text(usage.received)
-        facts.append(("transfers", received, "received by workers from workers"))
-    return facts
 
 
 def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
@@ -302,19 +278,15 @@ def _chart(job: JobUsage, gpu: GpuSamples, axis: Axis) -> Chart:
     used = [sample.used for sample in gpu.samples if sample.used is not None]
     samples = shorter_samples(gpu.samples)
     owner = ", ".join(job.workers_of(gpu.uuid)) or f"job {job.report.number}"
-    return Chart(
-        name=f"{owner}, {gpu.node}, {gpu.uuid}",
-        busy=_line(samples, axis, lambda sample: sample.busy, 100),
-        memory=_line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
-        mean=_busy_text(busy_fraction(gpu.samples), slices=is_slice(gpu.uuid)),
-        most=_most_memory(used, gpu.memory),
-    )
-
-
-def _most_memory(used: Sequence[int], memory: int) -> str:
-    if not used:
-        return "unknown"
-    return f"{measured_size_text(max(used))} of {measured_size_text(memory)}"
+    most = "unknown"
+    if used:
+        most = f"{measured_size_text(max(used))} of {measured_size_text(gpu.memory)}"
+    lines = {
+        "memory-line": _line(samples, axis, lambda sample: sample.used, gpu.memory or 1),
+        "busy-line": _line(samples, axis, lambda sample: sample.busy, 100),
+    }
+    busy = _busy_text(busy_fraction(gpu.samples), slices=is_slice(gpu.uuid))
+    return Chart(f"{owner}, {gpu.node}, {gpu.uuid}", f"{busy}, memory up to {most}", lines)
 
 
 def _line(
@@ -334,22 +306,15 @@ def _line(
 
 
 # -- transfers -------------------------------------------------------------------------------------
-def _transfer_charts(usage: UsageReport, axis: Axis) -> list[TransferChart]:
-    """Return a chart for each worker that received data; all have the same scale."""
+def _transfer_charts(usage: UsageReport, axis: Axis) -> Iterator[Chart]:
+    """Yield a chart for each worker that received data; all have the same scale."""
     found = [(one, shorter_transfers(one.samples)) for one in usage.transfers if one.received]
     most = max((_rate(sample) for _, samples in found for sample in samples), default=1)
-    return [_transfer_chart(one, samples, axis, max(1, most)) for one, samples in found]
-
-
-def _transfer_chart(
-    worker: WorkerTransfers, samples: Sequence[Received], axis: Axis, most: int
-) -> TransferChart:
-    return TransferChart(
-        name=worker.worker,
-        rate=_step_line([(axis.start, 0), *_rate_steps(samples)], axis, most),
-        received=short_size_text(worker.received),
-        most=f"{short_size_text(max(map(_rate, samples)))}/s",
-    )
+    for one, samples in found:
+        line = _step_line([(axis.start, 0), *_rate_steps(samples)], axis, max(1, most))
+        rate = short_size_text(max(map(_rate, samples)))
+        figures = f"{short_size_text(one.received)}, up to {rate}/s"
+        yield Chart(one.worker, figures, {"rate-line": line})
 
 
 def _rate(sample: Received) -> int:

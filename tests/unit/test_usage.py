@@ -429,7 +429,7 @@ def test_a_cluster_without_gpus_has_worker_hours() -> None:
     record = replace(RECORD, groups=(replace(RECORD.groups[0], gpus_per_job=0),))
     found = usage(history(), record)
     text, html = usage_text(found), page(found)
-    assert re.search(r"^  connected  \d+\.\d worker h$", text, re.M)
+    assert re.search(r"^  connected  \d+\.\d worker h of CPU workers$", text, re.M)
     assert "<h2>Worker hours</h2>" in html and re.search(r"\d+\.\d worker h", html)
     assert "GPU s" not in text + html and "GPU h" not in text + html
 
