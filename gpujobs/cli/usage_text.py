@@ -66,7 +66,7 @@ def usage_text(usage: UsageReport) -> str:
     """Return the report in full."""
     cluster = usage.cluster
     title = (f"{cluster.record.id} on {cluster.record.site}", cluster.state.value, cluster.reason)
-    parts = [": ".join(part for part in title if part)]
+    parts = [": ".join(filter(None, title))]
     if line := usage_line(usage):
         parts.append(f"  used       {line}")
     parts += [f"  {name:<9}  {value} {meaning}" for name, value, meaning in facts(usage)]
@@ -234,7 +234,7 @@ def page(usage: UsageReport) -> str:
         groups=group_rows(usage),
         has_gpus=usage.has_gpus,
         kinds=list(PhaseKind),
-        jobs=[(job, [_bar(job, one, axis) for one in timeline(usage, job)]) for job in usage.jobs],
+        jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
         replaces={job.replaced_by: job.report.number for job in usage.failures},
         most_workers=most,
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
@@ -244,6 +244,11 @@ def page(usage: UsageReport) -> str:
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(usage.start)),
         failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
     )
+
+
+def _bars(usage: UsageReport, job: JobUsage, axis: Axis) -> list[Bar]:
+    """Return the time line of a job."""
+    return [_bar(job, phase, axis) for phase in timeline(usage, job)]
 
 
 def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:

@@ -20,13 +20,9 @@ from typing import Any
 
 from ..errors import GpujobsError, InputError
 from ..injob import archive
+from ..injob import folder as files
 from ..injob.certificate import make_certificate
 from ..injob.folder import (
-    AFTER,
-    HEARTBEAT,
-    RESERVE,
-    RESERVE_BYTES,
-    TRANSPORT,
     DamagedError,
     Ended,
     EndKind,
@@ -34,9 +30,6 @@ from ..injob.folder import (
     JsonObject,
     OverMemory,
     RegisteredWorker,
-    all_gpus,
-    modified_at,
-    open_file,
 )
 from ..injob.gpus import binding_messages, over_memory_message
 from ..injob.names import ARCHIVE, job_file
@@ -184,7 +177,8 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
             (folder / name).mkdir(mode=0o700)
         _make_logs(folder, logs)
         write_new(folder / ARCHIVE, archive.build())
-        write_new(folder / RESERVE, os.urandom(RESERVE_BYTES))  # no file system compresses it away
+        # No file system compresses random bytes away.
+        write_new(folder / files.RESERVE, os.urandom(files.RESERVE_BYTES))
         if encrypted:
             make_certificate(folder)
     except FileExistsError:
@@ -223,7 +217,7 @@ def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
 
 def write_transport(folder: Path, transport: Choice) -> None:
     """Write the protocol that this side has chosen."""
-    write_atomically(folder / TRANSPORT, json.dumps(transport.json()))
+    write_atomically(folder / files.TRANSPORT, json.dumps(transport.json()))
 
 
 def renew_lease(folder: Path) -> None:
@@ -234,7 +228,7 @@ def renew_lease(folder: Path) -> None:
 def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> None:
     """Write that this cluster starts after the end of ``cluster``, whose folder is ``other``."""
     value = {"cluster": cluster, "folder": str(other), "any_end": any_end}
-    write_atomically(folder / AFTER, json.dumps(value))
+    write_atomically(folder / files.AFTER, json.dumps(value))
 
 
 def ask_to_leave(folder: Path, number: int) -> None:
@@ -260,7 +254,7 @@ def silence(folder: Path) -> float:
     there is no lease.
     """
     try:
-        return _now_at(folder) - modified_at(folder / "lease")
+        return _now_at(folder) - files.modified_at(folder / "lease")
     except OSError:
         return float("inf")
 
@@ -270,7 +264,7 @@ def _now_at(folder: Path) -> float:
     now = folder / f"now-{secrets.token_hex(4)}"
     try:
         now.touch(mode=0o600)
-        written = modified_at(now)
+        written = files.modified_at(now)
         now.unlink()
     except OSError:
         return time.time()
@@ -286,7 +280,7 @@ def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
     if folder_problem(folder):
         return []
     try:
-        with open_file(path) as file:
+        with files.open_file(path) as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except (OSError, DamagedError):
@@ -381,7 +375,7 @@ class FolderState:
 
     def _between(self, network: str) -> str:
         workers = (worker for worker in self.workers.values() if network in _fast(worker))
-        gpus = len({gpu["uuid"] for worker in workers for gpu in all_gpus(worker.get("gpu"))})
+        gpus = len({gpu["uuid"] for worker in workers for gpu in files.all_gpus(worker.get("gpu"))})
         return f"{network} between {gpus} GPUs" if gpus > 1 else network
 
     @property
@@ -454,7 +448,7 @@ class FolderReader:
             head=head,
             address=scheduler.get("address"),
             dashboard=scheduler.get("services", {}).get("dashboard"),
-            transport=Choice.parse(self._json(TRANSPORT)),
+            transport=Choice.parse(self._json(files.TRANSPORT)),
             damaged=tuple(self._damaged),
         )
 
@@ -462,11 +456,11 @@ class FolderReader:
         """Return when a job last wrote its log or its heartbeat; 0 if it has written neither."""
         names = [f"logs/job-{number}.log", job_file(number, "now")]
         if number == head:
-            names.append(HEARTBEAT)
+            names.append(files.HEARTBEAT)
         return max(_modified_at(self._folder.path / name) for name in names)
 
     def _waits_for(self) -> str:
-        after = self._json(AFTER)
+        after = self._json(files.AFTER)
         if not after or (Path(after["folder"]) / "ended").exists():
             return ""
         return str(after["cluster"])
@@ -522,7 +516,7 @@ def read_state(folder: Path) -> FolderState:
 
 def read_transport(folder: Path) -> Choice:
     """Return the protocol of a cluster, from its folder."""
-    return Choice.parse(Folder(str(folder)).read(TRANSPORT))
+    return Choice.parse(Folder(str(folder)).read(files.TRANSPORT))
 
 
 def _modified_at(path: Path) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -220,17 +220,23 @@ def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec
     largest = max((profile.gpus_per_job or 1 for profile in profiles), default=1)
 
     def free(key: str) -> int:
-        own = [queue for queue in queues if queue.queue == key]
-        total = 0
-        for part in [part for part in own if part.gpu_type in types] or own:
+        fitting = [
+            part.free_gpus or 0
+            for part in _parts(queues, key, types)
             # The largest job has at most as many GPUs as a node.
-            if (part.most_free_gpus or 0) >= min(largest, part.gpus_per_node):
-                total += part.free_gpus or 0
-        return min(total, wanted)
+            if (part.most_free_gpus or 0) >= min(largest, part.gpus_per_node)
+        ]
+        return min(sum(fitting), wanted)
 
     keys = dict.fromkeys(queue.queue for queue in queues)
     order = sorted(keys, key=free, reverse=True)  # which keeps the order of equal ones
     return replace(spec, queue_order=tuple(order))
+
+
+def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str]) -> list[FreeQueue]:
+    """Return the parts of the queue ``key`` with one of ``types``; all if it has no such part."""
+    parts = [queue for queue in queues if queue.queue == key]
+    return [part for part in parts if part.gpu_type in types] or parts
 
 
 def queues_text(queues: Sequence[FreeQueue]) -> str:
@@ -321,9 +327,13 @@ def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode])
     """Return whether jobs of the queue may run on the node."""
     if any(other.queue == name for other in nodes) and node.queue not in ("", name):
         return False
+    return not queue.gpus_per_node or _has_gpus_of(node, queue)
+
+
+def _has_gpus_of(node: LiveNode, queue: Queue) -> bool:
     has_gpus = node.gpus is None or node.gpus > 0
     types = set(queue.named_types.values())
-    return not queue.gpus_per_node or (has_gpus and (not types or node.gpu_type in {"", *types}))
+    return has_gpus and (not types or node.gpu_type in {"", *types})
 
 
 def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[_Job, str | None]]:

@@ -118,9 +118,7 @@ def submit(folder: Path, ledger: Ledger) -> ClusterRecord:
     texts = [_text(record, planned) for planned in record.planned]
     client = client_of(record)
     others = client.find(record.id)  # those of a copy of the folder
-    if record.encrypted and not (record.path / CERTIFICATE).exists():
-        with disk_errors(record.path):
-            make_certificate(record.path)
+    _make_key(record)
     with undoing(record, client, ledger, partial(_undo, record, ledger)):
         for planned, text in zip(record.planned, texts, strict=True):
             record = send_text(record, planned, text, client, ledger, others=others)
@@ -142,6 +140,12 @@ def _text(record: ClusterRecord, planned: Submission) -> str:
         raise InputError(f"there is no {path}") from None
     except DamagedError as error:
         raise InputError(str(error)) from None
+
+
+def _make_key(record: ClusterRecord) -> None:
+    if record.encrypted and not (record.path / CERTIFICATE).exists():
+        with disk_errors(record.path):
+            make_certificate(record.path)
 
 
 def _undo(record: ClusterRecord, ledger: Ledger) -> None:

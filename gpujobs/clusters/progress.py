@@ -88,7 +88,7 @@ def _rewrite(terminal: TextIO, text: str = "", end: str = "") -> None:
 def _in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
+    shell = ipython and ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 

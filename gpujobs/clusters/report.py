@@ -340,7 +340,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "site": record.site,
         "scheduler": record.scheduler,
         "state": report.state.value,
-        "kind": report.kind.value if report.kind else None,
+        "kind": report.kind and report.kind.value,
         "reason": report.reason,
         "exit_code": report.exit_code,
         "workers": {"wanted": record.workers, "connected": connected, **groups},

@@ -15,17 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    CollectionEndEvent,
-    DocumentStartEvent,
-    Event,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-)
 
 from ..errors import InputError, Position, Problem
 from ..text import control_character
@@ -269,32 +260,32 @@ class _Reader:
                 position = Position(self.source, number, line.index(found) + 1, line)
                 raise InputError(Problem(f"has a control character ({found!r})", position))
 
-    def _build(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, DocumentStartEvent):
+    def _build(self, parsed: Iterable[events.Event]) -> None:
+        for event in parsed:
+            if isinstance(event, events.DocumentStartEvent):
                 self._start_document(event)
-            elif isinstance(event, CollectionEndEvent):
+            elif isinstance(event, events.CollectionEndEvent):
                 self.open_nodes.pop()
-            elif isinstance(event, NodeEvent):
+            elif isinstance(event, events.NodeEvent):
                 self._check_node(event)
                 self._add_node(event)
 
-    def _start_document(self, event: Event) -> None:
+    def _start_document(self, event: events.Event) -> None:
         self.documents += 1
         if self.documents > 1:
             message = "a second document starts here; a file must have one"
             self._refuse(message, event.start_mark)
 
-    def _check_node(self, event: NodeEvent) -> None:
+    def _check_node(self, event: events.NodeEvent) -> None:
         tag = getattr(event, "tag", None)
-        if isinstance(event, AliasEvent) or event.anchor:
+        if isinstance(event, events.AliasEvent) or event.anchor:
             self._refuse("anchors and aliases (& and *) are not supported", event.start_mark)
         if tag is not None and str(tag) != "!":
             self._refuse(f"tags ({tag}) are not supported", event.start_mark)
         if len(self.open_nodes) > MAX_DEPTH:
             self._refuse(f"nested more than {MAX_DEPTH} deep", event.start_mark)
 
-    def _add_node(self, event: NodeEvent) -> None:
+    def _add_node(self, event: events.NodeEvent) -> None:
         parent = self.open_nodes[-1] if self.open_nodes else None
         if parent is not None and parent.expects_key:
             self._add_key(parent, event)
@@ -302,7 +293,7 @@ class _Reader:
         value = _empty_value(event)
         loc = parent.next_loc() if parent is not None else ()
         # The parser places an empty value at the next line.
-        empty = isinstance(event, ScalarEvent) and not event.value and event.style is None
+        empty = isinstance(event, events.ScalarEvent) and not event.value and event.style is None
         self.positions[loc] = (
             self.keys[loc] if empty and loc in self.keys else self._position(event)
         )
@@ -313,8 +304,8 @@ class _Reader:
         if isinstance(value, list | dict):
             self.open_nodes.append(_OpenNode(value, loc))
 
-    def _add_key(self, mapping: _OpenNode, event: NodeEvent) -> None:
-        if not isinstance(event, ScalarEvent):
+    def _add_key(self, mapping: _OpenNode, event: events.NodeEvent) -> None:
+        if not isinstance(event, events.ScalarEvent):
             self._refuse("a key must be text", event.start_mark)
         name = str(event.value)
         if name == "<<":
@@ -329,7 +320,7 @@ class _Reader:
         self.keys[loc] = place
         mapping.key = name
 
-    def _position(self, event: Event) -> Position:
+    def _position(self, event: events.Event) -> Position:
         start, end = event.start_mark, event.end_mark
         width = end.column - start.column if end.line == start.line else 1
         return self._place(start, max(1, width))
@@ -343,16 +334,16 @@ class _Reader:
         raise InputError([*self.problems, Problem(message, place)])
 
 
-def _empty_value(event: NodeEvent) -> Value:
+def _empty_value(event: events.NodeEvent) -> Value:
     """Return the value of a scalar, or the list or mapping that the next events fill."""
-    if isinstance(event, ScalarEvent):
+    if isinstance(event, events.ScalarEvent):
         return _scalar(event)
-    if isinstance(event, MappingStartEvent):
+    if isinstance(event, events.MappingStartEvent):
         return {}
     return []
 
 
-def _scalar(event: ScalarEvent) -> str | None:
+def _scalar(event: events.ScalarEvent) -> str | None:
     text = str(event.value)
     if event.style is not None:
         # JSON, which is valid YAML, writes characters beyond 16 bits as two escapes.

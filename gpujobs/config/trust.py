@@ -66,9 +66,7 @@ def _check(path: Path, trusted: frozenset[int], alternative: str, groups: bool) 
         reason = ""
         if status.st_uid not in _owners_in(place.parent, trusted, groups):
             reason = f"belongs to {_user(status.st_uid)}"
-        elif stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
-            continue  # in a sticky folder, others cannot replace entries that are not theirs
-        elif who := _other_writers(place, status, groups):
+        elif not _is_sticky(status) and (who := _other_writers(place, status, groups)):
             reason = f"is writable by {who}"
         if reason:
             hint = f"{_cure(place, status)}{alternative}"
@@ -110,6 +108,10 @@ def _owners_in(folder: Path, trusted: frozenset[int], groups: bool) -> frozenset
     if _other_writers(folder, status, groups):
         return _root_and_user() | {status.st_uid}
     return trusted
+
+
+def _is_sticky(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _other_writers(place: Path, status: os.stat_result, groups: bool) -> str:

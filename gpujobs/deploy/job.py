@@ -62,9 +62,7 @@ class PoolJob:
 
     def update(self, report: JobReport, now: float) -> bool:
         """Take over a new report; return whether the phase has changed."""
-        # It may have started again before anybody saw it waiting.
-        restarted = None not in (self.began, report.began) and self.began != report.began
-        if self.running_since is not None and (report.phase.waits or restarted):
+        if self.running_since is not None and (report.phase.waits or self._has_restarted(report)):
             self._requeue(now)
         self.began = report.began or self.began
         if self.running_since is None and not report.phase.waits:
@@ -75,6 +73,10 @@ class PoolJob:
         self.report = report
         self._update_connection(now)
         return changed
+
+    def _has_restarted(self, report: JobReport) -> bool:
+        """Return whether it was requeued, and started again before anybody saw it waiting."""
+        return None not in (self.began, report.began) and self.began != report.began
 
     def _requeue(self, now: float) -> None:
         self.requeued, self.queued = True, now

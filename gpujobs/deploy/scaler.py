@@ -400,10 +400,12 @@ class Scaler:
             if not self.dask.open:
                 return
             await self._try_refresh()
-            jobs = self.pool.jobs
-            has_jobs = jobs.active or jobs.released or self.pool.unanswered
-            if not (has_jobs or self._wants_jobs()):
+            if not (self._has_jobs() or self._wants_jobs()):
                 return
+
+    def _has_jobs(self) -> bool:
+        pool = self.pool
+        return bool(pool.jobs.active or pool.jobs.released or pool.unanswered)
 
     def _wants_jobs(self) -> bool:
         pool = self.pool
@@ -486,8 +488,7 @@ async def wait_for(
     try:
         while (found := await _ready(scaler)) < n_workers:
             _check_reachable(scaler, n_workers)
-            active = (job.report for job in pool.jobs.active.values())
-            jobs = job_counts(active, reasons=True) or "no jobs"
+            jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
                 jobs += pool.jobs.last_failure()
                 raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
@@ -500,6 +501,11 @@ async def wait_for(
         progress.clear()
     if pool.conflict is not None:
         raise pool.conflict
+
+
+def _jobs_text(pool: JobPool) -> str:
+    jobs = (job.report for job in pool.jobs.active.values())
+    return job_counts(jobs, reasons=True) or "no jobs"
 
 
 async def _ready(scaler: Scaler) -> int:

@@ -189,6 +189,11 @@ class Comparison:
         """The class of the batch scheduler."""
         return get_scheduler(self.site_file.site.scheduler)
 
+    @property
+    def _reports_gpus(self) -> bool:
+        """Whether GPUs are reported at all: a site may have its own resource for them."""
+        return any(node.gpus for node in self.survey.nodes)
+
     def problems(self) -> Iterator[Problem]:
         """Yield each difference at its line of the file."""
         site, most = self.site_file.site, self.survey.max_array_size
@@ -293,8 +298,7 @@ class Comparison:
 
     def _gpu_problems(self, key: str, queue: Queue, nodes: Sequence[LiveNode]) -> Iterator[Problem]:
         numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
-        reported = any(node.gpus for node in self.survey.nodes)  # else by a resource of the site
-        if numbers and reported and queue.gpus_per_node not in numbers:
+        if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
             listed = " or ".join(map(str, numbers))
             yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
 

@@ -124,15 +124,17 @@ def _is_guarded(frame: FrameType | None) -> bool:
         return True
     tree, line = ast.parse(script.read_bytes()), frame.f_lineno
     return any(
-        isinstance(node, ast.If)
-        and node.lineno <= line <= (node.end_lineno or 0)
-        and _tests_name(node)
+        isinstance(node, ast.If) and _contains(node, line) and _tests_name(node)
         for node in ast.walk(tree)
     )
 
 
 def _is_main_module(frame: FrameType) -> bool:
     return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+
+
+def _contains(node: ast.If, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
 
 
 def _tests_name(node: ast.If) -> bool:

@@ -171,8 +171,7 @@ def _limits(
     site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs]
 ) -> Iterator[JobLimit]:
     queue, name = site.queues[queue_key], site.queue_name(queue_key)
-    same = {key for key in site.queues if site.queue_name(key) == name}
-    jobs_here, gpus_here = _total(other for other in others if other.queue in same)
+    jobs_here, gpus_here = _total(other for other in others if _is_in(site, other, name))
     if queue.max_jobs:
         yield JobLimit(queue.max_jobs, ("queues", queue_key, "max_jobs"), jobs_here)
     if queue.max_gpus_per_user and gpus:
@@ -190,6 +189,11 @@ def _total(several: Iterable[QueuedJobs]) -> tuple[int, int]:
         jobs += one.jobs
         gpus += one.jobs * one.gpus
     return jobs, gpus
+
+
+def _is_in(site: Site, jobs: QueuedJobs, name: str) -> bool:
+    """Return whether ``jobs`` are in the batch scheduler's queue ``name``."""
+    return jobs.queue in site.queues and site.queue_name(jobs.queue) == name
 
 
 def exceeded(limits: Iterable[JobLimit], jobs: int) -> JobLimit | None:

@@ -47,10 +47,7 @@ def head_queue(diagnostics: Diagnostics) -> str | None:
     head, site = diagnostics.spec.profile.head, diagnostics.spec.site.site
     if head is None or head.group:
         return None
-    without_gpus = (
-        key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto
-    )
-    key = head.queue or next(without_gpus, None)
+    key = head.queue or _queue_without_gpus(site)
     if key in site.queues:
         return key
     hint = f"head: {{queue: …}}, one of {', '.join(site.queues)}"
@@ -84,6 +81,12 @@ def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
         return spec
     position = spec.position("head", "account")
     return with_settings(spec, Document({"account": head.account}, {("account",): position}))
+
+
+def _queue_without_gpus(site: Site) -> str | None:
+    return next(
+        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
+    )
 
 
 # -- the jobs of one group of workers: their number, queue, shape and directives -------------------
@@ -219,7 +222,7 @@ def _check_commands(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
 def _check_groups(diagnostics: Diagnostics) -> None:
     """Report keys of the profile that contradict `groups`."""
     profile = diagnostics.spec.profile
-    wanted = profile.head.group if profile.head else None
+    wanted = profile.head and profile.head.group
     if wanted and wanted not in profile.groups:
         known = ", ".join(profile.groups) or "the profile has no `groups`"
         message = f"there is no group `{wanted}`"

@@ -14,17 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from jinja2 import (
-    ChoiceLoader,
-    Environment,
-    FileSystemLoader,
-    PrefixLoader,
-    StrictUndefined,
-    Template,
-    TemplateError,
-    TemplateNotFound,
-    TemplateSyntaxError,
-)
+import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..config.sitefiles import data_folder, site_folders
@@ -430,7 +420,7 @@ def _container_variables(plan: Plan, script: Script) -> dict[str, object]:
 SUFFIX = ".sh.j2"
 
 
-def load_template(name: str, site_folder: Path | None) -> Template:
+def load_template(name: str, site_folder: Path | None) -> jinja2.Template:
     """Return the template of the batch scheduler ``name``: the site's own, else the package's.
 
     The site's may extend ``gpujobs/NAME.sh.j2`` and override its blocks.
@@ -438,25 +428,25 @@ def load_template(name: str, site_folder: Path | None) -> Template:
     searched = site_folder in site_folders()
     try:
         return _environment(site_folder, searched).get_template(f"{name}{SUFFIX}")
-    except TemplateNotFound:
+    except jinja2.TemplateNotFound:
         folder = site_folder or "SITE_FOLDER"
         hint = f"write {folder}/templates/{name}{SUFFIX}"
         raise InputError(f"there is no template {name}{SUFFIX}", hint=hint) from None
-    except TemplateSyntaxError as error:
+    except jinja2.TemplateSyntaxError as error:
         position = Position(error.filename or name, error.lineno, 1)
         raise InputError(Problem(str(error.message), position)) from None
 
 
-def fill(template: Template, context: Mapping[str, object]) -> str:
+def fill(template: jinja2.Template, context: Mapping[str, object]) -> str:
     """Return the script. Raises InputError with the template's line."""
     try:
         text = template.render(context)
-    except (TemplateError, ArithmeticError, TypeError, AttributeError, ValueError) as error:
+    except (jinja2.TemplateError, ArithmeticError, TypeError, AttributeError, ValueError) as error:
         raise InputError(Problem(f"template: {error}", _position(error, template))) from None
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-class _CheckedLoader(FileSystemLoader):
+class _CheckedLoader(jinja2.FileSystemLoader):
     """Templates of a site, and files that they include.
 
     ``searched``: the site's folder is one of the search path.
@@ -467,7 +457,7 @@ class _CheckedLoader(FileSystemLoader):
         self._site_folder, self._searched = site_folder, searched
 
     def get_source(
-        self, environment: Environment, template: str
+        self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
         """Return the source. InputError if other users could have written it."""
         source = super().get_source(environment, template)
@@ -484,11 +474,11 @@ def _environment(site_folder: Path | None, searched: bool) -> ImmutableSandboxed
 
     ``searched``: the site's folder is one of the search path.
     """
-    ours = FileSystemLoader(data_folder("templates"))
+    ours = jinja2.FileSystemLoader(data_folder("templates"))
     own = [_CheckedLoader(site_folder, searched)] if site_folder else []
     environment = ImmutableSandboxedEnvironment(
-        loader=ChoiceLoader([*own, ours, PrefixLoader({"gpujobs": ours})]),
-        undefined=StrictUndefined,
+        loader=jinja2.ChoiceLoader([*own, ours, jinja2.PrefixLoader({"gpujobs": ours})]),
+        undefined=jinja2.StrictUndefined,
         finalize=_quoted,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -499,7 +489,7 @@ def _environment(site_folder: Path | None, searched: bool) -> ImmutableSandboxed
     return environment
 
 
-def _position(error: BaseException, template: Template) -> Position:
+def _position(error: BaseException, template: jinja2.Template) -> Position:
     """Return the innermost line of a template in the traceback of ``error``."""
     position, traceback = Position(str(template.filename)), error.__traceback__
     while traceback:
@@ -512,7 +502,7 @@ def _position(error: BaseException, template: Template) -> Position:
 
 def _quoted(value: object) -> object:
     """Quote a value for bash; Jinja calls this for every ``{{ }}``."""
-    if isinstance(value, Bash | StrictUndefined):
+    if isinstance(value, Bash | jinja2.StrictUndefined):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

@@ -88,9 +88,7 @@ class _QueueTrials:
         """Yield one trial for each shape."""
         smallest = _smallest(self.site, self.queue)
         yield self._trial(SMALLEST, smallest)
-        shapes = [*self._parts_of_a_node(), *self._nodes()]
-        if self.gpus and self._takes_cpu_jobs():
-            shapes.append(("CPU", {"gpus": 0}))
+        shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
         for shape, keys in shapes:
             yield self._trial(shape, keys)
         if len(self.queue.gpu_types) > 1:
@@ -132,6 +130,10 @@ class _QueueTrials:
             yield "mpi", {"gpus": nodes * self.gpus, "layout": "mpi"}
         elif one_node:
             yield "mpi", {"gpus": self.gpus, "layout": "mpi"}
+
+    def _without_gpus(self) -> Iterator[tuple[str, dict[str, object]]]:
+        if self.gpus and self._takes_cpu_jobs():
+            yield "CPU", {"gpus": 0}
 
     def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
         without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
