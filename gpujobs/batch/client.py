@@ -256,8 +256,8 @@ class SchedulerClient:
         """Cancel ``jobs`` of the clusters ``names``, and check that none of them keeps waiting.
 
         A submission without ``remaining`` jobs is cancelled as a whole. RefusedError names the jobs
-        that the batch scheduler did not cancel; jobs that have ended are no error. A running job
-        may stay listed until the batch scheduler has killed its processes.
+        that the batch scheduler did not cancel; jobs that have ended are not an error. A running
+        job may stay listed until the batch scheduler has killed its processes.
         """
         targets = cancel_targets(jobs, remaining)
         refusals = [

@@ -112,7 +112,7 @@ def _least_memory(devices: list[str]) -> int | None:
 
 
 def _users(pynvml: ModuleType, device: str) -> str:
-    """Return the processes with a CUDA context on a GPU; that of a notebook is no hindrance."""
+    """Return the other processes with a CUDA context on a GPU: this one may be a notebook."""
     handle = device_handle(pynvml, device)
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)

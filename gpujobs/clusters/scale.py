@@ -255,8 +255,8 @@ def cancel(
     if record.finished:
         return
     if record.intent is not None:
-        message = "%s: its submission was interrupted; a job of it that comes later exits at once"
-        logger.info(message, record.id)
+        message = "its submission was interrupted; if its job was accepted, it exits when it starts"
+        logger.info("%s: %s", record.id, message)
     if not record.submissions:
         if record.intent is None:
             ledger.update(record.id, finished=True)

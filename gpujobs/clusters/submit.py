@@ -111,7 +111,7 @@ def script_of(run: tuple[str, ...]) -> str:
         return "".join(run[:1])
     if not Path(run[0]).name.startswith("python"):
         return ""
-    # Of `-m module` and `-c code` the first word without a dash is no script.
+    # Of `-m module` and `-c code` the first word without a dash is not a script.
     first = next((word for word in run[1:] if not word.startswith("-")), "")
     return first if first.endswith(".py") and not {"-m", "-c"} & {*run[1:3]} else ""
 

@@ -274,7 +274,7 @@ def _read_site(value: _SiteOfSpec, source: str) -> SiteFile:
 # A profile without `groups` has one group, whose name is "".
 
 OF_THE_CLUSTER = ("gpus", "groups", "head", "start_workers")
-"""Keys of the top level that are no defaults of groups."""
+"""Keys of the top level that are not defaults of groups."""
 
 
 def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:

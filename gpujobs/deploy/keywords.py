@@ -121,7 +121,7 @@ def memory_limit_settings(value: Any) -> Iterator[Setting]:
 
         value = int(value * psutil.virtual_memory().total)
     if value == 0:
-        raise ValueError("0 is no limit, which is not possible here; leave it out")
+        raise ValueError("0 (no limit) is not supported; leave it out")
     yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)
 
 

@@ -133,7 +133,7 @@ def _whole_workers(diagnostics: Diagnostics, free: int) -> int:
 
 
 def _check_whole(diagnostics: Diagnostics, key: str, gpus: int) -> None:
-    """Report GPUs that are no whole workers."""
+    """Report GPUs that are not whole workers."""
     per_worker = diagnostics.spec.profile.workers.gpus_per_worker
     if gpus % per_worker == 0:
         return

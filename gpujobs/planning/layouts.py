@@ -335,7 +335,7 @@ class RanksLayout(MpiLayout):
     """`layout: mpi` with `run_on: ranks`: the user's script in all ranks of MPI."""
 
     def _check_run(self, diagnostics: Diagnostics) -> None:
-        """Report a `run` that is no script."""
+        """Report a `run` that is not a script."""
         run = self.profile.run
         if not run:
             report_run_on(diagnostics)

@@ -461,7 +461,7 @@ class _Planner:
             self.diagnostics.profile_error(message, *loc)
 
     def _note_differences(self, groups: tuple[JobGroup, ...]) -> None:
-        """Note that the groups of which one will have the head are not alike."""
+        """Add a note if the groups that may get the head differ."""
         if self.profile.head or self.owned or len(groups) < 2:
             return
         differ = [

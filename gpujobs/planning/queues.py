@@ -250,7 +250,7 @@ class SameRequests:
         own = queues[self.queue_key].type_name(self.spec.profile.gpu_type)
         for key, queue in queues.items():
             for name, other in queue.named_types.items():
-                if own not in (None, other):  # several names of one type are no difference
+                if own not in (None, other):  # several names of one type do not differ
                     yield OtherGPUs(key, gpu_type=name), self.shape
 
     def _other_nodes(self) -> Iterator[tuple[OtherGPUs, JobShape]]:

@@ -185,7 +185,7 @@ class MemoryRequest:
 
     @property
     def _step(self) -> int:
-        """The bytes of which the memory of the job is a multiple."""
+        """The job's memory is rounded to a multiple of this many bytes."""
         parts = {
             "memory_per_node": self.nodes,
             "memory_per_job": 1,

@@ -135,7 +135,7 @@ def test_defaults_of_localcudacluster_mean_the_same(home: Path) -> None:
 @pytest.mark.parametrize(
     ("keywords", "error"),
     [
-        ({"memory_limit": 0}, "keyword memory_limit: 0 is no limit"),
+        ({"memory_limit": 0}, "keyword memory_limit: 0 (no limit) is not supported"),
         ({"worker_class": distributed.Nanny}, "keyword worker_class: "),
         (
             {"protocol": "tcp", "enable_nvlink": True},
