@@ -139,14 +139,12 @@ class Scalar(Kind[T]):
     json_schema: Schema
 
     def read(self, value: object, place: Place) -> T:
-        """Return the typed value."""
         try:
             return self.parse(value)
         except ValueError as error:
             raise place.error(error) from None
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return the JSON Schema."""
         return self.json_schema
 
 
@@ -162,7 +160,6 @@ class Items(Kind[tuple[T, ...]]):
     """``{append: [...]}`` is allowed, too; `layers` replaces it by a list."""
 
     def read(self, value: object, place: Place) -> tuple[T, ...]:
-        """Return the items."""
         try:
             parts = self.split(value)
         except ValueError as error:
@@ -176,7 +173,6 @@ class Items(Kind[tuple[T, ...]]):
         return tuple(items)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return the JSON Schema."""
         array: Schema = {"type": "array", "items": self.item.schema(definitions)}
         forms: list[Schema] = [{"type": "string"}] if self.text_too else []
         forms.append(array)
@@ -186,7 +182,6 @@ class Items(Kind[tuple[T, ...]]):
         return {"anyOf": forms} if len(forms) > 1 else array
 
     def key_names(self) -> Iterator[str]:
-        """Yield the names of the keys of an item."""
         return self.item.key_names()
 
 
@@ -204,7 +199,6 @@ class Table(Kind[dict[str, T]]):
     """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
-        """Return the values by name."""
         errors = Errors()
         names: list[str] = []
         values: list[T] = []
@@ -230,7 +224,6 @@ class Table(Kind[dict[str, T]]):
         return value
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return the JSON Schema."""
         value = self.value.schema(definitions)
         if self.removable:
             value = {"anyOf": [value, {"type": "null"}]}
@@ -244,7 +237,6 @@ class Table(Kind[dict[str, T]]):
         return {**schema, "minProperties": 1} if self.empty else schema
 
     def key_names(self) -> Iterator[str]:
-        """Yield the names of the keys of a value."""
         return self.value.key_names()
 
 
@@ -411,7 +403,6 @@ class Section(Kind[M]):
     model: type[M]
 
     def read(self, value: object, place: Place) -> M:
-        """Return the model."""
         if not isinstance(value, Mapping):
             name, python = self.model.__name__, place.document.source == PYTHON
             hint = hints.no_mapping(name, str((*place.loc, "")[-2]), value, python=python)
@@ -453,7 +444,6 @@ class Section(Kind[M]):
         return place.key_error(f"unknown key `{place}`", hint)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return a reference to the model's JSON Schema."""
         name = self.model.__name__
         if name not in definitions:
             definitions[name] = {}  # ends the recursion if a model contains itself
@@ -461,7 +451,6 @@ class Section(Kind[M]):
         return {"$ref": f"#/$defs/{name}"}
 
     def key_names(self) -> Iterator[str]:
-        """Yield the dotted names of the model's keys."""
         return key_names(self.model)
 
 

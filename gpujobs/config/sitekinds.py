@@ -134,7 +134,6 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
     """One of two words, or a mapping with one key."""
 
     def read(self, value: object, place: Place) -> VisibleDevices:
-        """Return how a job finds out which GPUs it has."""
         if value == "scheduler":
             return "scheduler"
         if value == "exclusive":
@@ -147,7 +146,6 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         raise place.error(ValueError(message))
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return the JSON Schema."""
         words = {"enum": ["scheduler", "exclusive"]}
         return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
 
@@ -164,7 +162,6 @@ class SchedulerName(Kind[str]):
     """The name of a batch scheduler that is registered or can be found."""
 
     def read(self, value: object, place: Place) -> str:
-        """Return the name."""
         name = WORD.read(value, place)
         try:
             get_scheduler(name)
@@ -173,7 +170,6 @@ class SchedulerName(Kind[str]):
         return name
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
-        """Return the JSON Schema, which lists the batch schedulers that are known now."""
         return {"type": "string", "enum": scheduler_names()}
 
 

@@ -93,7 +93,6 @@ class Apptainer(Runtime):
     program = "apptainer"
 
     def words(self, call: Invocation) -> list[str]:
-        """Return ``apptainer exec …``."""
         return [
             f"{self.program} exec",
             *(["--nv"] if call.gpus else []),
@@ -139,7 +138,6 @@ class Charliecloud(Runtime):
         ]
 
     def words(self, call: Invocation) -> list[str]:
-        """Return ``ch-run … --``."""
         return [
             "env --unset=TMPDIR ch-run",
             *(f"--unset-env={name}" for name in self._unset),
@@ -178,7 +176,6 @@ class Pyxis(Runtime):
         ]
 
     def words(self, call: Invocation) -> list[str]:
-        """Return options of srun."""
         names = ",".join(call.variables)
         return [
             '--container-image="$image"',

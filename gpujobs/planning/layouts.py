@@ -106,7 +106,6 @@ class WorkersLayout(Layout):
     elastic = True
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Report keys of the profile that contradict the layout."""
         self._check_run(diagnostics)
         if self.profile.keep_going and self.name != "allocation":
             diagnostics.profile_error("`keep_going` needs `layout: allocation`", "keep_going")
@@ -149,13 +148,11 @@ class WorkersLayout(Layout):
             raise QueueMismatch("gpus_per_job", message, hint=f"gpus: {fewer} or {more}")
 
     def hint(self, limit: str, queue: Queue) -> str:
-        """Return the key of the profile that avoids the limit."""
         if limit == "max_gpus":
             return f"gpus_per_job: {queue.max_gpus}"
         return "layout: mpi asks for all nodes in one job" if limit == "min_nodes" else ""
 
     def default_start_workers(self, n_workers: int) -> int:
-        """Return 1: the cluster is useful with any number of workers."""
         return 1
 
     def supervisor_options(self, shape: JobShape) -> list[str]:
@@ -164,7 +161,6 @@ class WorkersLayout(Layout):
         return [*each, *workeroptions.size_options(self.profile.workers)]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
-        """Return the command of dask-cuda for GPUs, else the one of dask."""
         workers, gpus = self.profile.workers, jobs.shape.gpus
         cuda = gpus and workers.worker_class == "cuda"
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
@@ -182,7 +178,6 @@ class WorkersLayout(Layout):
         ]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
-        """Return whether the head has a job of its own."""
         if own_head:
             return "in a job of its own"
         return "in the job that starts first"
@@ -227,7 +222,6 @@ class AllocationLayout(WorkersLayout):
             raise QueueMismatch("gpus", message, hint=f"gpus: {per_node}, or layout: mpi")
 
     def default_start_workers(self, n_workers: int) -> int:
-        """Return all workers: they start together."""
         return n_workers
 
     def working_ranks(self, shape: JobShape) -> int:
@@ -292,7 +286,6 @@ class AllocationLayout(WorkersLayout):
         return [*words, f'sh "$GPUJOBS_FOLDER/{job_file("$GPUJOBS_JOB", RANK_SCRIPT)}"']
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
-        """Return the node of the dask scheduler, and the launcher."""
         if not self.working_ranks(shape):
             return "in the job"
         nodes = plural(shape.nodes, "node")
@@ -306,7 +299,6 @@ class MpiLayout(AllocationLayout):
 
     @property
     def setup(self) -> str:
-        """Bash text of the site, for MPI."""
         return self.site.mpi.setup
 
     def working_ranks(self, shape: JobShape) -> int:
@@ -358,7 +350,6 @@ class RanksLayout(MpiLayout):
         )
 
     def working_ranks(self, shape: JobShape) -> int:
-        """Return the number of ranks that own GPUs."""
         return self.ranks(shape).working
 
     def launcher(self, shape: JobShape) -> list[str]:
@@ -422,7 +413,6 @@ class RanksLayout(MpiLayout):
         return [shlex.quote(word) for word in (str(Path(workdir) / script), *arguments)]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
-        """Return the rank of the dask scheduler."""
         return "rank 0; the client is rank 1"
 
 
