@@ -323,6 +323,15 @@ def test_tables_say_what_they_wait_for(local: Cli) -> None:
 
 
 @pytest.mark.slow
+def test_polars_says_what_it_waits_for(local: Cli) -> None:
+    enter(local, "polars")
+    done = local("submit", "profile.yaml", "--wait", *CPU)
+    assert done.returncode == 5
+    assert "the workers cannot import cudf_polars: No module named 'cudf_polars'" in done.stderr
+    assert not (local.work / "sales").exists()
+
+
+@pytest.mark.slow
 def test_tables_with_pandas(local: Cli) -> None:
     need_library("pyarrow")
     output = run_example(local, "tables", *with_run("tables", "--backend", "pandas"))

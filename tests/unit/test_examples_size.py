@@ -103,6 +103,7 @@ def test_a_profile_runs_in_its_own_folder(path: Path) -> None:
 def test_results_of_the_examples_are_ignored_by_git() -> None:
     results = ["inference/in/1.npy", "inference/out/1.npy", "checkpoints/checkpoint.json"]
     results += ["search/study.log", "tables/tables/raw/x", "workflows/mean.json"]
+    results += ["polars/sales/0.parquet"]
     names = [f"examples/{name}" for name in results]
     done = subprocess.run(
         ["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True, check=False
