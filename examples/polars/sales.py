@@ -7,8 +7,8 @@ from pathlib import Path
 from distributed import Client
 
 MISSING = """the workers cannot import cudf_polars: {reason}
-This example waits for NVIDIA GPUs and RAPIDS: pip install 'cudf-polars-cu12' or 'cudf-polars-cu13' in
-the environment of the jobs."""
+This example waits for NVIDIA GPUs and RAPIDS: pip install 'cudf-polars-cu12' or
+'cudf-polars-cu13' in the environment of the jobs."""
 
 
 def polars_problem() -> str:
