@@ -1,8 +1,9 @@
-"""Commands about submitted clusters: status, report, logs, connect, scale, cancel."""
+"""Commands about submitted clusters: status, report, nodes, logs, connect, scale, cancel."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,22 +46,42 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     help="Write an HTML page; - is stdout.",
 )
+@click.option("--ticket", is_flag=True, help="Print the text about failed nodes for operators.")
 @options.json_option
-def report(cluster_id: str, output: Path | None, as_json: bool) -> None:
+def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) -> None:
     """Show where the GPU hours of a cluster went."""
-    from ..clusters import handle
+    from ..clusters import badnodes, handle
     from . import usage_text
 
-    found = handle.ClusterHandle(cluster_id, options.open_ledger()).usage()
+    ledger = options.open_ledger()
+    found = handle.ClusterHandle(cluster_id, ledger).usage()
+    if ticket:
+        echo(usage_text.ticket(badnodes.read(ledger), found))
+        return
     if output is not None:
-        from . import usage_text
-
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
             file.write(usage_text.page(found))
     if as_json:
         echo(json.dumps(usage_text.usage_json(found), indent=1))
     elif output is None:
         echo(usage_text.usage_text(found))
+
+
+@click.command()
+@options.json_option
+def nodes(as_json: bool) -> None:
+    """List nodes on which jobs of yours have failed."""
+    from ..clusters import badnodes, monitor
+    from . import usage_text
+
+    ledger = options.open_ledger()
+    active = [record for record in ledger.all() if not record.finished]
+    monitor.ClusterMonitor(active, ledger).reports()  # which notes failures
+    found = badnodes.rows(badnodes.read(ledger), time.time())
+    if as_json:
+        echo(json.dumps({"version": 1, "nodes": found}, indent=1))
+    else:
+        echo(usage_text.nodes_text(found))
 
 
 @click.command()

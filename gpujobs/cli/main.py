@@ -80,6 +80,7 @@ for command in (
     profile_commands.explain,
     cluster_commands.status,
     cluster_commands.report,
+    cluster_commands.nodes,
     cluster_commands.logs,
     cluster_commands.connect,
     cluster_commands.scale,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ..clusters.badnodes import AVOIDED, NodeFailure
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
@@ -241,7 +242,7 @@ def page(usage: UsageReport) -> str:
         target=_step_line(usage.targets, axis, most),
         charts=[_chart(job, gpu, axis) for job in usage.jobs for gpu in job.gpu_samples],
         transfers=list(_transfer_charts(usage, axis)),
-        created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(usage.start)),
+        created=_utc(usage.start),
         failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
     )
 
@@ -336,6 +337,41 @@ def _rate_steps(samples: Sequence[Received]) -> Steps:
             found.pop()
         found += [(start, _rate(sample)), (sample.time, 0)]
     return found
+
+
+# -- failed nodes ----------------------------------------------------------------------------------
+def nodes_text(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of `badnodes.rows` as a table."""
+    avoided = {True: f"for {AVOIDED / 3600:.0f} h", False: "no"}
+    cells = [
+        (row["node"], row["site"], _utc(row["time"]), avoided[row["avoided"]], row["reason"])
+        for row in found
+    ]
+    return table(("NODE", "SITE", "FAILED", "AVOIDED", "REASON"), cells)
+
+
+def ticket(found: Iterable[NodeFailure], usage: UsageReport) -> str:
+    """Return the text for the operator about the nodes on which jobs of a cluster failed."""
+    cluster_id = usage.cluster.record.id
+    parts = [_failure_text(one, usage) for one in found if one.cluster == cluster_id]
+    return "\n\n".join(parts or [f"{cluster_id}: no job has failed on a node in the last day"])
+
+
+def _failure_text(failure: NodeFailure, usage: UsageReport) -> str:
+    gpus = {gpu.node: gpu.uuid for job in usage.jobs for gpu in job.gpu_samples}
+    facts = {
+        "job": failure.job,
+        "started": _utc(failure.began),
+        "failed": _utc(failure.time),
+        "reason": failure.reason,
+        "GPU": gpus.get(failure.node, "none was found"),
+    }
+    lines = (f"  {name:<8} {value}" for name, value in facts.items())
+    return "\n".join([f"node {failure.node}: a GPU job failed", *lines])
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 # -- JSON; times in seconds since the epoch, memory and data in bytes ------------------------------

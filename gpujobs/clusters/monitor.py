@@ -18,6 +18,7 @@ from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
 from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
+from . import badnodes
 from . import folder as folders
 from .folder import FolderReader, FolderState, best_effort
 from .judge import judge, unlisted_since
@@ -95,7 +96,9 @@ class ClusterMonitor:
         states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
             self._query(states)
-        return [self._report(record, states[record.id], connected) for record in self.records]
+        reports = [self._report(record, states[record.id], connected) for record in self.records]
+        now = self.system.time()
+        return [badnodes.note(report, self.ledger, now) for report in reports]
 
     def report(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return the report on the only cluster; see `judge` for ``connected``."""

@@ -190,6 +190,8 @@ class ClusterReport:
     """Number of connected workers."""
     attempt: int = 1
     """Which start of the cluster this is."""
+    bad_nodes: tuple[str, ...] = ()
+    """Nodes on which its jobs have failed, and which new jobs avoid, with the reason."""
 
     @property
     def active(self) -> bool:
@@ -251,7 +253,7 @@ class ClusterReport:
     @property
     def notes(self) -> list[str]:
         """Remarks for the user: of the plan, about the transport, and about groups that failed."""
-        return [*self.record.notes, *self.folder.notes, *self.errors]
+        return [*self.record.notes, *self.folder.notes, *self.bad_nodes, *self.errors]
 
     @property
     def errors(self) -> list[str]:

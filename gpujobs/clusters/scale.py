@@ -22,7 +22,7 @@ from .folder import FolderReader, check_folder, read_state
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
-from .submit import array_limit, machine_of, send, with_modules
+from .submit import array_limit, machine_of, send, with_avoided, with_modules
 from .verdict import write_record
 
 logger = logging.getLogger("gpujobs")
@@ -150,7 +150,7 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
     machine = machine_of(spec, used=_used_devices(report))
     plan = make_plan(spec, python=spec.python, machine=machine, only=name)
-    plan = replace(plan, root=str(record.path.parent))
+    plan = with_avoided(replace(plan, root=str(record.path.parent)), ledger)
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
     check_job_limits(plan, record, name, active)

@@ -34,9 +34,10 @@ from ..errors import (
 from ..injob.folder import EndKind
 from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Machine, Plan, make_plan
-from ..planning.render import Script, cluster_folder, render
+from ..planning.render import Script, avoidance, cluster_folder, render
 from ..schedulers import JobId, get_scheduler
 from ..text import matches
+from . import badnodes
 from . import folder as folders
 from .folder import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
@@ -323,6 +324,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
 
     Raises RefusedError in the batch scheduler's words, or UnavailableError.
     """
+    plan = with_avoided(plan, ledger)
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
     before = find_predecessor(spec, record, ledger)
@@ -498,6 +500,15 @@ def estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     client = client_of(new_record(plan, cluster_id))
     client = replace(client, arguments=script.jobs.submit_arguments)
     return client.estimate(script.text, Path.cwd())
+
+
+def with_avoided(plan: Plan, ledger: Ledger) -> Plan:
+    """Return ``plan`` for jobs that avoid nodes on which jobs have failed, with notes."""
+    bad = badnodes.bad_nodes(badnodes.read(ledger), plan.site_name, time.time())
+    plan = replace(plan, avoid=tuple(bad))
+    nodes = dict.fromkeys(node for jobs in plan.all_jobs for node in avoidance(plan, jobs)[0])
+    notes = (f"avoids node {node}: {bad[node].reason}" for node in nodes)
+    return replace(plan, notes=(*plan.notes, *notes))
 
 
 def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:

@@ -317,7 +317,7 @@ def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageRep
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
-    problems += [*cluster.folder.damaged, *cluster.folder.lost]
+    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.bad_nodes]
     return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
 
 

@@ -20,7 +20,7 @@ from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.scale import check_job_limits
-from ..clusters.submit import FAILED, array_limit, new_record, send
+from ..clusters.submit import FAILED, array_limit, new_record, send, with_avoided
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, JobFailedError, RefusedError
 from ..injob.folder import EndKind
@@ -274,11 +274,13 @@ class JobPool:
         numbers[group.name] += count
         check_job_limits(self.plan, self.record, group.name, numbers)
         limit = await self._array_limit(count)
+        self._submitter.plan = with_avoided(self.plan, self.ledger)
         scripts = self._submitter.worker_scripts(group.jobs, count, self.jobs.devices(), limit)
         await self._submit(scripts)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
+        self._submitter.plan = with_avoided(self.plan, self.ledger)
         scripts = self._submitter.head_scripts(self.jobs.devices())
         await self._submit(scripts)
         job = self.jobs.active[scripts[0].first]

@@ -135,7 +135,7 @@ def visible_to_nvml(nvml: ModuleType) -> list[str]:
     if slices.count(None) == len(slices):
         return _first_devices(len(slices))
     whole = ([_uuid(nvml, index)] if own is None else own for index, own in enumerate(slices))
-    return [name for own in whole for name in own]
+    return sum(whole, [])  # noqa: RUF017 - of a few GPUs
 
 
 def _slices(nvml: ModuleType, index: int) -> list[str] | None:

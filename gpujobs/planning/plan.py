@@ -268,6 +268,8 @@ class Plan:
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
     """Information for the user, such as keys that are ignored."""
+    avoid: tuple[str, ...] = ()
+    """Nodes on which the jobs are not to run, the worst first (see `avoided_nodes`)."""
 
     @property
     def n_workers(self) -> int:

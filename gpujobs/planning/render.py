@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -338,7 +338,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         **_directive_variables(plan, cluster_id, script),
         **_environment_variables(plan, script),
         "jobs": SimpleNamespace(
-            lines=[Bash(line) for line in script.jobs.lines],  # checked when they were planned
+            lines=list(map(Bash, _directives(plan, script.jobs))),  # checked when they were planned
             shape=script.jobs.shape,
             scheduler=roles.scheduler,
         ),
@@ -414,6 +414,31 @@ def _container_variables(plan: Plan, script: Script) -> dict[str, object]:
         "launcher": launcher(plan, script.jobs),
         "run_log": plan.profile.run_on == "ranks",
     }
+
+
+AVOID_OPTION = "avoid_nodes"
+"""Option of a site whose directive has priority over that of the batch scheduler."""
+
+
+def avoidance(plan: Plan, jobs: JobGroup) -> tuple[Sequence[str], str]:
+    """Return the nodes that ``jobs`` avoid, and the directive; "" if it cannot be written.
+
+    A tenth of the queue's nodes at most, but one if the queue has several, or does not say.
+    """
+    number = jobs.site.queues[jobs.queue_key].nodes
+    nodes = plan.avoid[: 0 if number == 1 else max(1, (number or 0) // 10)]
+    line = plan.scheduler.avoid(nodes) if nodes else ""
+    if nodes and (option := jobs.site.options.get(AVOID_OPTION)):
+        line = option.directive.replace(f"{{{AVOID_OPTION}}}", ",".join(nodes))
+    taken = {name for other in jobs.lines for name in plan.scheduler.options(other)}
+    if not line or plan.scheduler.repeated(line, taken):
+        return (), ""
+    return nodes, line
+
+
+def _directives(plan: Plan, jobs: JobGroup) -> Sequence[str]:
+    _, avoiding = avoidance(plan, jobs)
+    return plan.scheduler.joined([*jobs.lines, avoiding]) if avoiding else jobs.lines
 
 
 # -- the Jinja environment -------------------------------------------------------------------------

@@ -176,6 +176,10 @@ class Scheduler(ABC):
         """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
         return self.repeated(line, taken)
 
+    def avoid(self, nodes: Sequence[str]) -> str:
+        """Return the directive of jobs that avoid ``nodes``; "" if there is none."""
+        return ""
+
     @classmethod
     def granted(cls, environ: Mapping[str, str]) -> Granted:
         """Return what the job of a process with ``environ`` has, besides lists of its nodes."""

@@ -262,6 +262,9 @@ class LSF(Scheduler):
         others.insert(list(lines).index(requirements[0]), f'-R "{_merged_requirement(values)}"')
         return others
 
+    def avoid(self, nodes: Sequence[str]) -> str:
+        return f"""-R "select[{" && ".join(f"hname!='{node}'" for node in nodes)}]\""""
+
     # -- replies -----------------------------------------------------------------------------------
     def is_complete(self, result: CommandResult) -> bool:
         if result.argv[1:3] != ("-a", "-w"):  # not a list of jobs

@@ -254,6 +254,9 @@ class GridEngine(Scheduler):
         on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)
         return super().spans_nodes(request) and not on_one_node
 
+    def avoid(self, nodes: Sequence[str]) -> str:
+        return f"-l h='!({'|'.join(nodes)})'"
+
     # -- replies -----------------------------------------------------------------------------------
     def reply(self, result: CommandResult) -> Reply:
         # `qstat -j … -xml` exits with 0 then, and qdel writes it to its standard output.

@@ -245,6 +245,9 @@ class Slurm(Scheduler):
             on_node="SLURMD_NODENAME" in environ,
         )
 
+    def avoid(self, nodes: Sequence[str]) -> str:
+        return f"--exclude={','.join(nodes)}"
+
     # -- replies -----------------------------------------------------------------------------------
     def is_complete(self, result: CommandResult) -> bool:
         columns = result.argv[-1]

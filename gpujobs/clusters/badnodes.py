@@ -1,0 +1,134 @@
+"""Nodes on which jobs have failed, in a file beside the records: new jobs avoid them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..injob.folder import DamagedError, read_lines
+from ..schedulers import JobState
+from .folder import best_effort, write_atomically
+from .ledger import Ledger
+from .report import ClusterReport, JobPhase, JobReport
+
+FILE = "bad-nodes"
+"""In the folder of the records: a line of JSON for each failure."""
+AVOIDED = 6 * 3600.0
+"""Seconds for which new jobs avoid a node."""
+_KEPT = 24 * 3600.0
+_SOON = 120.0
+"""Seconds after its start in which a job is lost early."""
+_HARDWARE = re.compile(
+    r"NVML|NVIDIA driver|GPUs were requested, but|gave no GPU|Xid|\bECC\b|launch failed"
+    r"|cudaError|CUDA_ERROR|CUDARuntimeError|CUDA (driver|error|unknown error)"
+)
+"""Reasons of jobs that concern the node rather than the program."""
+_NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
+_PATH = re.compile(r"(?<![\w:])/[^\s:,)]+")
+"""A path, which may contain the name of a user."""
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """A job that failed on a node. ``sure``: one is enough, else the node fails with the second."""
+
+    time: float
+    """Seconds since the epoch."""
+    site: str
+    node: str
+    cluster: str
+    job: str
+    """The batch scheduler's id."""
+    began: float
+    reason: str
+    sure: bool
+
+
+def failures(report: ClusterReport, now: float) -> Iterator[NodeFailure]:
+    """Yield the failures of nodes in a report.
+
+    If no worker of its group has connected elsewhere, only a reason about hardware blames a node.
+    """
+    for job in report.jobs:
+        sure = _blames_node(report, job, now)
+        if sure is not None and _NODE.fullmatch(job.node):
+            reason = _PATH.sub("(path)", job.reason or job.state.value)
+            at, record = report.folder.end_time(now), report.record
+            began = job.began or 0.0
+            yield NodeFailure(at, record.site, job.node, record.id, job.id, began, reason, sure)
+
+
+def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | None:
+    """Return `NodeFailure.sure` of an ended job; None if its node is not to blame."""
+    folder = report.folder
+    if job.active or job.run_failed or job.number in report.record.removed:
+        return None
+    if job.phase is JobPhase.FAILED and _HARDWARE.search(job.reason):
+        return True
+    if folder.ended is not None:
+        return None
+    if job.phase is JobPhase.FAILED and job.started:
+        others = (one for one in report.jobs if one.group == job.group and one.node != job.node)
+        return any(folder.seen.intersection(one.workers) for one in others) or None
+    gone = max((folder.gone.get(name, 0.0) for name in job.workers), default=0.0) or now
+    early = job.began is not None and gone - job.began < _SOON
+    return False if early and job.state in (JobState.FAILED, JobState.NODE_FAIL) else None
+
+
+def bad_nodes(found: Iterable[NodeFailure], site: str, now: float) -> dict[str, NodeFailure]:
+    """Return the nodes of a site that new jobs avoid, the last failure of each; newest first."""
+    fresh = [one for one in found if one.site == site]
+    fresh = list(filter(lambda one: now - one.time < AVOIDED, fresh))
+    weights: Counter[str] = Counter()
+    for one in fresh:
+        weights[one.node] += 1 + one.sure
+    last = {one.node: one for one in fresh if weights[one.node] >= 2}
+    return dict(sorted(last.items(), key=lambda item: -item[1].time))
+
+
+def read(ledger: Ledger) -> list[NodeFailure]:
+    """Return all failures that are kept."""
+    with contextlib.suppress(DamagedError):
+        lines = read_lines(ledger.folder / FILE, NodeFailure)
+        return [one for one in lines if _NODE.fullmatch(one.node)]
+    return []
+
+
+def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
+    """Write new failures into the file; return the report with the nodes that are avoided."""
+    found = list(failures(report, now))
+    if not found:
+        return report
+    known = read(ledger)
+    keys = {(one.cluster, one.job, one.began) for one in known}
+    new = [one for one in found if (one.cluster, one.job, one.began) not in keys]
+    if new and not report.record.finished:  # else they were noted when it ended
+        known = [*(one for one in known if now - one.time < _KEPT), *new]
+        with best_effort():
+            lines = (f"{json.dumps(asdict(one))}\n" for one in known)
+            write_atomically(ledger.folder / FILE, "".join(lines))
+    bad = bad_nodes(known, report.record.site, now)
+    own = sorted(bad.keys() & {one.node for one in found})
+    texts = (f"new jobs avoid node {node} for six hours: {bad[node].reason}" for node in own)
+    return replace(report, bad_nodes=tuple(texts))
+
+
+def rows(found: Sequence[NodeFailure], now: float) -> list[dict[str, Any]]:
+    """Return the nodes with failures for `gpujobs nodes`, the newest first."""
+    last = {(one.site, one.node): one for one in sorted(found, key=lambda one: one.time)}
+    return [
+        {
+            "node": node,
+            "site": site,
+            "time": one.time,
+            "avoided": node in bad_nodes(found, site, now),
+            "jobs": [other.job for other in found if (other.site, other.node) == (site, node)],
+            "reason": one.reason,
+        }
+        for (site, node), one in sorted(last.items(), key=lambda item: -item[1].time)
+    ]

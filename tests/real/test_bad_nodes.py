@@ -1,0 +1,56 @@
+"""Nodes on which jobs fail: on the real Slurm, whose node1 has no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..support.backend import SlurmBackend
+from ..support.cli import Cli
+from ..support.on_slurm import backend  # noqa: F401
+from ..support.owner import make, site  # noqa: F401
+from ..support.processes import patience, until
+from .test_clusters import connected
+
+pytestmark = pytest.mark.slurm
+
+BROKEN = '[ "$SLURMD_NODENAME" != node1 ] || export FAKE_NVML_GPUS=0'
+
+
+@pytest.mark.stub
+def test_another_cluster_avoids_the_node(cli: Cli, backend: SlurmBackend) -> None:
+    profile = {
+        "gpus": 16,
+        "gpus_per_job": 4,
+        "environment": {"setup": BROKEN, "python": cli.python},
+    }
+    cluster = cli.submit(profile)
+    until(lambda: cli.status(cluster)["state"] == "FAILED", 90)
+    (note,) = [note for note in cli.status(cluster)["notes"] if "node1" in note]
+    assert note.startswith("new jobs avoid node node1 for six hours: ") and "NVML" in note
+    (node,) = json.loads(cli("nodes", "--json").stdout)["nodes"]
+    assert (node["node"], node["site"], len(node["jobs"])) == ("node1", "here", 1)
+    assert node["avoided"] is True and "NVML" in node["reason"]
+    assert "node1  here  " in cli("nodes").stdout
+    assert note in cli("report", cluster).stdout
+    ticket = cli("report", cluster, "--ticket").stdout
+    assert ticket.startswith("node node1: a GPU job failed\n  job      ") and "NVML" in ticket
+    assert node["jobs"][0] in ticket and str(cli.home) not in ticket
+    other = cli.submit({**profile, "gpus": 12})
+    connected(cli, other, 12)
+    assert any("avoids node node1: " in note for note in cli.status(other)["notes"])
+    script = (cli.home / ".gpujobs" / other / "scripts" / "workers-0.sh").read_text()
+    assert "\n#SBATCH --exclude=node1\n" in script
+    cli("cancel", other)
+
+
+@pytest.mark.slow
+def test_replacements_avoid_the_node(make: Callable[..., Any], backend: SlurmBackend) -> None:
+    cluster = make(12, gpus_per_job=4, environment={"setup": BROKEN, "python": sys.executable})
+    cluster.wait_for_workers(12, timeout=patience(120))
+    nodes = {job["node"] for job in cluster.jobs if job["state"] == "RUNNING"}
+    assert nodes == {"node2", "node3", "node4"}
