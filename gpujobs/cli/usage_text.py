@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from ..clusters.badnodes import AVOIDED, NodeFailure
+from ..clusters.badnodes import BAD, NodeFailure
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
@@ -342,12 +342,12 @@ def _rate_steps(samples: Sequence[Received]) -> Steps:
 # -- failed nodes ----------------------------------------------------------------------------------
 def nodes_text(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of `badnodes.rows` as a table."""
-    avoided = {True: f"for {AVOIDED / 3600:.0f} h", False: "no"}
+    bad = {True: f"for {BAD / 3600:.0f} h", False: "no"}
     cells = [
-        (row["node"], row["site"], _utc(row["time"]), avoided[row["avoided"]], row["reason"])
+        (row["node"], row["site"], _utc(row["time"]), bad[row["bad"]], row["reason"])
         for row in found
     ]
-    return table(("NODE", "SITE", "FAILED", "AVOIDED", "REASON"), cells)
+    return table(("NODE", "SITE", "FAILED", "BAD", "REASON"), cells)
 
 
 def ticket(found: Iterable[NodeFailure], usage: UsageReport) -> str:

@@ -18,8 +18,8 @@ from .report import ClusterReport, JobPhase, JobReport
 
 FILE = "bad-nodes"
 """In the folder of the records: a line of JSON for each failure."""
-AVOIDED = 6 * 3600.0
-"""Seconds for which new jobs avoid a node."""
+BAD = 6 * 3600.0
+"""Seconds for which a node is bad after its last failure."""
 _KEPT = 24 * 3600.0
 _SOON = 120.0
 """Seconds after its start in which a job is lost early."""
@@ -81,9 +81,9 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
 
 
 def bad_nodes(found: Iterable[NodeFailure], site: str, now: float) -> dict[str, NodeFailure]:
-    """Return the nodes of a site that new jobs avoid, the last failure of each; newest first."""
+    """Return the bad nodes of a site, the last failure of each; newest first."""
     fresh = [one for one in found if one.site == site]
-    fresh = list(filter(lambda one: now - one.time < AVOIDED, fresh))
+    fresh = list(filter(lambda one: now - one.time < BAD, fresh))
     weights: Counter[str] = Counter()
     for one in fresh:
         weights[one.node] += 1 + one.sure
@@ -100,7 +100,7 @@ def read(ledger: Ledger) -> list[NodeFailure]:
 
 
 def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
-    """Write new failures into the file; return the report with the nodes that are avoided."""
+    """Write new failures into the file; return the report with the bad nodes of the cluster."""
     found = list(failures(report, now))
     if not found:
         return report
@@ -114,7 +114,7 @@ def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
             write_atomically(ledger.folder / FILE, "".join(lines))
     bad = bad_nodes(known, report.record.site, now)
     own = sorted(bad.keys() & {one.node for one in found})
-    texts = (f"new jobs avoid node {node} for six hours: {bad[node].reason}" for node in own)
+    texts = (f"node {node} is bad for six hours: {bad[node].reason}" for node in own)
     return replace(report, bad_nodes=tuple(texts))
 
 
@@ -126,7 +126,7 @@ def rows(found: Sequence[NodeFailure], now: float) -> list[dict[str, Any]]:
             "node": node,
             "site": site,
             "time": one.time,
-            "avoided": node in bad_nodes(found, site, now),
+            "bad": node in bad_nodes(found, site, now),
             "jobs": [other.job for other in found if (other.site, other.node) == (site, node)],
             "reason": one.reason,
         }

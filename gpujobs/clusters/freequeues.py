@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
 from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text, visible_to_nvml
-from ..planning.plan import Machine
+from ..planning.plan import JobGroup, Machine, Plan
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
 from ..schedulers.inventory import Ask, Inventory, LiveNode
@@ -194,13 +195,35 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
     ``estimate``: also query the start of the smallest job in each queue. Raises InputError if
     gpujobs cannot ask this batch scheduler, UnavailableError if it does not answer.
     """
-    client, site = site_client(site_file), site_file.site
-    nodes = _nodes(client)
-    found = [free for key in site.queues for free in _free(site, key, nodes)]
+    client = site_client(site_file)
+    found = list(_free_queues(client, site_file.site))
     if not estimate:
         return found
     starts = dict(_starts(client, site_file))
     return [replace(free, start=_start(starts, free)) for free in found]
+
+
+def _free_queues(client: SchedulerClient, site: Site) -> Iterator[FreeQueue]:
+    nodes = _nodes(client)
+    for key in site.queues:
+        yield from _free(site, key, nodes)
+
+
+def usable_nodes(client: SchedulerClient, plan: Plan) -> list[int]:
+    """Return the number of nodes for each of the jobs of ``plan``; 0: it is not known.
+
+    The batch scheduler is asked if the site does not state it.
+    """
+    queues, free = plan.site.queues, list[FreeQueue]()
+    if not all(queues[jobs.queue_key].nodes for jobs in plan.all_jobs):
+        with contextlib.suppress(InputError, UnavailableError):
+            free = list(_free_queues(replace(client, timeout=TIMEOUT), plan.site))
+
+    def usable(jobs: JobGroup) -> int:
+        parts = _parts(free, jobs.queue_key, {jobs.profile.gpu_type})
+        return queues[jobs.queue_key].nodes or sum(part.usable_nodes for part in parts)
+
+    return [usable(jobs) for jobs in plan.all_jobs]
 
 
 def with_order(spec: ClusterSpec, *, soonest: bool) -> ClusterSpec:
@@ -233,7 +256,7 @@ def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec
     return replace(spec, queue_order=tuple(order))
 
 
-def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str]) -> list[FreeQueue]:
+def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str | None]) -> list[FreeQueue]:
     """Return the parts of the queue ``key`` with one of ``types``; all if it has no such part."""
     parts = [queue for queue in queues if queue.queue == key]
     return [part for part in parts if part.gpu_type in types] or parts

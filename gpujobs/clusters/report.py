@@ -191,7 +191,7 @@ class ClusterReport:
     attempt: int = 1
     """Which start of the cluster this is."""
     bad_nodes: tuple[str, ...] = ()
-    """Nodes on which its jobs have failed, and which new jobs avoid, with the reason."""
+    """Bad nodes on which its jobs have failed, with the reason."""
 
     @property
     def active(self) -> bool:

@@ -150,11 +150,13 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
     machine = machine_of(spec, used=_used_devices(report))
     plan = make_plan(spec, python=spec.python, machine=machine, only=name)
-    plan = with_avoided(replace(plan, root=str(record.path.parent)), ledger)
+    plan = replace(plan, root=str(record.path.parent))
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
     check_job_limits(plan, record, name, active)
-    client, group = client_of(record), plan.group(name)
+    client = client_of(record)
+    plan = with_avoided(plan, client, ledger, record.id, active)
+    group = plan.group(name)
     scripts = render_jobs(
         plan,
         record.id,

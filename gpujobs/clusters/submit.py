@@ -10,7 +10,8 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,8 @@ from ..errors import (
 from ..injob.folder import EndKind
 from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Machine, Plan, make_plan
-from ..planning.render import Script, avoidance, cluster_folder, render
+from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, render
+from ..planning.shape import occupied_nodes
 from ..schedulers import JobId, get_scheduler
 from ..text import matches
 from . import badnodes
@@ -324,11 +326,12 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
 
     Raises RefusedError in the batch scheduler's words, or UnavailableError.
     """
-    plan = with_avoided(plan, ledger)
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
     before = find_predecessor(spec, record, ledger)
     client = client_of(record)
+    plan = with_avoided(plan, client, ledger, cluster_id)
+    record = replace(record, notes=plan.notes)
     limit = array_limit(plan, client, max(group.shape.jobs for group in plan.groups))
     scripts = scripts_of(spec, plan, cluster_id, limit)
     make_folder(spec, record, encrypted=record.encrypted)
@@ -502,13 +505,45 @@ def estimate(spec: ClusterSpec, plan: Plan) -> str | None:
     return client.estimate(script.text, Path.cwd())
 
 
-def with_avoided(plan: Plan, ledger: Ledger) -> Plan:
-    """Return ``plan`` for jobs that avoid nodes on which jobs have failed, with notes."""
-    bad = badnodes.bad_nodes(badnodes.read(ledger), plan.site_name, time.time())
-    plan = replace(plan, avoid=tuple(bad))
-    nodes = dict.fromkeys(node for jobs in plan.all_jobs for node in avoidance(plan, jobs)[0])
+def with_avoided(
+    plan: Plan,
+    client: SchedulerClient,
+    ledger: Ledger,
+    cluster_id: str,
+    jobs: Mapping[str, int] | None = None,
+) -> Plan:
+    """Return ``plan`` for jobs that avoid nodes on which jobs have failed, with notes.
+
+    Those of other clusters are a tenth of the queue's nodes at most, and all jobs of this cluster
+    can run at the same time. ``jobs``: how many each group will have, by default as planned.
+    """
+    found = badnodes.read(ledger)
+    bad = badnodes.bad_nodes(found, plan.site_name, client.system.time())
+    written = plan.scheduler.avoid(list(bad)) or AVOID_OPTION in plan.site.options
+    if not bad or not written:
+        return plan
+    from .freequeues import usable_nodes
+
+    failed_here = {one.node for one in found if one.cluster == cluster_id}
+    own = [node for node in bad if node in failed_here]
+    others = [node for node in bad if node not in failed_here]
+    occupied, avoid = _occupied_nodes(plan, jobs or {}), {}
+    for group, number in zip(plan.all_jobs, usable_nodes(client, plan), strict=True):
+        spare = max(0, number - occupied[group.queue_key])
+        avoid[group.group] = [*own, *others[: number // 10]][:spare]
+    plan = replace(plan, avoid=avoid)
+    nodes = dict.fromkeys(node for group in plan.all_jobs for node in avoidance(plan, group)[0])
     notes = (f"avoids node {node}: {bad[node].reason}" for node in nodes)
     return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _occupied_nodes(plan: Plan, jobs: Mapping[str, int]) -> Counter[str]:
+    """Return how many nodes of each queue the cluster needs; ``jobs`` as in `with_avoided`."""
+    nodes = Counter[str]()
+    for group in plan.all_jobs:
+        queue, number = plan.site.queues[group.queue_key], jobs.get(group.group, group.shape.jobs)
+        nodes[group.queue_key] += occupied_nodes(queue, group.shape, number)
+    return nodes
 
 
 def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:

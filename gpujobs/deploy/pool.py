@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..batch.client import SchedulerClient
@@ -274,18 +274,24 @@ class JobPool:
         numbers[group.name] += count
         check_job_limits(self.plan, self.record, group.name, numbers)
         limit = await self._array_limit(count)
-        self._submitter.plan = with_avoided(self.plan, self.ledger)
+        await self._avoid_nodes(numbers)
         scripts = self._submitter.worker_scripts(group.jobs, count, self.jobs.devices(), limit)
         await self._submit(scripts)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
-        self._submitter.plan = with_avoided(self.plan, self.ledger)
+        await self._avoid_nodes({})
         scripts = self._submitter.head_scripts(self.jobs.devices())
         await self._submit(scripts)
         job = self.jobs.active[scripts[0].first]
         job.report = replace(job.report, head=True)
         return job
+
+    async def _avoid_nodes(self, jobs: Mapping[str, int]) -> None:
+        """Let new jobs avoid bad nodes; ``jobs``: how many each group has with them."""
+        self._submitter.plan = await asyncio.to_thread(
+            with_avoided, self.plan, self._client, self.ledger, self.id, jobs
+        )
 
     async def _array_limit(self, count: int) -> int | None:
         """Return the most jobs of one array; the batch scheduler is queried once."""

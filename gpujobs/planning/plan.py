@@ -7,8 +7,8 @@ exceeds one is an InputError with the positions of both.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..config.document import Document
 from ..config.model import MOST
@@ -268,8 +268,8 @@ class Plan:
     """GPUs of this machine for the local site, in the order in which jobs take them."""
     notes: tuple[str, ...] = ()
     """Information for the user, such as keys that are ignored."""
-    avoid: tuple[str, ...] = ()
-    """Nodes on which the jobs are not to run, the worst first (see `avoided_nodes`)."""
+    avoid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Nodes on which the jobs of a group are not to run, by its name."""
 
     @property
     def n_workers(self) -> int:

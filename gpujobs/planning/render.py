@@ -421,12 +421,8 @@ AVOID_OPTION = "avoid_nodes"
 
 
 def avoidance(plan: Plan, jobs: JobGroup) -> tuple[Sequence[str], str]:
-    """Return the nodes that ``jobs`` avoid, and the directive; "" if it cannot be written.
-
-    A tenth of the queue's nodes at most, but one if the queue has several, or does not say.
-    """
-    number = jobs.site.queues[jobs.queue_key].nodes
-    nodes = plan.avoid[: 0 if number == 1 else max(1, (number or 0) // 10)]
+    """Return the nodes that ``jobs`` avoid, and the directive; "" if it cannot be written."""
+    nodes = plan.avoid.get(jobs.group, ())
     line = plan.scheduler.avoid(nodes) if nodes else ""
     if nodes and (option := jobs.site.options.get(AVOID_OPTION)):
         line = option.directive.replace(f"{{{AVOID_OPTION}}}", ",".join(nodes))

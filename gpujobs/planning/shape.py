@@ -124,6 +124,16 @@ class JobGroup:
         return QueuedJobs(self.queue_key, self.shape.jobs, self.shape.gpus)
 
 
+def occupied_nodes(queue: Queue, shape: JobShape, jobs: int) -> int:
+    """Return the fewest nodes of the queue on which ``jobs`` jobs of this shape run together."""
+    if queue.exclusive or shape.nodes > 1:
+        return jobs * shape.nodes
+    of_node = (queue.gpus_per_node, queue.cpus_per_node, queue.memory_per_node)
+    of_job = (shape.gpus, shape.cpus, shape.memory)
+    fitting = [a // b for a, b in zip(of_node, of_job, strict=True) if a and b]
+    return math.ceil(jobs / max(1, min(fitting, default=1)))
+
+
 class QueueMismatch(Exception):
     """The queue cannot run the jobs of the profile.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ..support.backend import SlurmBackend
-from ..support.cli import Cli
+from ..support.cli import Cli, text_of
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.owner import make, site  # noqa: F401
 from ..support.processes import patience, until
@@ -31,21 +31,29 @@ def test_another_cluster_avoids_the_node(cli: Cli, backend: SlurmBackend) -> Non
     cluster = cli.submit(profile)
     until(lambda: cli.status(cluster)["state"] == "FAILED", 90)
     (note,) = [note for note in cli.status(cluster)["notes"] if "node1" in note]
-    assert note.startswith("new jobs avoid node node1 for six hours: ") and "NVML" in note
+    assert note.startswith("node node1 is bad for six hours: ") and "NVML" in note
     (node,) = json.loads(cli("nodes", "--json").stdout)["nodes"]
     assert (node["node"], node["site"], len(node["jobs"])) == ("node1", "here", 1)
-    assert node["avoided"] is True and "NVML" in node["reason"]
+    assert node["bad"] is True and "NVML" in node["reason"]
     assert "node1  here  " in cli("nodes").stdout
     assert note in cli("report", cluster).stdout
     ticket = cli("report", cluster, "--ticket").stdout
     assert ticket.startswith("node node1: a GPU job failed\n  job      ") and "NVML" in ticket
     assert node["jobs"][0] in ticket and str(cli.home) not in ticket
+    other = cli.submit({**profile, "gpus": 4})
+    assert "--exclude" not in script(cli, other)  # a tenth of four nodes is none
+    cli("cancel", other)
+    queues = {key: {**queue, "nodes": 40} for key, queue in cli.site["queues"].items()}
+    (cli.home / "sites" / "here.yaml").write_text(text_of({**cli.site, "queues": queues}))
     other = cli.submit({**profile, "gpus": 12})
     connected(cli, other, 12)
     assert any("avoids node node1: " in note for note in cli.status(other)["notes"])
-    script = (cli.home / ".gpujobs" / other / "scripts" / "workers-0.sh").read_text()
-    assert "\n#SBATCH --exclude=node1\n" in script
+    assert "\n#SBATCH --exclude=node1\n" in script(cli, other)
     cli("cancel", other)
+
+
+def script(cli: Cli, cluster: str) -> str:
+    return (cli.home / ".gpujobs" / cluster / "scripts" / "workers-0.sh").read_text()
 
 
 @pytest.mark.slow

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import nodes_text, ticket
 from gpujobs.clusters import badnodes
-from gpujobs.clusters.badnodes import AVOIDED, NodeFailure, bad_nodes, failures, note, read
+from gpujobs.clusters.badnodes import BAD, NodeFailure, bad_nodes, failures, note, read
 from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.history import GpuSamples, History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
+from gpujobs.clusters.monitor import client_of
 from gpujobs.clusters.report import ClusterReport
+from gpujobs.clusters.submit import new_record, with_avoided
 from gpujobs.clusters.usage import make_usage
 from gpujobs.injob.folder import Ended, EndKind
+from gpujobs.planning.plan import Plan
 from gpujobs.planning.render import avoidance, render
 from gpujobs.schedulers import JobId, JobState, JobStatus
+from gpujobs.schedulers.slurm_inventory import SlurmInventory
 
 from .report_data import RECORD, START, WORKERS
-from .support import made_plan
+from .support import SLURM, made_plan
 
 NO_DRIVER = "worker svd-0000-1 ended (exit code 1): the node has no NVIDIA driver (NVMLError_LibraryNotFound)"
 
@@ -68,16 +74,16 @@ def test_how_long_a_node_is_avoided() -> None:
         failure("bad", 300.0),
         failure("elsewhere", 300.0, site="other"),
     ]
-    assert list(bad_nodes(found, "here", AVOIDED + 50)) == ["bad", "twice"]
-    assert list(bad_nodes(found, "here", AVOIDED + 250)) == ["bad"]
-    assert list(bad_nodes(found, "here", AVOIDED + 300)) == []
+    assert list(bad_nodes(found, "here", BAD + 50)) == ["bad", "twice"]
+    assert list(bad_nodes(found, "here", BAD + 250)) == ["bad"]
+    assert list(bad_nodes(found, "here", BAD + 300)) == []
 
 
 def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     ledger, report = Ledger(tmp_path), failed_job(NO_DRIVER)
     for _ in range(2):
         (text,) = note(report, ledger, START + 60).bad_nodes
-    assert text == f"new jobs avoid node node2 for six hours: {NO_DRIVER}"
+    assert text == f"node node2 is bad for six hours: {NO_DRIVER}"
     (one,) = read(ledger)
     assert (one.node, one.job, one.time) == ("node2", "7_1", START + 60)
     (path,) = failures(failed_job("/home/eve/bin/python: NVML error"), START + 60)
@@ -107,18 +113,62 @@ def test_the_text_for_the_operator() -> None:
     assert "no job has failed on a node" in ticket([], usage)
 
 
-NODES = tuple(f"n{number}" for number in range(40))
-
-
 @pytest.mark.parametrize(
-    ("nodes", "most"), [(None, 1), (1, 0), (2, 1), (19, 1), (20, 2), (400, 40)]
+    ("nodes", "own", "others"),
+    [(1, 0, 0), (2, 0, 0), (3, 1, 0), (9, 2, 0), (10, 2, 1), (20, 2, 2), (400, 2, 38)],
 )
-def test_never_more_than_a_tenth_of_the_nodes(home: Path, nodes: int | None, most: int) -> None:
-    plan = replace(made_plan(home, {"gpus": 1}), avoid=NODES)
-    (jobs,) = plan.groups
-    queue = replace(jobs.site.queues[jobs.queue_key], nodes=nodes)
-    site = replace(jobs.site, queues={**jobs.site.queues, jobs.queue_key: queue})
-    assert avoidance(plan, replace(jobs, site=site))[0] == NODES[:most]
+def test_how_many_nodes_are_avoided(home: Path, nodes: int, own: int, others: int) -> None:
+    """The cluster of two whole nodes has failed on two of 40 bad nodes, which are not the newest."""
+    (home / "s.yaml").write_text(
+        SLURM.replace("gpus_per_node: 4", f"gpus_per_node: 4, nodes: {nodes}")
+    )
+    bad = [failure(f"n{number}", START + number) for number in range(40)]
+    bad[1:3] = [replace(one, cluster="p-0000") for one in bad[1:3]]
+    plan = with_failures(made_plan(home, {"gpus": 8}), bad, home)
+    newest = [one.node for one in reversed(bad) if one.cluster != "p-0000"]
+    expected = [*["n2", "n1"][:own], *newest[:others]]
+    assert list(avoidance(plan, plan.groups[0])[0]) == expected
+
+
+def with_failures(plan: Plan, found: list[NodeFailure], home: Path) -> Plan:
+    """Return the plan of new jobs of the cluster p-0000 after these failures."""
+    (home / badnodes.FILE).write_text("".join(f"{json.dumps(asdict(one))}\n" for one in found))
+    plan = replace(plan, site_name="here")
+    client = client_of(new_record(plan, "p-0000"), system=At(START + 100))
+    return with_avoided(plan, client, Ledger(home), "p-0000")
+
+
+class At(System):
+    """The host at another time."""
+
+    def __init__(self, moment: float) -> None:
+        self.moment = moment
+
+    def time(self) -> float:
+        return self.moment
+
+
+@pytest.mark.parametrize(("nodes", "avoided"), [(9, []), (10, ["bad"]), (0, [])])
+def test_the_batch_scheduler_is_asked_for_the_number(
+    home: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, avoided: list[str]
+) -> None:
+    """Without bad nodes it is not; 0: it does not answer."""
+    asked, sinfo = home / "asked", home / "sinfo"
+    widths = [column.partition(":") for column in SlurmInventory().nodes_command()[-1].split(",")]
+    row = {"Partition": "gpu", "StateLong": "idle", "CPUsState": "0/64/0/64", "Gres": "gpu:4",
+           "Memory": "500000", "Available": "up"}  # fmt: skip
+    rows = [{**row, "NodeList": f"n{number}"} for number in range(nodes)]
+    lines = (
+        "".join(one.get(name, "").ljust(int(size)) for name, _, size in widths) for one in rows
+    )
+    (home / "rows").write_text("".join(f"{line}\n" for line in lines))
+    sinfo.write_text(f"#!/bin/sh\ntouch {asked}\ncat {home}/rows\n{'' if nodes else 'exit 1'}\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:/usr/bin:/bin")
+    plan = made_plan(home, {"gpus": 1})
+    assert with_failures(plan, [], home).avoid == {} and not asked.exists()
+    plan = with_failures(plan, [failure("bad", START)], home)
+    assert list(avoidance(plan, plan.groups[0])[0]) == avoided and asked.exists()
 
 
 def test_directives_of_each_batch_scheduler(home: Path) -> None:
@@ -139,9 +189,9 @@ def test_directives_of_each_batch_scheduler(home: Path) -> None:
 
 
 def test_a_directive_of_the_user_has_priority(home: Path) -> None:
-    usual = replace(made_plan(home, {"gpus": 1}), avoid=("n7",))
+    usual = replace(made_plan(home, {"gpus": 1}), avoid={"": ["n7"]})
     assert "\n#SBATCH --exclude=n7\n" in render(usual, "p-0000")[0].text
-    own = replace(made_plan(home, {"gpus": 1, "directives": ["--exclude=n1"]}), avoid=("n7",))
+    own = replace(made_plan(home, {"gpus": 1, "directives": ["--exclude=n1"]}), avoid={"": ["n7"]})
     text = render(own, "p-0000")[0].text
     assert "--exclude=n1" in text and "n7" not in text
     assert avoidance(own, own.groups[0]) == ((), "")
@@ -156,5 +206,5 @@ def test_the_table_of_nodes() -> None:
         ["node3", "here"],
         ["node2", "here"],
     ]
-    assert [row["avoided"] for row in found] == [False, True]
+    assert [row["bad"] for row in found] == [False, True]
     assert "2027-01-15 08:00:00 UTC  for 6 h  worker svd" in nodes_text(found)
