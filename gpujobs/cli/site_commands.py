@@ -150,7 +150,9 @@ def show_site(site: str, with_origins: bool) -> None:
     if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):
         raise InputError(problems)
     progress.write(f"{loaded.path}: site {loaded.name} is valid")
-    for name, text in (("source", loaded.site.source), ("contact", loaded.site.contact)):
+    found = loaded.site
+    texts = (found.source, found.contact, ", ".join(found.maintainers))
+    for name, text in zip(("source", "contact", "maintainers"), texts, strict=True):
         if text:
             progress.write(f"{name}: {text}")
 

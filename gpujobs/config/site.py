@@ -343,6 +343,9 @@ class Site(_OfSiteOrQueue):
     description: str = required(TEXT, "name of the machine, for users")
     source: str | None = optional(TEXT, "reference for these numbers, for administrators")
     contact: str | None = optional(TEXT, "contact address, for users")
+    maintainers: tuple[str, ...] = optional(
+        NOTES, "who keeps this file up to date, e.g. @names of a repository", default=()
+    )
     hostnames: tuple[str, ...] = optional(
         Items(PATTERN, extendable=True),
         "regular expressions; a full match of the host name selects the site",

@@ -113,6 +113,10 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     path.write_text(path.read_text() + "contact: gpu@example.org\nsource: the manual\n")
     done = run("sites", "show", str(path))
     assert "source: the manual\ncontact: gpu@example.org\n" in done.stderr
+    assert "maintainers" not in done.stderr
+    path.write_text(path.read_text() + "maintainers: ['@ada', hpc@example.org]\n")
+    done = run("sites", "show", str(path))
+    assert done.stderr.endswith("maintainers: @ada, hpc@example.org\n")
     path.write_text(path.read_text() + "directives: [--output=x, --time=1]\n")
     done = run("sites", "show", str(path))
     assert done.returncode == 2 and done.stdout == path.read_text()
