@@ -21,6 +21,8 @@ from gpujobs.cli.main import main
 from gpujobs.config.model import json_schema
 from gpujobs.config.profile import Profile
 from gpujobs.config.site import Site
+from gpujobs.config.sitefiles import data_folder
+from gpujobs.doctor.evidence import evidence_path, read_evidence
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.base import Scheduler
 
@@ -199,6 +201,22 @@ def _autodoc(directive: str, name: str, heading: str, options: tuple[str, ...] =
     return "\n".join([heading, "", "```{eval-rst}", *lines, "```"])
 
 
+# -- verified sites --------------------------------------------------------------------------------
+def verified_sites(folder: Path | None = None) -> str:
+    """Return a table of the site files in ``folder`` (default: of the package) with a record."""
+    rows = []
+    for path in sorted((folder or data_folder("site_configs")).glob("*.yaml")):
+        if found := read_evidence(evidence_path(path)):
+            gpus, rates = (
+                ", ".join(found.gpus),
+                "; ".join(f"{k}: {v}" for k, v in found.rates.items()),
+            )
+            cells = (path.stem, found.date, found.gpujobs, found.scheduler, gpus, rates)
+            rows.append(f"| {' | '.join((*cells, ', '.join(found.failed) or 'nothing'))} |")
+    header = "| Site | Verified on | By gpujobs | Batch scheduler | GPUs | Transport | Failed |"
+    return "\n".join([header, "|---|---|---|---|---|---|---|", *rows]) if rows else "None yet."
+
+
 # -- modules ---------------------------------------------------------------------------------------
 def modules() -> str:
     """Return a table of the modules of each room, in the order of their imports."""
@@ -237,5 +255,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "command-help": command_help,
     "python-api": python_api,
     "modules": modules,
+    "verified-sites": verified_sites,
 }
 """The parts by the name in the comment."""

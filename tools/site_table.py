@@ -10,9 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from gpujobs.cli.site_commands import NOT_VERIFIED
 from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import load_site
+from gpujobs.doctor.evidence import evidence_path, not_verified, read_evidence
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "sites.md"
@@ -47,8 +47,7 @@ def _patterns(site: Site) -> str:
 
 
 def _row(file: Path) -> str:
-    site, lines = load_site(str(file)).site, file.read_text().splitlines()
-    marked = sum(NOT_VERIFIED in line for line in lines)
+    site, marked = load_site(str(file)).site, not_verified(file, read_evidence(evidence_path(file)))
     link = f"[{file.stem}](../site_configs/{file.name})"
     source = re.sub(
         r"(https?://)(github\.com/[^\s;,]+|[^\s;,/]+)([^\s;,]*)", r"[\2](\1\2\3)", site.source or ""

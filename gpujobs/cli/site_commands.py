@@ -140,7 +140,7 @@ def show_site(site: str, with_origins: bool) -> None:
     Validates it as `sites check` does.
     """
     from ..config import document, sitefiles
-    from ..doctor import sitereport
+    from ..doctor import evidence, sitereport
 
     loaded = sitefiles.load_site(site)
     if with_origins:
@@ -155,6 +155,72 @@ def show_site(site: str, with_origins: bool) -> None:
     for name, text in zip(("source", "contact", "maintainers"), texts, strict=True):
         if text:
             progress.write(f"{name}: {text}")
+    if found := evidence.read_evidence(evidence.evidence_path(loaded.path)):
+        progress.write(f"verified: {found.summary}")
+
+
+# -- sites verify ----------------------------------------------------------------------------------
+@click.command("verify")
+@click.argument("site", shell_complete=options.complete_sites)
+@click.option("--yes", "agreed", is_flag=True, help="Do not ask before jobs are submitted.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The record; default: evidence/SITE.json beside the site file.",
+)
+@click.option("--hosts", is_flag=True, help="Keep the names of hosts in the record.")
+@click.option(
+    "--issue", "as_issue", is_flag=True, help="Print the last record as the text of an issue."
+)
+@options.settings_option
+def verify_site(
+    site: str,
+    agreed: bool,
+    output: Path | None,
+    hosts: bool,
+    as_issue: bool,
+    settings: tuple[str, ...],
+) -> None:
+    """Try a site in ten minutes, and write a record of it.
+
+    Compares the file with the batch scheduler, and runs a job, an array of two nodes, a cancel and
+    a walltime. Exits with 1 if anything failed. --set changes the jobs, for example account=p1.
+    """
+    from ..config import sitefiles
+    from ..doctor import evidence, verify
+
+    loaded = sitefiles.load_site(site)
+    path = output or evidence.evidence_path(loaded.path)
+    if as_issue:
+        if (last := evidence.read_evidence(path)) is None:
+            raise InputError(
+                f"{path} is no record of `sites verify`", hint="run it without --issue"
+            )
+        echo(last.issue())
+        return
+    _check_writable(path)
+    trials = verify.Verification(loaded, settings, options.open_ledger())
+    jobs, minutes = trials.cost()
+    text = f"{jobs} jobs, at most {minutes:.0f} GPU minutes and ten minutes of time"
+    if not agreed:
+        click.confirm(f"{site}: {text}. Submit them?", abort=True, err=True)
+    progress.write(f"{site}: {text}")
+    trials.run()
+    record = trials.evidence(hosts=hosts)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(record.json(), encoding="utf-8")
+    echo(record.text())
+    progress.write(f"{path}: {record.summary}")
+    if record.failed:
+        sys.exit(EXIT_FINDINGS)
+
+
+def _check_writable(path: Path) -> None:
+    """Report before any job that the record cannot be written."""
+    folder = path.parent if path.parent.is_dir() else path.parent.parent
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} is not writable", hint="-o FILE writes the record elsewhere")
 
 
 # -- queues ----------------------------------------------------------------------------------------
@@ -181,10 +247,6 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 
 
 # -- doctor, sites list, schema --------------------------------------------------------------------
-NOT_VERIFIED = "# not verified"
-"""A comment in a site file: the source does not give the values of this line."""
-
-
 @click.command()
 @options.site_option
 @click.option(
@@ -215,7 +277,7 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
 
 @click.group()
 def sites() -> None:
-    """List, show, check and draft site files."""
+    """List, show, check, verify and draft site files."""
 
 
 @sites.command("list")
@@ -223,7 +285,8 @@ def sites() -> None:
 def list_sites(as_json: bool) -> None:
     """List the sites and the paths of their files.
 
-    NOT VERIFIED is the number of lines of the file that are marked as such by a comment.
+    NOT VERIFIED is the number of lines of the file that are marked as such by a comment, without
+    those that the record of `sites verify` confirms; VERIFIED is its date, and what failed.
     """
     from ..config import sitefiles
 
@@ -238,6 +301,7 @@ def list_sites(as_json: bool) -> None:
 
 sites.add_command(check_site)
 sites.add_command(show_site)
+sites.add_command(verify_site)
 sites.add_command(init_site)
 
 
@@ -255,27 +319,28 @@ def schema(kind: str) -> None:
 
 
 def _sites_table(listed: list[dict[str, str | int | None]]) -> str:
-    keys = ("name", "scheduler", "not_verified", "path", "description")
+    keys = ("name", "scheduler", "not_verified", "verified", "path", "description")
     rows = [[str(site[key] or "") for key in keys] for site in listed]
-    return table(("SITE", "SCHEDULER", "NOT VERIFIED", "FILE", "DESCRIPTION"), rows)
+    return table(("SITE", "SCHEDULER", "NOT VERIFIED", "VERIFIED", "FILE", "DESCRIPTION"), rows)
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:
     """Return the keys of `sites list --json`; the description is the error of an invalid file."""
     from ..config import sitefiles
+    from ..doctor import evidence
 
+    found = evidence.read_evidence(evidence.evidence_path(path))
     listed: dict[str, str | int | None] = {"name": name, "scheduler": "?", "path": str(path)}
     try:
         site = sitefiles.load_site(str(path)).site
     except InputError as error:
         description = f"error: {str(error).splitlines()[0]}"
-        nothing = dict.fromkeys(("contact", "source", "not_verified"))
+        nothing = dict.fromkeys(("contact", "source", "not_verified", "verified"))
         return {**listed, "description": description, **nothing}
     return {
         **listed,
-        "not_verified": sum(
-            NOT_VERIFIED in line for line in path.read_text(encoding="utf-8").splitlines()
-        ),
+        "not_verified": evidence.not_verified(path, found),
+        "verified": found.summary if found else None,
         "scheduler": site.scheduler,
         "description": site.description,
         "contact": site.contact,

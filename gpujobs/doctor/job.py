@@ -10,8 +10,9 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ..clusters.folder import private_folder
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
-from ..clusters.report import ClusterReport, numa_text
+from ..clusters.report import ClusterReport, JobReport, numa_text
 from ..clusters.submit import make_cluster_plan, site_notes
 from ..config.document import Document
 from ..config.site import Site
@@ -107,10 +108,7 @@ def _check_route(facts: JobFacts) -> Check:
 
 
 def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
-    parts = [facts["address"].split("://")[0]]
-    if measured := facts["bandwidth"]:
-        memory = "GPU" if measured["gpu_memory"] else "host"
-        parts[0] += f", {measured['rate']} GB/s between two workers ({memory} memory)"
+    parts = [rate_text(facts)]
     folder = report.folder
     if rates := folder.transport.text():
         parts.append(rates)
@@ -246,24 +244,76 @@ CANNOT_EXECUTE = (126, 127)
 ERROR_LINES = 3
 
 
+@dataclass(frozen=True)
+class Request:
+    """A small cluster; the first of its sizes that a queue of the site accepts is taken."""
+
+    name: str
+    walltime: str
+    sizes: Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """What came of a cluster that ran `jobcheck`; without a report it was refused."""
+
+    checks: Sequence[Check]
+    report: ClusterReport | None = None
+    facts: JobFacts | None = None
+
+    @property
+    def jobs(self) -> tuple[JobReport, ...]:
+        """Its jobs."""
+        return self.report.jobs if self.report else ()
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes of its jobs."""
+        return {job.node for job in self.jobs if job.node}
+
+
+def rate_text(facts: JobFacts) -> str:
+    """Return the protocol of a job, and GB/s between two workers if they were measured."""
+    protocol, measured = facts["address"].split("://")[0], facts["bandwidth"]
+    if not measured:
+        return protocol
+    memory = "GPU" if measured["gpu_memory"] else "host"
+    return f"{protocol}, {measured['rate']} GB/s between two workers ({memory} memory)"
+
+
 def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list[Check]:
     """Submit a cluster that runs `jobcheck`, wait for its end and check its facts.
 
     ``settings`` are ``key=value`` for the profile of the cluster. Raises InputError if no queue
     accepts it, UnavailableError if the batch scheduler does not answer.
     """
-    site_file = make_spec(settings_document(()), site=site).site
-    with _shared_copy(site_file) as program, _listener() as addresses:
+    request = Request("doctor", "10m", job_sizes(_site_file(site).site))
+    return list(run_job(site, settings, ledger, request).checks)
+
+
+def run_job(
+    site: str | None,
+    settings: Sequence[str],
+    ledger: Ledger,
+    request: Request,
+    timeout: float = JOB_TIMEOUT,
+) -> JobRun:
+    """Do what `check_job` does with a cluster of this size, within ``timeout`` seconds."""
+    with _shared_copy(_site_file(site)) as program, _listener() as addresses:
         try:
-            record = _submit(site, settings, [str(program), *addresses], ledger)
+            record = submit_request(site, settings, request, ledger, [str(program), *addresses])
         except RefusedError as error:
             message = "\n".join(str(error).splitlines()[:ERROR_LINES])
-            return [failed("job", message, "fix `request` of the site file")]
-        report = _wait_for_end(record, ledger)
+            return JobRun([failed("job", message, "fix `request` of the site file")])
+        report = _wait_for_end(record, ledger, timeout)
     facts = jobcheck.parse_facts(_output(record))
     if facts is None:
-        return [_without_facts(report)]
-    return list(check_facts(facts, report))
+        return JobRun([_without_facts(report, timeout)], report)
+    return JobRun(list(check_facts(facts, report)), report, facts)
+
+
+def _site_file(site: str | None) -> SiteFile:
+    return make_spec(settings_document(()), site=site).site
 
 
 @contextmanager
@@ -301,32 +351,51 @@ def _accept_forever(server: socket.socket) -> None:
             return
 
 
-def _submit(
-    site: str | None, settings: Sequence[str], program: list[str], ledger: Ledger
+def submit_request(
+    site: str | None,
+    settings: Sequence[str],
+    request: Request,
+    ledger: Ledger,
+    program: Sequence[str] = (),
 ) -> ClusterRecord:
-    """Submit two workers in one job, or as many as the queues of the site give."""
+    """Submit a cluster. ``program``: see `plan_request`."""
+    spec, plan = plan_request(site, settings, request, program)
+    record = submit.submit(spec, plan, ledger)
+    logger.info(
+        "%s: %s with %s in queue %s; to end it: gpujobs cancel %s",
+        record.id,
+        plural(plan.jobs_with_workers, "job"),
+        plural(plan.n_workers, "worker"),
+        plan.groups[0].queue,
+        record.id,
+    )
+    return record
+
+
+def plan_request(
+    site: str | None, settings: Sequence[str], request: Request, program: Sequence[str] = ()
+) -> tuple[ClusterSpec, Plan]:
+    """Return the plan of the first size that a queue of the site accepts.
+
+    ``program``: `jobcheck` and its arguments; without one the cluster only waits. InputError of the
+    first size if none is accepted.
+    """
     failures: list[InputError] = []
-    for size in _sizes(make_spec(settings_document(()), site=site).site.site):
-        profile = {"name": "doctor", "walltime": "10m", **size}
+    for size in request.sizes:
+        profile = {"name": request.name, "walltime": request.walltime, **size}
         try:
-            spec, plan = _make_plan(site, profile, settings, program)
-            record = submit.submit(spec, plan, ledger)
+            return _make_plan(site, profile, settings, program)
         except InputError as error:
             failures.append(error)
-            continue
-        logger.info(
-            "%s: a job with %s in queue %s; to end it: gpujobs cancel %s",
-            record.id,
-            plural(plan.n_workers, "worker"),
-            plan.groups[0].queue,
-            record.id,
-        )
-        return record
     raise failures[0]
 
 
+def job_sizes(site: Site) -> list[dict[str, object]]:
+    """Return the sizes of two workers in one job, or of as many as the queues of the site give."""
+    return list(_sizes(site))
+
+
 def _sizes(site: Site) -> Iterator[dict[str, object]]:
-    """Yield sizes; the first one that a queue of the site accepts is taken."""
     if not all(queue.exclusive for queue in site.queues.values()):
         yield {"gpus": 2}
         yield {"gpus": 1}
@@ -339,14 +408,14 @@ def _sizes(site: Site) -> Iterator[dict[str, object]]:
 
 
 def _make_plan(
-    site: str | None, profile: dict[str, object], settings: Sequence[str], program: list[str]
+    site: str | None, profile: dict[str, object], settings: Sequence[str], program: Sequence[str]
 ) -> tuple[ClusterSpec, Plan]:
     """Return the plan in which `jobcheck` starts after all workers have connected."""
     document = Document(profile, {(): Position(SOURCE)}, source=SOURCE)
     spec = make_spec(settings_document(tuple(settings)).over(document), site=site)
     first = make_cluster_plan(spec)
     own: dict[str, object] = {
-        "run": [first.groups[0].python, *program],
+        "run": [first.groups[0].python, *program] if program else ["sleep", "3600"],
         "start_workers": first.n_workers,
         "env": {"DOCTOR_WORKERS": str(first.n_workers)},
     }
@@ -354,9 +423,9 @@ def _make_plan(
     return spec, make_cluster_plan(spec)
 
 
-def _wait_for_end(record: ClusterRecord, ledger: Ledger) -> ClusterReport:
+def _wait_for_end(record: ClusterRecord, ledger: Ledger, timeout: float) -> ClusterReport:
     monitor = ClusterMonitor([record], ledger)
-    deadline = time.monotonic() + JOB_TIMEOUT
+    deadline = time.monotonic() + timeout
     try:
         report = monitor.report()
         while not report.finished and time.monotonic() < deadline:
@@ -378,9 +447,9 @@ def _output(record: ClusterRecord) -> list[str]:
         return []
 
 
-def _without_facts(report: ClusterReport) -> Check:
+def _without_facts(report: ClusterReport, timeout: float) -> Check:
     cluster_id = report.record.id
-    reason = report.reason or f"no answer within {JOB_TIMEOUT:.0f} s"
+    reason = report.reason or f"no answer within {timeout:.0f} s"
     remedy = _remedy(report) or f"gpujobs logs --all {cluster_id}"
     return failed("job", f"{cluster_id}: {reason}", remedy)
 

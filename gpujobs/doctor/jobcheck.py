@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Worker
 
 PREFIX = "gpujobs doctor: "
 """Start of the line with the facts; `run` may print other lines."""
@@ -69,6 +69,8 @@ class JobFacts(TypedDict):
     """Address of the dask scheduler."""
     bandwidth: Bandwidth | None
     """None with fewer than two workers."""
+    ucx: str
+    """Version of UCX; "" without ucxx."""
 
 
 def parse_facts(lines: Iterable[str]) -> JobFacts | None:
@@ -157,6 +159,19 @@ def bandwidth(client: Client, source: str, target: str) -> Bandwidth:
     return {"rate": round(rate, 2), "gpu_memory": gpu_memory}
 
 
+def worker_name(dask_worker: Worker) -> str:
+    """Return the name of a worker; runs in it."""
+    return str(dask_worker.name)
+
+
+def ucx_version() -> str:
+    """Return the version of UCX, "" without ucxx."""
+    try:
+        return ".".join(map(str, importlib.import_module("ucxx").get_ucx_version()))
+    except Exception:  # not installed, or its libraries do not load
+        return ""
+
+
 def collect(client_addresses: list[str]) -> JobFacts:
     """Return all facts. ``client_addresses``: ``host:port`` of the client under several names."""
     from distributed import Client
@@ -171,6 +186,7 @@ def collect(client_addresses: list[str]) -> JobFacts:
         "client_error": "",
         "address": "",
         "bandwidth": None,
+        "ucx": "",
     }
     try:
         facts["client"] = first_reachable(client_addresses)
@@ -179,9 +195,12 @@ def collect(client_addresses: list[str]) -> JobFacts:
     with Client() as client:
         client.wait_for_workers(int(os.environ["DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
         facts["address"] = client.scheduler.address
-        workers = sorted(client.nthreads())
+        # The first and the last name are in different jobs, if there are several.
+        names = client.run(worker_name)
+        workers = sorted(names, key=lambda address: str(names[address]))
         if len(workers) > 1:
-            facts["bandwidth"] = bandwidth(client, workers[0], workers[1])
+            facts["bandwidth"] = bandwidth(client, workers[0], workers[-1])
+    facts["ucx"] = ucx_version()
     return facts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,9 @@ class Inventory(ABC):
 
     own_command: ClassVar[str]
     """A command that hosts of other batch schedulers do not have."""
+    version_command: ClassVar[tuple[str, ...]] = ()
+    """A command whose output has the version of the batch scheduler; empty: there is none."""
+    version_pattern: ClassVar[str] = r"\b(\d+\.\d[\w.+~-]*)"
 
     def __init__(self, cluster: str | None = None) -> None:
         self.cluster = cluster
@@ -137,6 +141,12 @@ class Inventory(ABC):
 
         ``ask`` runs commands that only read.
         """
+
+    def version(self, ask: Ask) -> str:
+        """Return the version of the batch scheduler; "" if it is not reported."""
+        if not self.version_command:
+            return ""
+        return next(iter(re.findall(self.version_pattern, ask(self.version_command))), "")
 
     def unknown(self, line: str, survey: Survey) -> str:
         """Return why the batch scheduler does not know a name in the directive ``line``, or ""."""

@@ -27,6 +27,7 @@ class LSFInventory(Inventory):
     """One row for each host; all queues use it, unless they name their hosts."""
 
     own_command = "bhosts"
+    version_command = ("lsid",)
 
     def nodes_command(self) -> list[str]:
         """Return bhosts with all its columns; it reports slots."""

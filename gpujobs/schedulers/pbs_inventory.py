@@ -24,12 +24,15 @@ _RESOURCES = (
     "site", "soft_walltime", "software", "vmem", "vnode", "vntype", "walltime",
 )  # fmt: skip
 """Resources of PBS itself, which qmgr does not list."""
+_VERSION = r"pbs_version\W+(\d[\w.]*)"
 
 
 class PBSInventory(Inventory):
     """One row for each virtual node."""
 
     own_command = "pbsnodes"
+    version_command = ("qstat", "-B", "-f")
+    version_pattern = _VERSION
 
     def nodes_command(self) -> list[str]:
         return ["pbsnodes", "-a", "-F", "json"]
@@ -69,6 +72,8 @@ class TorqueInventory(Inventory):
     """One row for each node."""
 
     own_command = "pbsnodes"
+    version_command = ("qstat", "-B", "-f")
+    version_pattern = _VERSION
     SERVER: ClassVar = ["qstat", "-B", "-f1"]
 
     def nodes_command(self) -> list[str]:

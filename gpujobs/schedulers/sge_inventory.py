@@ -88,6 +88,7 @@ class GridEngineInventory(Inventory):
     """One row for each queue instance."""
 
     own_command = "qconf"
+    version_command = ("qstat", "-help")
 
     def nodes_command(self) -> list[str]:
         """Return qstat with all resources; those that jobs consume are the free ones."""

@@ -22,6 +22,7 @@ class SlurmInventory(Inventory):
     """One line of sinfo for each node in each partition."""
 
     own_command = "sinfo"
+    version_command = ("sinfo", "--version")
 
     @classmethod
     def configuration_files(cls, environ: Mapping[str, str]) -> list[str]:

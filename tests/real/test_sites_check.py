@@ -79,13 +79,20 @@ def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     assert done.returncode == 0, done.stderr
     assert "no findings" in done.stderr and "to be filled in" in done.stderr
     site = str(cli.work / "drafted.yaml")
-    assert report(cli, site, "--live")["findings"] == []
+    found = report(cli, site, "--live")
+    assert found["findings"] == []
+    assert [check for check in found["checks"] if check["state"] == "failed"] == []
     variables = {"PYTHONPATH": str(NVML), "DASK_CUDA_TEST_SINGLE_GPU": "1"}
     code = "from distributed import Client; assert len(Client().nthreads()) == 2"
     run = [cli.python, "-c", code]
     profile = cli.write("p.yaml", {"gpus": 2, "start_workers": 2, "env": variables, "run": run})
     done = cli("submit", str(profile), "--site", site, "--wait")
     assert done.returncode == 0, done.stderr
+    fake_gpus = [f"--set=env.{name}={value}" for name, value in variables.items()]
+    done = cli("doctor", "--run", "--site", site, *fake_gpus, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
+    assert checks["job"] == checks["GPUs"] == checks["directory"] == "ok"
     backend.wait_empty(15)
 
 

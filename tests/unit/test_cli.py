@@ -74,7 +74,7 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
 # -- sites, schema -------------------------------------------------------------------------------------------------
 def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     listed = run("sites", "list").stdout
-    assert re.search(r"^SITE +SCHEDULER +NOT VERIFIED +FILE +DESCRIPTION$", listed, re.M)
+    assert re.search(r"^SITE +SCHEDULER +NOT VERIFIED +VERIFIED +FILE +DESCRIPTION$", listed, re.M)
     assert re.search(r"^example-slurm +slurm +/", listed, re.M) and re.search(
         r"^local +local +/", listed, re.M
     )
