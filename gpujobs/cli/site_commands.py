@@ -155,8 +155,8 @@ def show_site(site: str, with_origins: bool) -> None:
     for name, text in zip(("source", "contact", "maintainers"), texts, strict=True):
         if text:
             progress.write(f"{name}: {text}")
-    if found := evidence.read_evidence(evidence.evidence_path(loaded.path)):
-        progress.write(f"verified: {found.summary}")
+    if record := evidence.read_evidence(evidence.evidence_path(loaded.path)):
+        progress.write(f"verified: {record.summary}")
 
 
 # -- sites verify ----------------------------------------------------------------------------------
