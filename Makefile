@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 4
+WORKERS ?= 6
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow variants seeds docs lint clean

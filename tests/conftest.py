@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--site-nodes", type=int, default=0, help=words)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "waits: a minute or longer, with little to do; starts early")
+
+
 def backend_of(item: pytest.Item) -> str:
     """Return the batch scheduler of a test, ``""`` if it needs no particular one."""
     callspec = getattr(item, "callspec", None)
     return str(callspec.params.get("backend", "")) if callspec else ""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
     On another batch scheduler than the first, `make test` has only the tests whose mark
@@ -75,6 +83,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
             if name in FAKES:
                 item.add_marker(pytest.mark.variant)
+    yield  # to the option -m
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = waiting_first(items, processes)
+
+
+def waiting_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Move the tests with the mark ``waits`` to the front of the tests of every second process.
+
+    ``--dist worksteal`` gives each process a part of the list. A test of minutes that began late would be the last one,
+    alone; in all processes at once, they would leave the CPUs idle.
+    """
+    waiting = [item for item in items if item.get_closest_marker("waits")]
+    others = iter([item for item in items if not item.get_closest_marker("waits")])
+    found: list[pytest.Item] = []
+    for number in range(processes):
+        size = (len(items) - len(found)) // (processes - number)
+        part = waiting[number // 2 :: (processes + 1) // 2] if number % 2 == 0 else []
+        found += [*part, *itertools.islice(others, max(0, size - len(part)))]
+    return [*found, *others]
 
 
 def nothing_left(backend: Backend) -> None:

@@ -27,6 +27,7 @@ def slurm(shared_folder: Path) -> Iterator[PrivateSlurm]:
         yield running
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(600)
 def test_workers_under_churn(slurm: PrivateSlurm, home: Path) -> None:
     """`churn` itself checks the results of the tasks, the target at the end, and that no job is left."""

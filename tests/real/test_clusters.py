@@ -466,6 +466,7 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 
 # -- limits of time ------------------------------------------------------------------------------------------------
 @pytest.mark.slow  # it takes two minutes; `-m conformance --site` includes it
+@pytest.mark.waits
 @pytest.mark.conformance
 @pytest.mark.stub
 def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:

@@ -185,6 +185,7 @@ def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
     assert "attempt 2" not in cli("logs", cluster).stdout
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["slurm", "sge"], indirect=True)

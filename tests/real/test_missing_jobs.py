@@ -101,6 +101,7 @@ def other_slurm(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator
         yield SlurmBackend(slurm)
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_slurm_that_forgets_jobs(other_slurm: SlurmBackend, home: Path) -> None:

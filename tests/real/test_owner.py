@@ -558,6 +558,7 @@ def test_owner_killed_before_its_workers_register(
         print(f"owner killed, job {state}: ended after {backend.wait_empty(180):.1f} s")
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["local", "job"])
@@ -585,6 +586,7 @@ def test_an_owner_that_was_stopped_for_minutes(
     backend.wait_empty(30)
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 def test_fifty_random_scales_in_a_minute(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
@@ -603,6 +605,7 @@ def test_fifty_random_scales_in_a_minute(
     assert counts["sbatch"] + counts["scancel"] <= 51 and counts["squeue"] <= 150
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 def test_the_controller_is_away_for_a_minute_in_the_middle_of_a_scale(
     make: Callable[..., Any], backend: SlurmBackend

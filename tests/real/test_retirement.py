@@ -65,6 +65,7 @@ def times(backend: SlurmBackend, job: str) -> dict[str, float]:
     return {name: time.mktime(time.strptime(value, "%Y-%m-%dT%H:%M:%S")) for name, value in found}
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("backend", "walltime"),

@@ -30,6 +30,7 @@ from .test_clusters import connected
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.stub
 def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
@@ -349,6 +350,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["starting", "restarted"])
 def test_owner_dies_and_a_worker_searches_for_it(
