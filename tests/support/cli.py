@@ -28,7 +28,7 @@ ORDINARY_USER = os.environ.get("GPUJOBS_ORDINARY_USER", "nobody")
 
 
 _FORKS = """
-import importlib, json, os, pkgutil, runpy, signal, socket, sys
+import atexit, gc, importlib, json, os, pkgutil, runpy, signal, socket, sys, threading
 import cryptography.hazmat.primitives.asymmetric.ec, cryptography.x509, psutil, pynvml
 import gpujobs.batch, gpujobs.cli, gpujobs.clusters, gpujobs.doctor, gpujobs.schedulers
 
@@ -36,6 +36,8 @@ for room in (gpujobs.batch, gpujobs.cli, gpujobs.clusters, gpujobs.doctor, gpujo
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
         importlib.import_module(module.name)
 
+gc.collect()
+gc.freeze()  # a collection in a fork would copy all this memory, and so would the end of its interpreter
 server = socket.socket(fileno=0)
 while True:
     line, files, _, _ = socket.recv_fds(server, 2**20, 3)
@@ -58,7 +60,16 @@ while True:
         os.chdir(wanted["cwd"])
         sys.argv = wanted["argv"]
         sys.path[0] = os.path.dirname(sys.argv[0])
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            if not isinstance(end.code, int | None):
+                raise
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code or 0)
         sys.exit()
     for file in files:
         os.close(file)
