@@ -18,7 +18,7 @@ from .support import sge as sge_support
 from .support import site as site_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
-from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of, with_stub
+from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of, with_stub, without_dashboard
 from .support.fake_lsf import LsfBackend
 from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from .support.processes import patience, reaper
@@ -235,7 +235,8 @@ def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> 
     )
     sites.mkdir()
     sites.chmod(0o755)
-    made.site = with_stub(backend.site()) if stub else backend.site()
+    site = without_dashboard(backend.site()) if backend.same_host else backend.site()
+    made.site = with_stub(site) if stub else site
     (sites / "here.yaml").write_text(text_of(made.site))
     return made
 

@@ -263,7 +263,7 @@ if os.environ["SLURMD_NODENAME"] == os.environ["BROKEN_NODE"]:
 """
 
 
-@pytest.mark.parametrize("keep_going", [False, True])
+@pytest.mark.parametrize("keep_going", [slow_variant(False), True])
 def test_a_node_that_fails(cli: Cli, backend: SlurmBackend, keep_going: bool) -> None:
     cli.write("fails.py", FAILS)
     cli.write("sleep.py", SLEEP)

@@ -61,7 +61,7 @@ def look(local: Cli, worker_class: str, near: str, allowed: str) -> tuple[str, d
     return cluster, json.loads(local("logs", cluster).stdout.splitlines()[-1].partition(" ")[2])
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
 def test_each_worker_runs_near_its_gpu(
     local: Cli, cpus: tuple[int, int], worker_class: str
 ) -> None:

@@ -132,8 +132,9 @@ def test_workers_are_those_that_plan_promised(
 
 
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
+    site = str(cli.write("s.yaml", cli.site | {"defaults": {"walltime": "10m"}}))
     profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
-    done = cli("submit", str(profile), "--wait")
+    done = cli("submit", str(profile), "--site", site, "--wait")
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     assert "all 2 workers are connected" in done.stderr

@@ -17,7 +17,7 @@ import pytest
 from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import images, mpi
 from ..support.backend import Backend, SlurmBackend
-from ..support.cli import ROOT, Cli, text_of
+from ..support.cli import ROOT, Cli, text_of, without_dashboard
 from ..support.images import MARK, Image
 from ..support.processes import patience, processes_with, until
 from .test_own_modules import FOUND, HELPER, MAIN
@@ -89,7 +89,7 @@ OF_THE_NODE = "export PYTHONPATH=/of/the/node LD_LIBRARY_PATH=/of/the/node"
 
 def write_site(cli: Cli, backend: Backend, setup: str = OF_THE_NODE, **keys: Any) -> None:
     """Write the site file; the nodes' own Python has nothing."""
-    site = backend.site() | {"setup": setup}
+    site = without_dashboard(backend.site()) | {"setup": setup}
     (cli.home / "sites" / "here.yaml").write_text(text_of(site | keys))
 
 

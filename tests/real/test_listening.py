@@ -42,7 +42,7 @@ def status_of(port: int, path: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("dashboard", ["local", "on", "off"])
 def test_the_dashboard(cli: Cli, dashboard: str) -> None:
-    cluster, found = running(cli, **({} if dashboard == "local" else {"dashboard": dashboard}))
+    cluster, found = running(cli, dashboard=dashboard)
     lines = cli("connect", cluster).stdout
     tunnel = re.search(r"ssh -N -L (\d+):(\S+):(\d+) (.*)", lines)
     # dask scheduler, nannies and workers accept connections with the cluster's certificate only

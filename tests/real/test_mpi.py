@@ -23,7 +23,7 @@ from gpujobs.schedulers.base import get_scheduler
 from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
-from ..support.cli import ROOT, Cli, text_of
+from ..support.cli import ROOT, Cli, text_of, without_dashboard
 from ..support.processes import patience, processes_with, run, until
 from .programs import SLEEP, WHO
 from .test_clusters import connected, says
@@ -46,7 +46,7 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 def site_with(backend: SlurmBackend, launcher: dict[str, Any], gpus: int = 2) -> str:
     """Return a site file with this launcher of MPI, and this number of GPUs on each node."""
-    site = backend.site()
+    site = without_dashboard(backend.site())
     queue = site["queues"]["main"] | {"gpus_per_node": gpus}
     return text_of(site | {"mpi": launcher, "queues": {"main": queue}})
 

@@ -11,7 +11,7 @@ import pytest
 import gpujobs
 
 from ..support.backend import SlurmBackend, nvml_path
-from ..support.cli import ROOT, Cli, text_of
+from ..support.cli import ROOT, Cli, text_of, without_dashboard
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import patience
 from .programs import WHO
@@ -23,6 +23,7 @@ def submit(
     cli: Cli, site: dict[str, Any], profile: dict[str, Any], code: int = 0
 ) -> tuple[str, str]:
     cli.write("who.py", WHO)
+    site = without_dashboard(site)
     asked = {
         "gpus": 2,
         "gpus_per_job": 1,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from gpujobs.version import __version__
 
+from ..support import environments
 from ..support.cli import ROOT
 from ..support.processes import processes_with, run, until
 
@@ -55,24 +55,15 @@ def commands() -> set[str]:
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("build")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "build"], check=True)
-    subprocess.run([python, "-m", "build", "--outdir", folder / "dist", ROOT], check=True)
-    (sdist,), (wheel,) = (list((folder / "dist").glob(name)) for name in ("*.tar.gz", "*.whl"))
-    return {"sdist": sdist, "wheel": wheel}
+    return environments.distributions(tmp_path_factory)
 
 
 class Installed:
     """One distribution in an environment of its own, and a user with an empty home."""
 
-    def __init__(self, distribution: Path, folder: Path) -> None:
-        self.bin, self.work = folder / "venv" / "bin", folder / "work"
+    def __init__(self, venv: Path, folder: Path) -> None:
+        self.bin, self.work = venv / "bin", folder / "work"
         self.env = {"HOME": str(folder), "PATH": f"{self.bin}:/usr/bin:/bin"}
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        package = f"{distribution}[demo]"
-        subprocess.run([self.bin / "python", "-m", "pip", "install", "-q", package], check=True)
         self.work.mkdir()
 
     def __call__(self, line: str) -> str:
@@ -91,7 +82,13 @@ def installed(
 ) -> Iterator[Installed]:
     """A distribution, in a folder with the profile of README.md and its script."""
     folder = tmp_path_factory.mktemp(request.param)
-    made = Installed(distributions[request.param], folder)
+    package = f"{distributions[request.param]}[demo]"
+    venv = environments.once(
+        tmp_path_factory,
+        f"{request.param}-venv",
+        lambda path: environments.install(path, package),
+    )
+    made = Installed(venv, folder)
     (profile,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S)
     (made.work / "svd.yaml").write_text(profile)
     (made.work / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import unavailable
+from ..support import environments
 from ..support.cli import ROOT
 from ..support.processes import run
 
@@ -39,17 +40,16 @@ def settings_of_pip() -> dict[str, str]:
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A user with uv, whose package index has gpujobs."""
-    folder, dist, home = tmp_path / "uv", tmp_path / "dist", tmp_path / "home"
+    folder, home = tmp_path / "uv", tmp_path / "home"
     home.mkdir()
     if not shutil.which("uv"):
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         done = subprocess.run([folder / "bin" / "pip", "install", "-q", "uv"], check=False)
         if done.returncode:
             unavailable("uv", "pip cannot install it")
-    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(dist), str(ROOT)]
-    subprocess.run(wheel, check=True)
+    dist = environments.distributions(tmp_path_factory)["wheel"].parent
     settings = settings_of_pip()
     links = [*settings.get("UV_FIND_LINKS", "").split(), str(dist)]
     own = {"HOME": str(home), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}

@@ -124,6 +124,7 @@ def delta(slurm_backend: SlurmBackend, home: Path, request: pytest.FixtureReques
     cli = make_cli(slurm_backend, home, "ordinary", stub=stub)
     path = home / "sites" / "here.yaml"
     site = json.loads(path.read_text()) | {"hostnames": [re.escape(socket.gethostname())]}
+    site["defaults"] = slurm_backend.site()["defaults"]  # with the dashboard
     path.rename(home / "sites" / "mahti.yaml")
     (home / "sites" / "delta.yaml").write_text(text_of(site))
     del cli.env["GPUJOBS_SITE"]

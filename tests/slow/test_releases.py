@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..support import environments
 from ..support.cli import ROOT
 from ..support.processes import processes_with, until
 
@@ -44,17 +44,11 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module", params=[OLDEST, "newest"])
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with gpujobs, as a wheel, and one release of distributed."""
-    folder = tmp_path_factory.mktemp(f"release-{request.param}")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pin = "" if request.param == "newest" else f"=={request.param}"
-    packages = [f"distributed{pin}", f"dask{pin}", "numpy", "pytest", "pytest-timeout", str(ROOT)]
-    done = subprocess.run(
-        [folder / "bin" / "pip", "install", "-q", *packages],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    wheel = str(environments.distributions(tmp_path_factory)["wheel"])
+    packages = [f"distributed{pin}", f"dask{pin}", "numpy", "pytest", "pytest-timeout", wheel]
+    name, make = f"release-{request.param}", environments.install
+    folder = environments.once(tmp_path_factory, name, lambda path: make(path, *packages))
     return folder / "bin" / "python"
 
 
