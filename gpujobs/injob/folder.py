@@ -1,6 +1,6 @@
 """The cluster's folder: its files, their shapes, and the one reader of all of them.
 
-The package's docstring lists the files. Another process, a full disk or a user may have damaged any
+docs/in-a-job.md lists the files. Another process, a full disk or a user may have damaged any
 of them: the reader opens regular files only, and checks size and types. The ledger uses it, too.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import GenericAlias
 from typing import IO, Annotated, Any, Optional, TypedDict, get_args, get_origin, get_type_hints
 
 from .log import log
@@ -195,8 +196,8 @@ def typed(value: Any, shape: Any, place: str = "") -> Any:
     """Return ``value``, from JSON, as ``shape``. Raises DamagedError that names the place.
 
     ``shape`` is a type: a scalar, ``Annotated[int, range]``, ``Optional``, a list or tuple of one
-    type, a mapping from names, a TypedDict or a dataclass. Keys that a TypedDict lacks are left
-    out, and null counts as missing; those that a dataclass lacks are an error.
+    type, a mapping from names, a `Shape`, a TypedDict or a dataclass. Missing keys are left out, as
+    are those with null, but those that a dataclass lacks are an error.
     """
     if shape in _TYPES:
         return _checked(value, _is_scalar(value, shape), _TYPES[shape], place)
@@ -213,6 +214,13 @@ def typed(value: Any, shape: Any, place: str = "") -> Any:
         _checked(value, isinstance(value, list), _TYPES[list], place)
         return origin(typed(item, arguments[0], f"{place}[]") for item in value)
     return _object(_checked(value, isinstance(value, dict), "an object", place), shape, place)
+
+
+class Shape:
+    """An object with ``keys``, all of which are `required`, or may be missing."""
+
+    def __init__(self, *, required: bool = False, **keys: Any) -> None:
+        self.keys, self.required = keys, required
 
 
 def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
@@ -239,8 +247,11 @@ def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
 @cache
 def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str], frozenset[str]]:
     """Return the shapes of all keys, which keys an object must have, and which may be null."""
-    hints = get_type_hints(shape, include_extras=True)
+    is_shape = isinstance(shape, Shape)
+    hints = shape.keys if is_shape else get_type_hints(shape, include_extras=True)
     nullable = frozenset(name for name, hint in hints.items() if type(None) in get_args(hint))
+    if is_shape:
+        return hints, frozenset(hints if shape.required else ()), nullable
     if not is_dataclass(shape):
         return hints, frozenset(shape.__required_keys__), nullable
     without = (one for one in fields(shape) if one.default is one.default_factory is MISSING)
@@ -318,105 +329,6 @@ class OverMemory(TypedDict):
     """Bytes."""
 
 
-class _Registry(TypedDict, total=False):
-    workers: dict[str, RegisteredWorker]
-    seen: list[str]
-    gone: dict[str, float]
-    over_memory: dict[str, OverMemory]
-    had_client: bool
-    ends_at: float
-    ends_by: str
-
-
-class _Services(TypedDict, total=False):
-    dashboard: int
-
-
-class _SchedulerFile(TypedDict, total=False):
-    address: str
-    services: _Services
-
-
-class _Ended(TypedDict, total=False):
-    kind: str
-    exit_code: int
-    reason: str
-    job: int
-    time: float
-
-
-class _Measured(TypedDict, total=False):
-    within: float
-    between: float
-    problem: str
-
-
-class _Choice(TypedDict, total=False):
-    scheme: str
-    reason: str
-    measured: dict[str, _Measured]
-    environ: Optional[dict[str, str]]
-    remark: str
-
-
-class _KeptRates(TypedDict):
-    time: float
-    measured: dict[str, _Measured]
-
-
-class _Owner(TypedDict, total=False):
-    job: int
-    node: str
-
-
-class _Attempt(TypedDict, total=False):
-    attempt: int
-
-
-class _Idle(TypedDict):
-    reason: str
-
-
-class _After(TypedDict):
-    cluster: str
-    folder: str
-    any_end: bool
-
-
-class _RankError(TypedDict):
-    exit_code: int
-    reason: str
-
-
-class _Lost(TypedDict):
-    node: str
-    reason: str
-    exit_code: int
-
-
-class _Start(TypedDict, total=False):
-    node: str
-    started: float
-
-
-class _Exit(TypedDict, total=False):
-    exit_code: int
-    host: str
-    started: float
-    ended: float
-
-
-class _Verdict(TypedDict):
-    time: float
-    gone: dict[str, str]
-    possible: list[str]
-    head: bool
-    unlisted: dict[str, float]
-    undecided: list[int]
-    asked: bool
-    usable: bool
-
-
 class Event(TypedDict, total=False):
     """A line of `events.jsonl`."""
 
@@ -434,22 +346,51 @@ class Transfers(TypedDict, total=False):
     received: dict[str, int]
 
 
+_MEASURED = Shape(within=float, between=float, problem=str)
+_MEASURED_BY_NAME = GenericAlias(dict, (str, _MEASURED))
+_REGISTRY = Shape(
+    workers=dict[str, RegisteredWorker],
+    seen=list[str],
+    gone=dict[str, float],
+    over_memory=dict[str, OverMemory],
+    had_client=bool,
+    ends_at=float,
+    ends_by=str,
+)
+_CHOICE = Shape(
+    scheme=str,
+    reason=str,
+    measured=_MEASURED_BY_NAME,
+    environ=Optional[dict[str, str]],
+    remark=str,
+)
+_VERDICT = Shape(
+    required=True,
+    time=float,
+    gone=dict[str, str],
+    possible=list[str],
+    head=bool,
+    unlisted=dict[str, float],
+    undecided=list[int],
+    asked=bool,
+    usable=bool,
+)
 SHAPES: dict[str, Any] = {
-    "workers.json": _Registry,
-    "scheduler.json": _SchedulerFile,
-    "ended": _Ended,
-    TRANSPORT: _Choice,
-    VERDICT: _Verdict,
-    "head/owner": _Owner,
-    "attempt": _Attempt,
-    "rank-error": _RankError,
-    IDLE: _Idle,
-    AFTER: _After,
-    KEPT: dict[str, _KeptRates],
-    "jobs/*.json": _Exit,
-    "jobs/*.started": _Start,
+    "workers.json": _REGISTRY,
+    "scheduler.json": Shape(address=str, services=Shape(dashboard=int)),
+    "ended": Shape(kind=str, exit_code=int, reason=str, job=int, time=float),
+    TRANSPORT: _CHOICE,
+    VERDICT: _VERDICT,
+    "head/owner": Shape(job=int, node=str),
+    "attempt": Shape(attempt=int),
+    "rank-error": Shape(required=True, exit_code=int, reason=str),
+    IDLE: Shape(required=True, reason=str),
+    AFTER: Shape(required=True, cluster=str, folder=str, any_end=bool),
+    KEPT: GenericAlias(dict, (str, Shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
+    "jobs/*.json": Shape(exit_code=int, host=str, started=float, ended=float),
+    "jobs/*.started": Shape(node=str, started=float),
     "jobs/*.node": dict[str, str],
-    "jobs/*.lost": _Lost,
+    "jobs/*.lost": Shape(required=True, node=str, reason=str, exit_code=int),
 }
 """Of the files with one JSON object, by name."""
 

@@ -6,27 +6,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
-from .gpus import sample_usage, with_named_slices
+from .gpus import sample_usage
 from .head import Head
 from .job import begin_attempt, end_attempt, over
 from .launcher import launch
 from .log import log
-from .names import LOOPBACK_INTERFACE, job_file
-from .network import confine, node_name
-from .options import (
-    LaunchOptions,
-    NodeOptions,
-    RankOptions,
-    RetireOptions,
-    SuperviseOptions,
-    TrialOptions,
-    UsageOptions,
-    WorkersOptions,
-    parse,
-)
+from .names import job_file
+from .network import node_name
+from .options import SuperviseOptions, WorkersOptions, parse
 from .rank import run_rank
 from .transport import trial, try_ucxx
 from .workers import Node, Workers, retire
@@ -50,7 +41,7 @@ def supervise(options: SuperviseOptions) -> int:
     if not options.scheduler:
         return Workers(options).run()
     try:
-        (folder.path / "head").mkdir()
+        (folder.path / "head").mkdir()  # succeeds once, on NFS too
     except FileExistsError:
         return _second_start(folder, options)
     folder.write("head/owner", {"job": options.job, "node": node_name(), "time": time.time()})
@@ -107,34 +98,28 @@ def _second_start(folder: Folder, options: SuperviseOptions) -> int:
 
 
 # -- the sub-commands of `injob.pyz` ---------------------------------------------------------------
+def _run_workers(options: WorkersOptions) -> None:
+    from .workerhost import run_workers  # imports multiprocessing
+
+    run_workers(options)
+
+
+_RUN: Mapping[str, Callable[[Any], int | None]] = {
+    "supervise": supervise,
+    "node": lambda options: Node(options).run(),
+    "workers": _run_workers,
+    "rank": run_rank,
+    "retire": retire,
+    "launch": launch,
+    "usage": sample_usage,
+    "trial": trial,
+    "try-ucxx": try_ucxx,
+}
+
+
 def main(argv: list[str]) -> int:
     """Run the sub-command in ``argv``; return its exit code."""
     # Python's own printer of exceptions does not find source lines in a zip file.
     sys.excepthook = traceback.print_exception
     options = parse(argv)
-    if isinstance(options, NodeOptions):
-        return Node(options).run()
-    if isinstance(options, SuperviseOptions):
-        return supervise(options)
-    if isinstance(options, WorkersOptions):
-        from .workerhost import run_workers  # imports multiprocessing
-
-        run_workers(options)
-        return 0
-    if isinstance(options, RankOptions):
-        run_rank(options)
-        return 0
-    if isinstance(options, RetireOptions):
-        return retire(options.workers, options.timeout)
-    if isinstance(options, LaunchOptions):
-        return launch(options)
-    if isinstance(options, UsageOptions):
-        return sample_usage(options)
-    if options.interface == LOOPBACK_INTERFACE:
-        for protocol in ("ucxx", "ws", "wss"):
-            confine(protocol)
-    if isinstance(options, TrialOptions):
-        if options.gpus:
-            os.environ.update(with_named_slices(os.environ))
-        return trial(options)
-    return try_ucxx(options.interface)
+    return _RUN[argv[0]](options) or 0

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from .names import WorkerSize
 
@@ -103,11 +103,6 @@ class SuperviseOptions:
 
 
 @dataclass(frozen=True)
-class NodeOptions(SuperviseOptions):
-    """Options of ``node``: the workers of one node of an allocation."""
-
-
-@dataclass(frozen=True)
 class RankOptions:
     """Options of ``rank``: one MPI rank; from `worker_class` on for its dask_mpi.initialize()."""
 
@@ -197,21 +192,9 @@ class LaunchOptions:
     job: int = _option("number of this job", type=int)
 
 
-Options = Union[
-    SuperviseOptions,
-    NodeOptions,
-    WorkersOptions,
-    RankOptions,
-    RetireOptions,
-    TrialOptions,
-    UsageOptions,
-    TryUcxxOptions,
-    LaunchOptions,
-]
-
-_SUBCOMMANDS: dict[str, type[Options]] = {
+_SUBCOMMANDS: dict[str, type] = {
     "supervise": SuperviseOptions,
-    "node": NodeOptions,
+    "node": SuperviseOptions,  # the workers of one node of an allocation
     "workers": WorkersOptions,
     "rank": RankOptions,
     "retire": RetireOptions,
@@ -224,7 +207,7 @@ _FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
 """Variables from which options are taken that are not given."""
 
 
-def parse(argv: list[str]) -> Options:
+def parse(argv: list[str]) -> Any:
     """Return the options of the sub-command in ``argv``; exits with 2 if they are not valid.
 
     ``supervise … --scheduler WORDS --workers WORDS --run WORDS``: these are commands, in this order
@@ -239,8 +222,7 @@ def parse(argv: list[str]) -> Options:
         name = "workers" if argv[0] == "node" else "command"
         words, commands = argv[:at], {name: tuple(argv[at + 1 :])}
     values = {**vars(_parser().parse_args(words)), **commands}
-    options = _SUBCOMMANDS[values.pop("subcommand")]
-    return options(**values)
+    return _SUBCOMMANDS[values.pop("subcommand")](**values)
 
 
 def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import gpus, network
 from .folder import KEPT, TRANSPORT, Folder, JsonObject
-from .gpus import driver_version, gpu_models, hidden_gpus, job_devices, with_first
 from .log import log, reason_in
-from .names import CERTIFICATE
-from .network import initialise_ucx, node_name, own_address, restrict_listeners, tls_files
+from .names import CERTIFICATE, LOOPBACK_INTERFACE
 from .process import ManagedProcess
 
 if TYPE_CHECKING:
     from distributed import Worker
     from distributed.comm import Comm, Listener
 
-    from .options import SuperviseOptions, TrialOptions
+    from .options import SuperviseOptions, TrialOptions, TryUcxxOptions
 
 ISOLATED_UCX = {
     "UCX_TLS": "^sm",
@@ -163,14 +163,22 @@ _POOL_BYTES = 2**30
 _POLL_INTERVAL = 0.05
 
 
-def trial(options: TrialOptions) -> int:
+def trial(options: TrialOptions) -> None:
     """Be the peer until this process is killed; or measure, and write the result."""
     import asyncio
 
-    restrict_listeners()
+    _confine(options.interface)
+    if options.gpus:
+        os.environ.update(gpus.with_named_slices(os.environ))
+    network.restrict_listeners()
     folder = Folder(options.folder)
     asyncio.run(_measure(folder, options) if options.result else _serve(folder, options))
-    return 0
+
+
+def _confine(interface: str | None) -> None:
+    if interface == LOOPBACK_INTERFACE:
+        for protocol in ("ucxx", "ws", "wss"):
+            network.confine(protocol)
 
 
 def _block(options: TrialOptions, size: int) -> Any:
@@ -218,7 +226,9 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
     listeners = []  # ucxx stops one that nothing refers to
     for protocol in options.protocols:
         try:
-            listener = await serve(f"{protocol}://{own_address(options.interface)}:0", block)
+            listener = await serve(
+                f"{protocol}://{network.own_address(options.interface)}:0", block
+            )
             listeners.append(listener)
             found["addresses"][protocol] = listener.contact_address
         except Exception as error:  # each protocol has errors of its own
@@ -231,7 +241,7 @@ async def _measure(folder: Folder, options: TrialOptions) -> None:
     import asyncio
 
     _block(options, 1)  # before UCX starts, which asks CUDA for its devices
-    await initialise_ucx()
+    await network.initialise_ucx()
     while not (peer := folder.read(PEER)):
         await asyncio.sleep(_POLL_INTERVAL)
     results = {name: {"problem": problem} for name, problem in peer["problems"].items()}
@@ -290,16 +300,16 @@ async def serve_from_worker(dask_worker: Worker) -> tuple[str, bool]:
     return listener.contact_address, not isinstance(block, bytes)
 
 
-def try_ucxx(interface: str | None) -> int:
-    """Send a block through ucxx inside this process; return 0 if it arrived."""
+def try_ucxx(options: TryUcxxOptions) -> None:
+    """Send a block through ucxx inside this process; raise an error if it does not arrive."""
     import asyncio
 
-    asyncio.run(asyncio.wait_for(_ucxx_round_trip(interface), _UCXX_TIMEOUT))
-    return 0
+    _confine(options.interface)
+    asyncio.run(asyncio.wait_for(_ucxx_round_trip(options.interface), _UCXX_TIMEOUT))
 
 
 async def _ucxx_round_trip(interface: str | None) -> None:
-    listener = await serve(f"ucxx://{own_address(interface)}:0", bytes(2**20))
+    listener = await serve(f"ucxx://{network.own_address(interface)}:0", bytes(2**20))
     comm = await _connect(listener.contact_address)
     await _receive(comm, 1)
     await comm.close()
@@ -336,7 +346,7 @@ class TransportChoice:
         self.folder = Folder(options.folder)
         self._root = Folder(str(self.folder.path.parent))
         self._pause = pause
-        self._hidden = hidden_gpus() if options.gpus else 0
+        self._hidden = gpus.hidden_gpus() if options.gpus else 0
         self._settings, self._remark = _settings(options, environ, self._hidden)
         self.environ = {**environ, **self._settings}
 
@@ -382,8 +392,8 @@ class TransportChoice:
         environ = dict(self.environ)
         if self.options.gpus:
             source, count = self.options.visible_devices, self.options.gpus
-            devices = job_devices(source, count, environ, explicit=True) or []
-            environ["CUDA_VISIBLE_DEVICES"] = with_first(devices, gpu)
+            devices = gpus.job_devices(source, count, environ, explicit=True) or []
+            environ["CUDA_VISIBLE_DEVICES"] = gpus.with_first(devices, gpu)
         return start_trial(self.options, environ, word, self._log(name))
 
     def _log(self, name: str) -> Path:
@@ -425,7 +435,7 @@ class TransportChoice:
         rates = [_result(name, found) for found in (within, between)]
         problem = rates[0].problem or rates[1].problem
         if problem:
-            return Measured(problem=f"{name} does not work on {node_name()}: {problem}")
+            return Measured(problem=f"{name} does not work on {network.node_name()}: {problem}")
         if not self.options.gpus:  # rates of host memory are no basis for a choice
             return Measured()
         return Measured(rates[0].within, rates[1].within)
@@ -438,9 +448,9 @@ class TransportChoice:
             "interface": self.options.interface,
             "gpus": self.options.gpus,
             "memory": self.options.gpu_memory,
-            "models": gpu_models(),
+            "models": gpus.gpu_models(),
             "hidden": bool(self._hidden),
-            "driver": driver_version(),
+            "driver": gpus.driver_version(),
             "ucx": {name: self.environ[name] for name in self.environ if name.startswith("UCX_")},
             "versions": _versions(),
             "python": sys.executable,
@@ -482,7 +492,7 @@ def start_trial(
     folder = Path(options.folder)
     environ = {_PROGRESS_MODE: "polling", **environ}
     if (folder / CERTIFICATE).exists():  # not if all protocols are without encryption
-        environ = {**environ, **tls_files(folder)}
+        environ = {**environ, **network.tls_files(folder)}
     argv = [sys.executable, str(Folder(options.folder).archive), "trial"]
     argv += [f"--folder={options.folder}", f"--gpus={options.gpus}"]
     argv += [f"--memory={options.gpu_memory}", word]
@@ -499,7 +509,7 @@ def take_part(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedP
         return None
     if not folder.create(CLAIM, str(options.job)):
         return None
-    environ = {**environ, **_settings(options, environ, hidden_gpus())[0]}
+    environ = {**environ, **_settings(options, environ, gpus.hidden_gpus())[0]}
     path = folder.logs / "trial-between.log"
     return start_trial(options, environ, f"--result={BETWEEN}", path)
 
@@ -513,7 +523,7 @@ def cluster_ucx_settings(
         chosen = Choice.parse(folder.read(TRANSPORT)).environ
         if chosen is not None:
             return chosen
-    return _settings(options, environ, hidden_gpus())[0]
+    return _settings(options, environ, gpus.hidden_gpus())[0]
 
 
 def _settings(

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from .launcher import job_log, node_file, report_lost
 from .log import append_output_to, log
 from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
-from .options import SuperviseOptions
+from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
 from .transport import cluster_ucx_settings, take_part
 
@@ -151,16 +151,16 @@ class JobsWatch:
 
 
 # -- retire workers: move their data to other workers, and close them ------------------------------
-def retire(names: Iterable[str], timeout: float) -> int:
-    """Retire the workers ``names``; return 0 if that took at most ``timeout`` seconds, else 1.
+def retire(options: RetireOptions) -> int:
+    """Retire workers; return 0 if that took at most ``timeout`` seconds, else 1.
 
     Return 1 at once if the dask scheduler does not have them any more.
     """
     from distributed import Client
 
-    wanted = set(names)
-    deadline = time.monotonic() + timeout
-    with Client(timeout=timeout) as client:
+    wanted = set(options.workers)
+    deadline = time.monotonic() + options.timeout
+    with Client(timeout=options.timeout) as client:
         # If no other worker can take the data, the dask scheduler does nothing and returns {}.
         while time.monotonic() < deadline and not wanted.isdisjoint(_connected(client)):
             if client.retire_workers(names=list(wanted), close_workers=True):

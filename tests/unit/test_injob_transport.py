@@ -91,7 +91,7 @@ def test_the_users_settings_win() -> None:
 def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpujobs.injob.transport.hidden_gpus", lambda: 3)
+    monkeypatch.setattr("gpujobs.injob.gpus.hidden_gpus", lambda: 3)
     folder = Folder(str(tmp_path))
     options = SuperviseOptions(folder=str(tmp_path), job=0, started=0, gpus=1)
     assert cluster_ucx_settings(options, {}) == ISOLATED_UCX  # the dask scheduler has no job
