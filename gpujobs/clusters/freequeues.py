@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from ..batch import localqueue
 from ..batch.client import SchedulerClient
@@ -17,7 +16,7 @@ from ..config.site import Queue, Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
-from ..injob.gpus import device_handle, gpus_with_nvlink, nvml_text, visible_to_nvml
+from ..injob.gpus import device_handle, gpus_with_nvlink, memory_of, nvml, uuid_of, visible_to_nvml
 from ..planning.plan import JobGroup, Machine, Plan
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
@@ -65,12 +64,9 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
         devices = [item.strip() for item in listed.split(",")]
         return [device for device in devices if device not in _NO_DEVICE], {}
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        devices = visible_to_nvml(pynvml)
+        devices = visible_to_nvml()
         own = _of_clusters() if devices else {}
-        users = {device: own.get(_identity(device)) or _users(pynvml, device) for device in devices}
+        users = {device: own.get(_identity(device)) or _users(device) for device in devices}
     except Exception:  # no package, driver or device: no GPU that CUDA workers could use
         return [], {}
     free = [index for index, processes in users.items() if not processes]
@@ -93,31 +89,24 @@ def _of_clusters() -> dict[str, str]:
 def _identity(device: str) -> str:
     """Return the UUID of a GPU, which CUDA_VISIBLE_DEVICES may name by index or UUID."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return nvml_text(pynvml.nvmlDeviceGetUUID(device_handle(pynvml, device)))
+        return uuid_of(device_handle(device))
     except Exception:  # NVML has many errors, and each means the same here
         return device
 
 
 def _least_memory(devices: list[str]) -> int | None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [device_handle(pynvml, device) for device in devices]
-        return min(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        return min(memory_of(device_handle(device)) for device in devices)
     except Exception:  # NVML has many errors, and each means the same here; or no GPU is free
         return None
 
 
-def _users(pynvml: ModuleType, device: str) -> str:
+def _users(device: str) -> str:
     """Return the other processes with a CUDA context on a GPU: this one may be a notebook."""
-    handle = device_handle(pynvml, device)
+    api, handle = nvml(), device_handle(device)
     try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
+        processes = api.nvmlDeviceGetComputeRunningProcesses(handle)
+    except api.NVMLError:
         return ""
     others = (process.pid for process in processes if process.pid != os.getpid())
     return ", ".join(f"process {pid}" for pid in others)

@@ -7,17 +7,17 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .names import ARCHIVE, VISIBLE, WorkerSize, named
+from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
 from .process import ManagedProcess
 
@@ -83,27 +83,18 @@ def _devices_in_file(name: str, environ: Mapping[str, str]) -> list[str]:
         line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()
     ]
     pairs = [line.rpartition("-") for line in lines]
-    here = _short(node_name())
-    own = [device for node, _, device in pairs if _short(node) == here]
+    here = node_name().partition(".")[0]
+    own = [device for node, _, device in pairs if node.partition(".")[0] == here]
     return [device.removeprefix("gpu") for device in own or [pair[2] for pair in pairs]]
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
 
 
 def _devices_in_variable(name: str, environ: Mapping[str, str]) -> list[str]:
     items = environ.get(name, "").replace(",", " ").split()
     if not items:
         raise LookupError(f"${name} is empty, but the site says that it lists the job's GPUs")
-    return [_device(item) for item in items]
-
-
-def _device(item: str) -> str:
-    """`gpu3` and `cuda:3` mean device 3; a uuid stays as it is."""
-    if item.startswith(("GPU-", "MIG-")):
-        return item
-    return item.lstrip("abcdefghijklmnopqrstuvwxyz_-:")
+    # `gpu3` and `cuda:3` mean device 3; a uuid stays as it is.
+    prefix = re.compile(r"(?!GPU-|MIG-)[a-z_:-]*")
+    return [prefix.sub("", item, count=1) for item in items]
 
 
 def _first_devices(count: int) -> list[str]:
@@ -112,13 +103,17 @@ def _first_devices(count: int) -> list[str]:
 
 def _gpus_of_driver() -> int:
     """Return how many GPUs the driver shows here; 0 without a driver, or without pynvml."""
-    try:
-        import pynvml
+    with contextlib.suppress(Exception):  # NVML has many errors, and each means the same here
+        return len(visible_to_nvml())
+    return 0
 
-        pynvml.nvmlInit()
-        return len(visible_to_nvml(pynvml))
-    except Exception:  # NVML has many errors, and each means the same here
-        return 0
+
+def nvml() -> Any:
+    """Return NVML, initialised; every function that calls it may raise one of its many errors."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
 
 
 # -- MIG: GPUs that are divided into slices --------------------------------------------------------
@@ -126,35 +121,34 @@ def _gpus_of_driver() -> int:
 # counts slices and whole GPUs, in the order of their GPUs; NVML, and so dask-cuda, counts GPUs.
 
 
-def visible_to_nvml(nvml: ModuleType) -> list[str]:
+def visible_to_nvml() -> list[str]:
     """Return the GPUs that this process may use: indices, or UUIDs if MIG is enabled on one.
 
     The slices of a GPU are in its place. NVML hides those of other jobs, if they are isolated.
     """
-    slices = [_slices(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    slices = [_slices(index) for index in range(nvml().nvmlDeviceGetCount())]
     if slices.count(None) == len(slices):
         return _first_devices(len(slices))
-    whole = ([_uuid(nvml, index)] if own is None else own for index, own in enumerate(slices))
+    whole = ([_uuid(index)] if own is None else own for index, own in enumerate(slices))
     return sum(whole, [])  # noqa: RUF017 - of a few GPUs
 
 
-def _slices(nvml: ModuleType, index: int) -> list[str] | None:
+def _slices(index: int) -> list[str] | None:
     """Return the UUIDs of the slices of a GPU; None if MIG is not enabled on it."""
-    found = []
+    api, found = nvml(), []
     with contextlib.suppress(Exception):  # NVML has many errors: MIG is not supported
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        if nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        gpu = api.nvmlDeviceGetHandleByIndex(index)
+        if api.nvmlDeviceGetMigMode(gpu)[0] == api.NVML_DEVICE_MIG_ENABLE:
+            for number in range(api.nvmlDeviceGetMaxMigDeviceCount(gpu)):
                 with contextlib.suppress(Exception):  # there is none, or it is of another job
-                    handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
-                    found.append(nvml_text(nvml.nvmlDeviceGetUUID(handle)))
+                    found.append(uuid_of(api.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)))
             return found
     return None
 
 
-def _uuid(nvml: ModuleType, index: int) -> str:
+def _uuid(index: int) -> str:
     with contextlib.suppress(Exception):  # the GPU is lost; others are not
-        return nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+        return uuid_of(nvml().nvmlDeviceGetHandleByIndex(index))
     return str(index)
 
 
@@ -166,10 +160,7 @@ def with_named_slices(environ: Mapping[str, str]) -> dict[str, str]:
     if not any(map(str.isdigit, environ.get(VISIBLE, "0").split(","))):
         return {}
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        known = visible_to_nvml(pynvml)
+        known = visible_to_nvml()
     except Exception:  # NVML has many errors, and the workers will report this one
         return {}
     if all(map(str.isdigit, known)) and (known or VISIBLE not in environ):
@@ -195,17 +186,15 @@ def let_dask_cuda_measure_slices(*, load: bool = False) -> None:
 
 def _memory_of(device: object = 0) -> int:
     """Return the memory of a UUID, or of the entry of CUDA_VISIBLE_DEVICES at an index."""
-    import pynvml
-
-    pynvml.nvmlInit()
     name = named(str(device), os.environ[VISIBLE].split(","))
-    return int(pynvml.nvmlDeviceGetMemoryInfo(device_handle(pynvml, name)).total)
+    return memory_of(device_handle(name))
 
 
 # -- of the node -----------------------------------------------------------------------------------
 def hidden_gpus(proc: Path = _DRIVER, dev: Path = _DEVICES) -> int:
     """Return how many GPUs of this node this job cannot open: the batch scheduler isolates them."""
-    return sum(not _can_open(dev / f"nvidia{minor}") for minor in _minors(proc))
+    minors = _information(proc, "Device Minor")
+    return sum(not _can_open(dev / f"nvidia{minor}") for minor in minors)
 
 
 def gpu_models(proc: Path = _DRIVER) -> list[str]:
@@ -219,10 +208,6 @@ def driver_version(proc: Path = _DRIVER) -> str:
         return (proc / "version").read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _minors(proc: Path) -> list[str]:
-    return _information(proc, "Device Minor")
 
 
 def _information(proc: Path, key: str) -> list[str]:
@@ -273,57 +258,51 @@ def _gpu(device: str) -> Gpu:
         gpu["uuid"] = device
     gpu["fast"] = fast_network()
     try:
-        import pynvml
-
-        _ask_nvml(pynvml, device, gpu)
+        handle = device_handle(device)
+        gpu["uuid"] = uuid_of(handle)
+        gpu["model"] = nvml_text(nvml().nvmlDeviceGetName(handle))
+        gpu["memory"] = memory_of(handle)
+        if _has_nvlink(handle):
+            gpu["fast"] = [*gpu["fast"], "NVLink"]
     except Exception as error:  # an error of NVML must not stop the worker
         gpu["error"] = f"{type(error).__name__}: {error}"
     return gpu
 
 
-def _ask_nvml(nvml: ModuleType, device: str, gpu: Gpu) -> None:
-    nvml.nvmlInit()
-    handle = device_handle(nvml, device)
-    gpu["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID(handle))
-    gpu["model"] = nvml_text(nvml.nvmlDeviceGetName(handle))
-    gpu["memory"] = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    if _has_nvlink(nvml, handle):
-        gpu["fast"] = [*gpu["fast"], "NVLink"]
-
-
-def device_handle(nvml: ModuleType, device: str) -> object:
+def device_handle(device: str) -> object:
     """Return NVML's handle of a GPU or a slice: an index, a GPU- uuid or a MIG- uuid."""
-    device = named(device, visible_to_nvml(nvml))
+    device = named(device, visible_to_nvml())
     if device.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(device))
-    return nvml.nvmlDeviceGetHandleByUUID(device.encode())
+        return nvml().nvmlDeviceGetHandleByIndex(int(device))
+    return nvml().nvmlDeviceGetHandleByUUID(device.encode())
+
+
+def uuid_of(handle: object) -> str:
+    """Return the UUID of a GPU or a slice, by NVML's handle."""
+    return nvml_text(nvml().nvmlDeviceGetUUID(handle))
+
+
+def memory_of(handle: object) -> int:
+    """Return the memory of a GPU or a slice in bytes, by NVML's handle."""
+    return int(nvml().nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def gpus_with_nvlink(devices: Iterable[str]) -> int:
     """Return how many of these GPUs (index or UUID) have NVLink; 0 without a driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return sum(_has_nvlink(pynvml, device_handle(pynvml, device)) for device in devices)
-    except Exception:  # NVML has many errors, and each means the same here
-        return 0
+    with contextlib.suppress(Exception):  # NVML has many errors, and each means the same here
+        return sum(_has_nvlink(device_handle(device)) for device in devices)
+    return 0
 
 
 def fast_network() -> list[str]:
     """Return ["InfiniBand"] if this node has it, else []."""
-    try:
-        devices = os.listdir(_INFINIBAND)  # noqa: PTH208 - only whether there are any
-    except OSError:
-        return []
-    return ["InfiniBand"] if devices else []
+    return ["InfiniBand"] * any(Path(_INFINIBAND).glob("*"))
 
 
-def _has_nvlink(nvml: ModuleType, handle: object) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetNvLinkState(handle, 0))
-    except Exception:  # no NVLink, or an NVML without this function
-        return False
+def _has_nvlink(handle: object) -> bool:
+    with contextlib.suppress(Exception):  # no NVLink, or an NVML without this function
+        return bool(nvml().nvmlDeviceGetNvLinkState(handle, 0))
+    return False
 
 
 def nvml_text(value: bytes | str) -> str:
@@ -367,10 +346,10 @@ def choose_cpus(threads: int) -> tuple[AbstractSet[int], Binding]:
     gpus, others = ([places[device][0] for device in names] for names in (devices, firsts))
     cpus, reason = near_cpus(gpus, others, allowed, threads)
     return cpus, {
-        "cpus": _ranges(cpus),
+        "cpus": ranges(cpus),
         "cores": len({_core(cpu) for cpu in cpus}),
-        "nodes": _ranges(_nodes(cpus)),
-        "gpu_nodes": _ranges({node for device in devices for node in places[device][1]}),
+        "nodes": ranges(_nodes(cpus)),
+        "gpu_nodes": ranges({node for device in devices for node in places[device][1]}),
         "reason": reason,
     }
 
@@ -386,17 +365,14 @@ def bind(cpus: AbstractSet[int]) -> None:
 def _place(device: str) -> tuple[set[int] | None, set[int]]:
     """Return the CPUs near a GPU, None if they are not known, and its NUMA nodes."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = device_handle(pynvml, device)
-        if pynvml.nvmlDeviceIsMigDeviceHandle(handle):  # only its GPU has a place
-            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        api, handle = nvml(), device_handle(device)
+        if api.nvmlDeviceIsMigDeviceHandle(handle):  # only its GPU has a place
+            handle = api.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         words = os.sysconf("SC_NPROCESSORS_CONF") // _WORD + 1
-        masks = enumerate(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
+        masks = enumerate(api.nvmlDeviceGetCpuAffinity(handle, words))
         cpus = {n * _WORD + bit for n, mask in masks for bit in range(_WORD) if mask >> bit & 1}
         # None: in a cpuset, NVML leaves out all other CPUs.
-        nodes = _nodes(cpus) if cpus else _bus_node(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        nodes = _nodes(cpus) if cpus else _bus_node(api.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:  # NVML has many errors, and each means the same here
         return None, set()
     return (cpus if cpus or nodes else None), nodes
@@ -419,13 +395,6 @@ def _core(cpu: int) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8")
     return str(cpu)
-
-
-def _ranges(numbers: AbstractSet[int]) -> str:
-    """Return numbers as ``0-7,16``."""
-    firsts = sorted(number for number in numbers if number - 1 not in numbers)
-    lasts = sorted(number for number in numbers if number + 1 not in numbers)
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(firsts, lasts))
 
 
 # -- of all workers --------------------------------------------------------------------------------
@@ -539,11 +508,8 @@ def sample_usage(options: UsageOptions) -> int:
     with contextlib.suppress(OSError):
         (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [device_handle(pynvml, device) for device in options.devices]
-        gpus = [_description(pynvml, handle) for handle in handles]
+        handles = [device_handle(device) for device in options.devices]
+        gpus = [{"uuid": uuid_of(handle), "memory": memory_of(handle)} for handle in handles]
     except Exception as error:  # no pynvml, no driver, or one of NVML's many errors
         _append(folder, name, {"error": f"{type(error).__name__}: {error}", "time": time.time()})
         return 1
@@ -556,12 +522,12 @@ def sample_usage(options: UsageOptions) -> int:
         # After a suspension, the sample stands for the time since it only.
         seconds = min(now - before, 2 * pause)
         before = now
-        _append(folder, name, _sample_all(pynvml, handles, seconds))
+        _append(folder, name, _sample_all(handles, seconds))
     return 0
 
 
-def _sample_all(nvml: ModuleType, handles: Sequence[object], seconds: float) -> dict[str, Any]:
-    samples = [_sample(nvml, handle) for handle in handles]
+def _sample_all(handles: Sequence[object], seconds: float) -> dict[str, Any]:
+    samples = [_sample(handle) for handle in handles]
     return {
         "time": round(time.time(), 1),
         "seconds": round(seconds, 1),
@@ -575,15 +541,10 @@ def _append(folder: Folder, name: str, line: Mapping[str, Any]) -> None:
         folder.append(name, [json.dumps(line)])
 
 
-def _description(nvml: ModuleType, handle: object) -> dict[str, Any]:
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return {"uuid": nvml_text(nvml.nvmlDeviceGetUUID(handle)), "memory": memory}
-
-
-def _sample(nvml: ModuleType, handle: object) -> tuple[int | None, int | None]:
+def _sample(handle: object) -> tuple[int | None, int | None]:
     busy = used = None
     with contextlib.suppress(Exception):
-        busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        busy = int(nvml().nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(Exception):
-        used = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        used = int(nvml().nvmlDeviceGetMemoryInfo(handle).used)
     return busy, used

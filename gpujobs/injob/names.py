@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,14 @@ def job_worker_names(
     if workers < 2:
         return processes
     return [f"{process}-{gpu}" for process in processes for gpu in range(workers)]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ``{1, 2, 3, 5}`` as ``1-3,5``."""
+    known = set(numbers)
+    firsts = sorted(number for number in known if number - 1 not in known)
+    lasts = sorted(number for number in known if number + 1 not in known)
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(firsts, lasts))
 
 
 # -- how many GPUs a worker has: one, several, or a part of one ------------------------------------

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 _PART = r"\d+(-\d+(:\d+)?)?"
 _LIST = re.compile(rf"{_PART}(,{_PART})*")
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return ``{1, 2, 3, 5}`` as ``1-3,5``."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(_span(first, last) for first, last in spans)
 
 
 def members(text: str) -> list[int]:
@@ -51,12 +39,6 @@ def quoted_path(path: str, plain: str) -> str:
     if re.fullmatch(f"[{plain}]+", path):
         return path
     return f'"{path}"'
-
-
-def _span(first: int, last: int) -> str:
-    if first == last:
-        return str(first)
-    return f"{first}-{last}"
 
 
 def megabytes(number: str) -> int | None:

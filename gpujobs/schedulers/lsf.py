@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ..injob.names import ranges
 from .base import Scheduler
-from .formats import quoted_path, ranges
+from .formats import quoted_path
 from .jobs import CommandResult, JobId, JobState, JobStatus
 from .lsf_inventory import LSFInventory
 

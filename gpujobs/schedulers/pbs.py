@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from ..injob.names import ranges
 from .base import Scheduler
-from .formats import integer, members, quoted_path, ranges
+from .formats import integer, members, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
 from .pbs_inventory import PBSInventory

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from xml.etree import ElementTree
 
+from ..injob.names import ranges
 from .base import Scheduler
-from .formats import clock_seconds, integer, members, ranges
+from .formats import clock_seconds, integer, members
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
 from .sge_inventory import GridEngineInventory
 

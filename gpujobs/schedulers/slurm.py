@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+from ..injob.names import ranges
 from .base import Scheduler
-from .formats import find_integer, members, quoted_path, ranges
+from .formats import find_integer, members, quoted_path
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus
 from .slurm_inventory import SlurmInventory
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpujobs.injob.names import ranges
 from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
-from gpujobs.schedulers.formats import members, ranges
+from gpujobs.schedulers.formats import members
 from gpujobs.schedulers.slurm import Slurm
 
 SLURM = Slurm()
