@@ -96,12 +96,11 @@ clusters_argument = click.argument(
 
 def with_after(spec: ClusterSpec, after: str) -> ClusterSpec:
     """Return ``spec`` with the value of --after."""
-    from ..config.document import Document, Loc
+    from ..config.document import Document
     from ..config.spec import with_settings
-    from ..errors import Position
 
-    place: dict[Loc, Position] = {("after",): Position(f"--after {after}")}
-    return with_settings(spec, Document({"after": after}, place, place))
+    value = Document(after, source=f"--after {after}")
+    return with_settings(spec, Document({"after": value}))
 
 
 def profile_options(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from ..clusters.ledger import ClusterRecord
 from ..config.document import effective_text
@@ -112,10 +111,9 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
 def origins_text(spec: ClusterSpec, plan: Plan) -> str:
     """Return the values of the profile, and of the site and the queues, with their positions."""
     site = spec.site.document.without("defaults", "queue_defaults")
-    queues = {
-        jobs.queue_key: site.section("queues").value[jobs.queue_key] for jobs in plan.all_jobs
-    }
-    site = replace(site, value={**site.value, "queues": queues})
+    queues = site.section("queues")
+    used = queues.having({jobs.queue_key: queues.items[jobs.queue_key] for jobs in plan.all_jobs})
+    site = site.having({**site.items, "queues": used})
     profile = f"# the profile\n{effective_text(spec.document)}"
     return f"{profile}\n# site {plan.site_name}\n{effective_text(site)}"
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
@@ -33,65 +34,109 @@ class Plain(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
 class Document:
-    """Nested dicts, lists and scalars, with the position of every value and of every key.
+    """A value with its position, and that of its key; its items are documents, too.
 
     From a YAML file all scalars are text or None; from Python they have their own types.
     """
 
-    value: Mapping[str, object]
-    positions: dict[Loc, Position] = field(default_factory=dict)
-    keys: dict[Loc, Position] = field(default_factory=dict)
-    source: str = ""
+    def __init__(
+        self,
+        value: object,
+        place: Position | None = None,
+        key: Position | None = None,
+        *,
+        source: str = "",
+    ) -> None:
+        self.place = place or Position(source)
+        self.key = key or self.place
+        self.source = source or self.place.source
+        self.items: dict[str | int, Document] = {}
+        for step, item in _items(value):
+            own = item if isinstance(item, Document) else Document(item, self.place)
+            self.items[step] = own
+        self.is_mapping = isinstance(value, Mapping)
+        self._value = value
+
+    @cached_property
+    def plain(self) -> object:
+        """The value without positions."""
+        if self.is_mapping:
+            return {step: item.plain for step, item in self.items.items()}
+        if isinstance(self._value, list | tuple):
+            return [item.plain for item in self.items.values()]
+        return self._value
+
+    @property
+    def value(self) -> Mapping[str, object]:
+        """The mapping without positions; empty if the value is something else."""
+        return cast("Mapping[str, object]", self.plain) if self.is_mapping else {}
+
+    def find(self, loc: Loc) -> Document | None:
+        """Return the part at ``loc``; None if there is none."""
+        part: Document | None = self
+        for step in loc:
+            part = part and part.items.get(step)
+        return part
+
+    def parts(self, loc: Loc = ()) -> Iterator[tuple[Loc, Document]]:
+        """Yield all parts, each before its own parts, with their places below ``loc``."""
+        for step, item in self.items.items():
+            yield (*loc, step), item
+            yield from item.parts((*loc, step))
 
     def value_at(self, loc: Loc) -> object:
-        """Return the value at ``loc``, which are keys of mappings; None if there is none."""
-        value: object = self.value
-        for key in loc:
-            value = value.get(str(key)) if isinstance(value, Mapping) else None
-        return value
+        """Return the value at ``loc``; None if there is none."""
+        part = self.find(loc)
+        return part and part.plain
 
     def position(self, loc: Loc) -> Position:
         """Return the position of the value at ``loc``, or of the nearest value around it."""
-        while loc and loc not in self.positions:
-            loc = loc[:-1]
-        return self.positions.get(loc, Position(self.source))
+        part = self
+        for step in loc:
+            if step not in part.items:
+                break
+            part = part.items[step]
+        return part.place
 
     def key_position(self, loc: Loc) -> Position:
         """Return the position of the key at ``loc``, or of the nearest value around it."""
-        return self.keys.get(loc) or self.position(loc)
+        part = self.find(loc)
+        return part.key if part else self.position(loc)
 
     def section(self, key: str) -> Document:
-        """Return the mapping under ``key`` as a document; it is empty if there is none."""
-        value = self.value.get(key)
-        return Document(
-            value if isinstance(value, Mapping) else {},
-            positions=_below(self.positions, key),
-            keys=_below(self.keys, key),
-            source=self.source,
-        )
+        """Return the mapping under ``key``; it is empty if there is none."""
+        part = self.items.get(key)
+        return part if part and part.is_mapping else Document({}, source=self.source)
+
+    def having(self, items: Mapping[str | int, Document]) -> Document:
+        """Return a mapping of ``items`` in the place of this document."""
+        return Document(items, self.place, self.key, source=self.source)
 
     def without(self, *keys: str) -> Document:
         """Return this document without the values under ``keys``."""
-        value = {key: item for key, item in self.value.items() if key not in keys}
-        return replace(self, value=value)
+        return self.having({key: item for key, item in self.items.items() if key not in keys})
 
     def over(self, lower: Document) -> Document:
         """Return this document laid over ``lower``.
 
         Mappings are merged key by key; lists and scalars replace those of ``lower``.
         """
-        replaced: set[Loc] = set()
-        value = _merge(self.value, lower.value, (), replaced)
-        # A value without a position must not get that of the mapping around it in `lower`.
-        own = {loc: self.position(loc) for loc in replaced} | self.positions
-        return Document(
-            value,
-            positions=_without(lower.positions, replaced) | own,
-            keys=_without(lower.keys, replaced) | self.keys,
-            source=self.source,
-        )
+        if not (self.is_mapping and lower.is_mapping):
+            return self
+        items = dict(lower.items)
+        for key, item in self.items.items():
+            items[key] = item.over(lower.items.get(key, item))
+        first = self
+        if not self.place.line and (lower.place.line or not self.place.source):
+            first = lower
+        return Document(items, first.place, first.key, source=self.source or lower.source)
+
+
+def _items(value: object) -> Iterable[tuple[str | int, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
 def core_value(value: object) -> object:
@@ -114,38 +159,9 @@ def core_value(value: object) -> object:
     return str(value)
 
 
-def _below(places: Mapping[Loc, Position], key: str) -> dict[Loc, Position]:
-    return {loc[1:]: place for loc, place in places.items() if loc[:1] == (key,)}
-
-
-def _without(places: Mapping[Loc, Position], replaced: set[Loc]) -> dict[Loc, Position]:
-    def is_replaced(loc: Loc) -> bool:
-        return any(loc[:length] in replaced for length in range(1, len(loc) + 1))
-
-    return {loc: place for loc, place in places.items() if not is_replaced(loc)}
-
-
-def _merge(
-    upper: Mapping[str, object], lower: Mapping[str, object], loc: Loc, replaced: set[Loc]
-) -> dict[str, object]:
-    """Return both merged; add the places whose values of ``lower`` are lost to ``replaced``."""
-    merged = dict(lower)
-    for key, item in upper.items():
-        below = lower.get(key)
-        here = (*loc, key)
-        if isinstance(item, Mapping) and isinstance(below, Mapping):
-            merged[key] = _merge(item, below, here, replaced)
-        else:
-            merged[key] = item
-            replaced.add(here)
-    return merged
-
-
 # -- read a file -----------------------------------------------------------------------------------
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
-
-Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 
@@ -171,69 +187,35 @@ def read(path: Path) -> Document:
 
 def parse(text: str, source: str) -> Document:
     """Parse the mapping in ``text``; error messages call it ``source``."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    reader = _Reader(text, source)
-    value = reader.document()
-    if value is None or value == "":
+    document = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"), source).document()
+    if document.plain is None or document.plain == "":
         raise InputError(Problem("is empty; a mapping of keys was expected", Position(source)))
-    if not isinstance(value, dict):
-        raise InputError(Problem("must be a mapping of keys at the top", reader.positions[()]))
-    return Document(value, reader.positions, reader.keys, source)
+    if not document.is_mapping:
+        raise InputError(Problem("must be a mapping of keys at the top", document.place))
+    return document
 
 
-def parse_value(text: str, source: str) -> Value:
+def parse_value(text: str, source: str) -> object:
     """Parse one value, as in ``--set key=VALUE``."""
-    return _Reader(text, source).document()
-
-
-@dataclass
-class _OpenNode:
-    """A mapping or list whose end has not been read."""
-
-    value: list[Value] | dict[str, Value]
-    loc: Loc
-    key: str | None = None
-    """In a mapping: the key whose value comes next."""
-
-    @property
-    def expects_key(self) -> bool:
-        return isinstance(self.value, dict) and self.key is None
-
-    def next_loc(self) -> Loc:
-        """Return the place of the value that comes next."""
-        if isinstance(self.value, list):
-            return (*self.loc, len(self.value))
-        return (*self.loc, str(self.key))
-
-    def add(self, value: Value) -> None:
-        """Add the value that comes next."""
-        if isinstance(self.value, list):
-            self.value.append(value)
-        else:
-            self.value[str(self.key)] = value
-            self.key = None
+    return _Reader(text, source).document().plain
 
 
 class _Reader:
-    """Builds the value in one pass over the parser's events; without recursion, so that the depth
-    of the nesting is not limited by Python's stack."""
+    """Makes a document of the parser's events."""
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         self.lines = text.split("\n")
         self.text = text
-        self.positions: dict[Loc, Position] = {}
-        self.keys: dict[Loc, Position] = {}
         self.problems: list[Problem] = []
-        self.documents = 0
-        self.root: Value = None
-        self.open_nodes: list[_OpenNode] = []
+        self.events: Iterator[events.NodeEvent] = iter(())
 
-    def document(self) -> Value:
+    def document(self) -> Document:
         """Return the one document of the text; InputError if it is not valid."""
         self._check_characters()
+        self.events = iter(YAML(typ="safe", pure=True).parse(self.text))
         try:
-            self._build(YAML(typ="safe", pure=True).parse(self.text))
+            root = self._root()
         except MarkedYAMLError as error:
             if "'\\t'" in str(error.problem):
                 message = "a tab; YAML is indented with spaces only"
@@ -245,7 +227,7 @@ class _Reader:
             self._refuse(f"not valid YAML: {error}", None)
         if self.problems:
             raise InputError(self.problems)
-        return self.root
+        return root
 
     def _mark(self, error: MarkedYAMLError) -> StreamMark | None:
         """Return the place of a syntax error; the end of the file is not a helpful one."""
@@ -260,65 +242,61 @@ class _Reader:
                 position = Position(self.source, number, line.index(found) + 1, line)
                 raise InputError(Problem(f"has a control character ({found!r})", position))
 
-    def _build(self, parsed: Iterable[events.Event]) -> None:
-        for event in parsed:
-            if isinstance(event, events.DocumentStartEvent):
-                self._start_document(event)
-            elif isinstance(event, events.CollectionEndEvent):
-                self.open_nodes.pop()
-            elif isinstance(event, events.NodeEvent):
-                self._check_node(event)
-                self._add_node(event)
+    def _root(self) -> Document:
+        root = None
+        for event in self.events:
+            if root and isinstance(event, events.DocumentStartEvent):
+                message = "a second document starts here; a file must have one"
+                self._refuse(message, event.start_mark)
+            if isinstance(event, events.NodeEvent):
+                root = self._node(event, 0)
+        return root or Document(None, source=self.source)
 
-    def _start_document(self, event: events.Event) -> None:
-        self.documents += 1
-        if self.documents > 1:
-            message = "a second document starts here; a file must have one"
-            self._refuse(message, event.start_mark)
-
-    def _check_node(self, event: events.NodeEvent) -> None:
+    def _check_node(self, event: events.NodeEvent, depth: int) -> None:
         tag = getattr(event, "tag", None)
         if isinstance(event, events.AliasEvent) or event.anchor:
             self._refuse("anchors and aliases (& and *) are not supported", event.start_mark)
         if tag is not None and str(tag) != "!":
             self._refuse(f"tags ({tag}) are not supported", event.start_mark)
-        if len(self.open_nodes) > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             self._refuse(f"nested more than {MAX_DEPTH} deep", event.start_mark)
 
-    def _add_node(self, event: events.NodeEvent) -> None:
-        parent = self.open_nodes[-1] if self.open_nodes else None
-        if parent is not None and parent.expects_key:
-            self._add_key(parent, event)
-            return
-        value = _empty_value(event)
-        loc = parent.next_loc() if parent is not None else ()
-        # The parser places an empty value at the next line.
-        empty = isinstance(event, events.ScalarEvent) and not event.value and event.style is None
-        self.positions[loc] = (
-            self.keys[loc] if empty and loc in self.keys else self._position(event)
-        )
-        if parent is not None:
-            parent.add(value)
-        else:
-            self.root = value
-        if isinstance(value, list | dict):
-            self.open_nodes.append(_OpenNode(value, loc))
+    def _node(self, event: events.NodeEvent, depth: int, key: Position | None = None) -> Document:
+        """Return the value that starts with ``event``, inside ``depth`` others."""
+        self._check_node(event, depth)
+        place = self._position(event)
+        if isinstance(event, events.MappingStartEvent):
+            return Document(self._mapping(depth + 1), place, key)
+        if isinstance(event, events.SequenceStartEvent):
+            return Document([self._node(one, depth + 1) for one in self._inside()], place, key)
+        value = _scalar(cast(events.ScalarEvent, event))
+        if key and value is None and event.start_mark.index == event.end_mark.index:
+            place = key  # the parser places an empty value at the next line
+        return Document(value, place, key)
 
-    def _add_key(self, mapping: _OpenNode, event: events.NodeEvent) -> None:
+    def _mapping(self, depth: int) -> dict[str, Document]:
+        found: dict[str, Document] = {}
+        for event in self._inside():
+            self._check_node(event, depth)
+            name, place = self._key(event), self._position(event)
+            if name in found:
+                first = found[name].key
+                message = f"`{name}` is defined twice, first in line {first.line}"
+                self.problems.append(Problem(message, place, related=first))
+            found[name] = self._node(next(self.events), depth, place)
+        return found
+
+    def _inside(self) -> Iterator[events.NodeEvent]:
+        """Yield the first event of each item of the mapping or list that started last."""
+        return takewhile(lambda one: not isinstance(one, events.CollectionEndEvent), self.events)
+
+    def _key(self, event: events.NodeEvent) -> str:
         if not isinstance(event, events.ScalarEvent):
             self._refuse("a key must be text", event.start_mark)
-        name = str(event.value)
-        if name == "<<":
+        if event.value == "<<":
             message = "merge keys (<<) are not supported; in a site file use `extends`"
             self._refuse(message, event.start_mark)
-        place = self._position(event)
-        loc = (*mapping.loc, name)
-        if name in mapping.value:
-            first = self.keys[loc]
-            message = f"`{name}` is defined twice, first in line {first.line}"
-            self.problems.append(Problem(message, place, related=first))
-        self.keys[loc] = place
-        mapping.key = name
+        return str(event.value)
 
     def _position(self, event: events.Event) -> Position:
         start, end = event.start_mark, event.end_mark
@@ -332,15 +310,6 @@ class _Reader:
     def _refuse(self, message: str, mark: StreamMark | None) -> NoReturn:
         place = self._place(mark) if mark else Position(self.source)
         raise InputError([*self.problems, Problem(message, place)])
-
-
-def _empty_value(event: events.NodeEvent) -> Value:
-    """Return the value of a scalar, or the list or mapping that the next events fill."""
-    if isinstance(event, events.ScalarEvent):
-        return _scalar(event)
-    if isinstance(event, events.MappingStartEvent):
-        return {}
-    return []
 
 
 def _scalar(event: events.ScalarEvent) -> str | None:
@@ -360,33 +329,31 @@ _INDENT = "  "
 
 def effective_text(document: Document) -> str:
     """Return ``document`` as YAML that can be read again, with the origin of each value."""
-    return "\n".join(_mapping(document, document.value, (), "")) + "\n"
+    return "\n".join(_mapping(document, "")) + "\n"
 
 
-def _mapping(
-    document: Document, value: Mapping[str, object], loc: Loc, indent: str
-) -> Iterator[str]:
-    for key, item in value.items():
+def _mapping(document: Document, indent: str) -> Iterator[str]:
+    for key in document.value:
         shown = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
-        yield from _item(document, f"{indent}{shown}:", item, (*loc, key), indent)
+        yield from _item(document.items[key], f"{indent}{shown}:", indent)
 
 
-def _item(document: Document, start: str, value: object, loc: Loc, indent: str) -> Iterator[str]:
+def _item(document: Document, start: str, indent: str) -> Iterator[str]:
     """Yield the lines of a value after ``start``, which is its key or the dash of a list."""
     inner = indent + _INDENT
-    if isinstance(value, Mapping) and value:
-        yield start
-        yield from _mapping(document, value, loc, inner)
-    elif isinstance(value, list) and value:
-        yield start
-        for number, item in enumerate(value):
-            yield from _item(document, f"{inner}-", item, (*loc, number), inner)
-    else:
-        position = document.position(loc)
-        origin = f"{position.source}:{position.line}" if position.line else position.source
-        first, *others = _scalar_text(value, inner)
+    if not document.items:
+        place = document.place
+        origin = f"{place.source}:{place.line}" if place.line else place.source
+        first, *others = _scalar_text(document.plain, inner)
         yield f"{start} {first}  # {origin}"
         yield from others
+        return
+    yield start
+    if document.is_mapping:
+        yield from _mapping(document, inner)
+        return
+    for item in document.items.values():
+        yield from _item(item, f"{inner}-", inner)
 
 
 def _scalar_text(value: object, indent: str) -> list[str]:

@@ -74,7 +74,7 @@ class Place:
         separator = " " if message.startswith(_STARTS_AS_VERB) else ": "
         position = self.document.position(self.loc)
         offset = getattr(cause, "offset", 0)
-        if offset and self.loc in self.document.positions:
+        if offset and self.document.find(self.loc):
             position = _inside_text(position, offset)
         return InputError(Problem(f"`{self}`{separator}{message}", position, hint=hint))
 

@@ -20,7 +20,7 @@ from typing import TypeGuard
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from ..text import matches
-from .document import Document, Loc, read
+from .document import Document, read
 from .model import build
 from .site import Site
 from .trust import check_writers
@@ -31,6 +31,8 @@ from .trust import check_writers
 
 _BUILT_IN = ("request", "cpu_request")
 """Lists of the batch scheduler if the site has none, so that nothing can be appended to them."""
+_NOTHING = Document({})
+_NOTHING = Document({})
 
 
 def over(upper: Document, lower: Document) -> Document:
@@ -38,18 +40,15 @@ def over(upper: Document, lower: Document) -> Document:
 
     InputError if it removes a queue that is not there.
     """
-    merged = _extended(upper, lower).over(lower)
-    queues = dict(_mapping(merged.value.get("queues")))
-    for name, queue in _mapping(upper.value.get("queues")).items():
-        if queue is not None:
-            continue
-        if name not in _mapping(lower.value.get("queues")):
+    merged, queues = _extended(upper, lower).over(lower), upper.section("queues").value
+    removed = [name for name, queue in queues.items() if queue is None]
+    for name in removed:
+        if name not in lower.section("queues").items:
             position = upper.key_position(("queues", name))
             raise InputError(Problem(f"there is no queue `{name}` that can be removed", position))
-        del queues[name]
-    if len(queues) < len(_mapping(merged.value.get("queues"))):
-        return replace(merged, value={**merged.value, "queues": queues})
-    return merged
+    if not removed:
+        return merged
+    return merged.having({**merged.items, "queues": merged.section("queues").without(*removed)})
 
 
 def resolved(site: Document) -> Document:
@@ -57,125 +56,68 @@ def resolved(site: Document) -> Document:
 
     InputError if a queue is like one that does not exist, or like itself.
     """
-    if "like" in _mapping(site.value.get("queue_defaults")):
+    if "like" in site.section("queue_defaults").items:
         position = site.key_position(("queue_defaults", "like"))
         raise InputError(Problem("`like` is a key of a queue, not of `queue_defaults`", position))
-    queues = {
-        name: _queue(site, name, ())
-        for name, queue in _mapping(site.value.get("queues")).items()
-        if isinstance(queue, Mapping)
-    }
+    queues = site.section("queues")
+    whole = {key: _queue(site, str(key), ()) for key, one in queues.items.items() if one.is_mapping}
     site = _complete(site)
-    for name, queue in queues.items():
-        site = _with_part(site, ("queues", name), _complete(_extended(queue, site)))
-    return site
+    if not whole:
+        return site
+    complete = {key: _complete(_extended(queue, site)) for key, queue in whole.items()}
+    return site.having({**site.items, "queues": queues.having({**queues.items, **complete})})
 
 
 def _queue(site: Document, name: str, upper: tuple[str, ...]) -> Document:
     """Return the queue ``name`` with the keys that it inherits; ``upper`` are like it."""
-    own = site.section("queues").section(name)
-    like = own.value.get("like")
-    if not isinstance(like, str):
-        defaults = site.section("queue_defaults")
-        return _extended(own, defaults).over(defaults)
-    position, names = own.position(("like",)), (*upper, name)
-    if like in names:
-        message = f"`like` forms a cycle: {' → '.join((*names, like))}"
-        raise InputError(Problem(message, position))
-    if not isinstance(_mapping(site.value.get("queues")).get(like), Mapping):
-        known = ", ".join(_mapping(site.value.get("queues")))
-        message = f"there is no queue `{like}` in this site; it has {known}"
-        raise InputError(Problem(message, position))
-    lower = _queue(site, like, names)
+    queues, names = site.section("queues"), (*upper, name)
+    own, lower = queues.section(name), site.section("queue_defaults")
+    like, position = own.value_at(("like",)), own.position(("like",))
+    if isinstance(like, str):
+        if like in names:
+            message = f"`like` forms a cycle: {' → '.join((*names, like))}"
+            raise InputError(Problem(message, position))
+        if not isinstance(queues.value.get(like), Mapping):
+            known = ", ".join(queues.value)
+            message = f"there is no queue `{like}` in this site; it has {known}"
+            raise InputError(Problem(message, position))
+        lower = _queue(site, like, names)
     return _extended(own, lower).over(lower)
 
 
 def _extended(upper: Document, lower: Document) -> Document:
     """Return ``upper`` with whole lists in the place of those that extend lists of ``lower``."""
-    for loc in list(_appended(upper.value)):
-        below = lower.value_at(loc)
-        if _is_append(below):
-            upper = _joined(upper, loc, lower, (*loc, "append"), inside=("append",))
-        elif isinstance(below, list):
-            upper = _joined(upper, loc, lower, loc)
-    return upper
+    own, below = _appended(upper), _appended(lower)
+    if own is not None and below is not None:
+        return upper.having({"append": Document([*below, *own], upper.place)})
+    if own is not None and isinstance(lower.plain, list):
+        return Document([*lower.items.values(), *own], upper.place, upper.key)
+    if own is not None or not upper.is_mapping or not lower.items:
+        return upper
+    return upper.having(
+        {key: _extended(item, lower.items.get(key, _NOTHING)) for key, item in upper.items.items()}
+    )
 
 
-def _complete(document: Document) -> Document:
-    """Return ``document`` with whole lists in the place of those that extend nothing."""
-    for loc in list(_appended(document.value)):
-        if loc[0] == "queues":
-            continue  # each queue is completed by itself
-        if loc[-1] in _BUILT_IN:
-            position = document.position(loc)
-            message = f"`{loc[-1]}` has nothing to extend: the site has no `{loc[-1]}`"
-            raise InputError(Problem(message, position, hint="write the whole list"))
-        document = _joined(document, loc, Document({}), ())
-    return document
+def _complete(document: Document, key: str | int = "") -> Document:
+    """Return ``document``, the value of ``key``, with whole lists in the place of appended ones."""
+    own = _appended(document)
+    if own is not None and key in _BUILT_IN:
+        message = f"`{key}` has nothing to extend: the site has no `{key}`"
+        raise InputError(Problem(message, document.place, hint="write the whole list"))
+    if own is not None:
+        return Document(own, document.place, document.key)
+    if key == "queues" or not document.is_mapping:  # each queue is completed by itself
+        return document
+    return document.having({step: _complete(one, step) for step, one in document.items.items()})
 
 
-def _joined(upper: Document, loc: Loc, lower: Document, at: Loc, inside: Loc = ()) -> Document:
-    """Return ``upper`` with the items of ``lower`` at ``at`` before those it appends at ``loc``.
-
-    ``inside``: steps from ``loc`` to the new list.
-    """
-    first = _items(lower, at) if at else []
-    own = _items(upper, (*loc, "append"))
-    positions: dict[Loc, Position] = {(): upper.position(loc)}
-    for n in range(len(first)):
-        positions[(*inside, n)] = lower.position((*at, n))
-    for n in range(len(own)):
-        positions[(*inside, len(first) + n)] = upper.position((*loc, "append", n))
-    value: object = [*first, *own]
-    for step in reversed(inside):
-        value = {step: value}
-    return _with_value(upper, loc, value, positions)
-
-
-def _with_part(whole: Document, loc: Loc, part: Document) -> Document:
-    """Return ``whole`` with the document ``part`` in the place ``loc``."""
-    positions = {(): whole.position(loc), **part.positions}
-    keys = {(*loc, *inside): place for inside, place in part.keys.items()}
-    whole = _with_value(whole, loc, part.value, positions)
-    return replace(whole, keys={**whole.keys, **keys})
-
-
-def _with_value(
-    whole: Document, loc: Loc, value: object, positions: Mapping[Loc, Position]
-) -> Document:
-    kept = {at: place for at, place in whole.positions.items() if at[: len(loc)] != loc}
-    placed = {(*loc, *inside): place for inside, place in positions.items()}
-    return replace(whole, value=_set(whole.value, loc, value), positions={**kept, **placed})
-
-
-def _set(mapping: Mapping[str, object], loc: Loc, value: object) -> dict[str, object]:
-    first, *rest = loc
-    inner = _set(_mapping(mapping.get(str(first))), tuple(rest), value) if rest else value
-    return {**mapping, str(first): inner}
-
-
-def _appended(mapping: Mapping[str, object], loc: Loc = ()) -> Iterator[Loc]:
-    """Yield the places of the lists that extend others."""
-    for key, value in mapping.items():
-        if _is_append(value):
-            yield (*loc, key)
-        elif isinstance(value, Mapping):
-            yield from _appended(value, (*loc, key))
-
-
-def _is_append(value: object) -> TypeGuard[Mapping[str, list[object]]]:
-    if not isinstance(value, Mapping) or list(value) != ["append"]:
-        return False
-    return isinstance(value["append"], list)
-
-
-def _items(document: Document, loc: Loc) -> list[object]:
-    items = document.value_at(loc)
-    return items if isinstance(items, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
+def _appended(document: Document) -> list[Document] | None:
+    """Return the items of ``{append: [...]}``; None if the document is something else."""
+    added = document.items.get("append")
+    if added is None or len(document.items) > 1 or not isinstance(added.plain, list):
+        return None
+    return list(added.items.values())
 
 
 # -- the name of the batch scheduler's cluster on this host, which may select a site ---------------

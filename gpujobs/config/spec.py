@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from ..errors import InputError, Position, Problem
 from ..injob.folder import parse_json, read_file
-from .document import Document, Loc, parse_value, read
+from .document import Document, parse_value, read
 from .model import build
 from .profile import Profile, Workers
 from .site import Site
@@ -200,7 +200,7 @@ def read_spec(path: Path) -> ClusterSpec:
 
 def settings_document(settings: tuple[str, ...]) -> Document:
     """Return ``("workers.memory=40GiB", …)`` as a document."""
-    whole = Document({}, source="--set")
+    whole = Document({})
     for setting in settings:
         whole = _setting_document(setting).over(whole)
     return whole
@@ -237,13 +237,10 @@ def _setting_document(setting: str) -> Document:
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
         hint = f"--set {key}=VALUE" if key and not equals else "--set workers.memory=40GiB"
         raise InputError(Problem("must be KEY=VALUE", place, hint=hint))
-    *sections, last = key.split(".")
-    value: dict[str, object] = {last: parse_value(text, place.source)}
-    for section in reversed(sections):
-        value = {section: value}
-    loc: Loc = (*sections, last)
-    positions = {loc[:length]: place for length in range(1, len(loc) + 1)}
-    return Document(value, positions, {loc: place}, place.source)
+    document = Document(parse_value(text, place.source), place)
+    for section in reversed(key.split(".")):
+        document = Document({section: document}, place)
+    return document
 
 
 def choose_site(document: Document, site: str | None, base: Path | None) -> SiteFile:

@@ -455,16 +455,18 @@ def _with_size(document: Document, n_workers: int) -> Document:
             raise InputError(message, hint="groups={'gpu': {'gpus': 8}}, or scale(gpu=8)")
         return document
     if value.get("gpus") == 0:
-        value["workers"] = {**value.get("workers", {}), "count": n_workers or 1}
-    elif n_workers or "gpus_per_job" in value:
+        count = Document(n_workers or 1, source=PYTHON)
+        return Document({"workers": {"count": count}}).over(document)
+    if n_workers or "gpus_per_job" in value:
         size = _worker_size(value)
         per_job = positive(value.get("gpus_per_job", size.gpus))
         workers = max(1, size.workers(per_job))
-        value["gpus"] = max(1, math.ceil(n_workers / workers)) * per_job
-    elif value.get("layout", "workers") != "workers":
+        gpus = max(1, math.ceil(n_workers / workers)) * per_job
+        return Document({"gpus": Document(gpus, source=PYTHON)}).over(document)
+    if value.get("layout", "workers") != "workers":
         message = f"layout={value['layout']!r} is one allocation, which needs a number of GPUs"
         raise InputError(message, hint="n_workers=8")
-    return Document(value, document.positions, document.keys, document.source)
+    return document
 
 
 def _worker_size(profile: Mapping[str, Any]) -> WorkerSize:
@@ -543,7 +545,7 @@ class _Converter:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.problems: list[Problem] = []
-        self.values: dict[str, Any] = {}
+        self.whole = Document({}, source=PYTHON)
         self.sources: dict[Loc, Given] = {}
 
     def add(self, given: Given) -> None:
@@ -564,7 +566,7 @@ class _Converter:
         """Convert dask-jobqueue's numbers of one job."""
         try:
             values = {name: given.value for name, given in found.items()}
-            for name, setting in job_settings(values, _worker_size(self.values)):
+            for name, setting in job_settings(values, _worker_size(self.whole.value)):
                 self._put(setting, found[name])
         except ValueError as error:
             places = [found[name].place for name in PER_JOB if name in found]
@@ -575,23 +577,18 @@ class _Converter:
         """Return the profile. Raises InputError with all problems."""
         if self.problems:
             raise InputError(self.problems)
-        positions: dict[Loc, Position] = {}
-        for loc, given in self.sources.items():
-            for length in range(1, len(loc) + 1):
-                positions[loc[:length]] = Position(given.place)
-        return Document(self.values, positions, dict(positions), PYTHON)
+        return self.whole
 
     def _put(self, setting: Setting, given: Given) -> None:
-        loc, value = setting
-        before = self.sources.get(loc)
-        mapping: dict[Any, Any] = self.values
-        for step in loc[:-1]:
-            mapping = mapping.setdefault(step, {})
+        loc, before = setting[0], self.sources.get(setting[0])
+        part = Document(setting[1], source=given.place)
         if before and before.name != given.name:
             if before.keyword > given.keyword:
                 return
-            if before.keyword == given.keyword and mapping[loc[-1]] != value:
+            if before.keyword == given.keyword and self.whole.value_at(loc) != part.plain:
                 message = f"sets `{'.'.join(map(str, loc))}`, as {before.place} does"
                 self.problems.append(given.problem(message))
-        mapping[loc[-1]] = value
         self.sources[loc] = given
+        for step in reversed(loc[1:]):
+            part = Document({step: part}, part.place)
+        self.whole = Document({loc[0]: part}, source=PYTHON).over(self.whole)

@@ -29,7 +29,7 @@ from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
-from ..errors import GpujobsError, InputError, Position, RefusedError
+from ..errors import GpujobsError, InputError, RefusedError
 from ..injob.gpus import binding_messages
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
@@ -411,7 +411,7 @@ def _make_plan(
     site: str | None, profile: dict[str, object], settings: Sequence[str], program: Sequence[str]
 ) -> tuple[ClusterSpec, Plan]:
     """Return the plan in which `jobcheck` starts after all workers have connected."""
-    document = Document(profile, {(): Position(SOURCE)}, source=SOURCE)
+    document = Document(profile, source=SOURCE)
     spec = make_spec(settings_document(tuple(settings)).over(document), site=site)
     first = make_cluster_plan(spec)
     own: dict[str, object] = {

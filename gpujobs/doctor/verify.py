@@ -252,9 +252,9 @@ def judged_lines(trials: Verification) -> Iterator[MarkedLine]:
     """Yield each line of the site file that is marked as not verified, with what was found."""
     path, document = trials.site_file.path, trials.site_file.document
     places: dict[int, Loc] = {}
-    for loc, position in [*document.keys.items(), *document.positions.items()]:
-        if position.source == str(path) and loc:
-            places.setdefault(position.line, loc)
+    for loc, part in document.parts():
+        if part.key.source == str(path):
+            places.setdefault(part.key.line, loc)
     for number, line in marked_lines(path.read_text(encoding="utf-8")):
         loc = places.get(number, (line.key,))
         state, found = _judge(trials, loc)

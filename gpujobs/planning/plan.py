@@ -79,8 +79,8 @@ def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
     """Return the specification for the head's own job, which may have an account of its own."""
     if not head.account:
         return spec
-    position = spec.position("head", "account")
-    return with_settings(spec, Document({"account": head.account}, {("account",): position}))
+    account = Document(head.account, spec.position("head", "account"))
+    return with_settings(spec, Document({"account": account}))
 
 
 def _queue_without_gpus(site: Site) -> str | None:

@@ -285,8 +285,7 @@ def try_site(
         profile = Document(trial.profile, source=SOURCE)
         if not any_account and profile.value.get("account") == ACCOUNT:
             profile = profile.without("account", "options")
-        whole = replace(settings.over(profile), source=SOURCE)
-        found.append(_tried(site_file, trial, whole))
+        found.append(_tried(site_file, trial, settings.over(profile)))
     return found
 
 
@@ -347,8 +346,8 @@ def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFil
             for key, queue in queues.items()
         }
     if trial.shape != DEFAULTS:
-        defaults = document.section("defaults").without(*LEFT_OUT).value
-        document = replace(document, value={**document.value, "defaults": defaults})
+        defaults = document.section("defaults").without(*LEFT_OUT)
+        document = document.having({**document.items, "defaults": defaults})
     return replace(site_file, site=replace(site, queues=queues), document=document)
 
 

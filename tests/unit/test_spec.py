@@ -67,7 +67,7 @@ def test_tilde_in_workdir_is_the_home_folder(
 
 def test_a_value_without_a_position_is_not_blamed_on_a_lower_layer() -> None:
     there = Position("s.yaml", 3, 1)
-    lower = Document({"walltime": "1h", "gpus": "1"}, {(): there, ("gpus",): there})
+    lower = Document({"walltime": "1h", "gpus": "1"}, there)
     found = Document({"walltime": "10m", "name": "x"}, source="doctor").over(lower)
     assert found.position(("walltime",)) == found.position(("name",)) == Position("doctor")
     assert found.position(("gpus",)) == found.position(()) == there
