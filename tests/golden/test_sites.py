@@ -33,6 +33,7 @@ ACCOUNTS = {
     "delta": "svd-delta-gpu",
     "gadi": "ab12",
     "karolina": "OPEN-12-34",
+    "lumi": "project_2001234",
     "mahti": "project_2001234",
     "minerva": "acc_svd",
     "narval": "def-ada",
