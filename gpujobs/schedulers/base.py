@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..text import did_you_mean
 from .formats import find_integer
 from .inventory import Inventory
-from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply, Statuses
 
 REGISTERED: dict[str, type[Scheduler]] = {}
 """The classes whose modules have been imported, by name. `get_scheduler` finds the others."""
@@ -286,7 +286,7 @@ class Scheduler(ABC):
         """
 
     @abstractmethod
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         """Return the status of those of ``ids`` that are listed. Not listed is not finished."""
 
     def more_status_commands(
@@ -309,9 +309,7 @@ class Scheduler(ABC):
         """
         return None
 
-    def parse_detail(
-        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
-    ) -> dict[JobId, JobStatus]:
+    def parse_detail(self, result: CommandResult, listed: Mapping[JobId, JobStatus]) -> Statuses:
         """Return a more detailed status of those of ``listed`` that the result has."""
         return {}
 
@@ -323,9 +321,7 @@ class Scheduler(ABC):
         """Return the accounting commands: several if one can report only one submission."""
         return list(filter(None, [self.accounting_command(ids)]))
 
-    def parse_accounting(
-        self, result: CommandResult, ids: Sequence[JobId]
-    ) -> dict[JobId, JobStatus]:
+    def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         """Return the status of those of ``ids`` that accounting has."""
         return {}
 

@@ -104,6 +104,8 @@ class JobStatus:
         return self.stuck or self.state.active
 
 
+Statuses = dict[JobId, JobStatus]
+
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from .base import Scheduler
-from .jobs import CommandResult, JobId, JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 
 _COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 
@@ -66,7 +66,7 @@ class Local(Scheduler):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return [*_COMMAND, "status", *sorted({job.submission for job in ids})]
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
         for line in result.stdout.splitlines():
             submission, index, word = line.split()

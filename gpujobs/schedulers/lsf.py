@@ -12,7 +12,7 @@ from typing import ClassVar
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import quoted_path
-from .jobs import CommandResult, JobId, JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 from .lsf_inventory import LSFInventory
 
 # -- the output of bjobs and bhist -----------------------------------------------------------------
@@ -299,7 +299,7 @@ class LSF(Scheduler):
         # selects all of its members.
         return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids})]
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         wanted = set(ids)
         return {row.job: row.status for row in rows(result.stdout) if row.job in wanted}
 
@@ -309,9 +309,7 @@ class LSF(Scheduler):
         jobs = [*one_of_each_array, *_with_state(listed, JobState.FAILED)][:_MOST_DETAILS]
         return ["bjobs", "-UF", *map(str, jobs)] if jobs else None
 
-    def parse_detail(
-        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
-    ) -> dict[JobId, JobStatus]:
+    def parse_detail(self, result: CommandResult, listed: Mapping[JobId, JobStatus]) -> Statuses:
         found, reasons = {}, {}
         for job, lines in records(result.stdout):
             status = listed.get(job, JobStatus(JobState.UNKNOWN))
@@ -328,9 +326,7 @@ class LSF(Scheduler):
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         return ["bhist", "-n", "10", "-l", *sorted({job.submission for job in ids})]
 
-    def parse_accounting(
-        self, result: CommandResult, ids: Sequence[JobId]
-    ) -> dict[JobId, JobStatus]:
+    def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
         for job, lines in records(result.stdout):
             if job in ids and (end := end_status(lines)):

@@ -6,16 +6,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import integer, members, quoted_path
 from .inventory import Inventory
-from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
-from .pbs_inventory import PBSInventory
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
+from .pbs_inventory import PBSInventory, section
 
 # -- the output of qstat: job ids, attributes, and the status that follows from them ---------------
 STATES = {
@@ -53,33 +52,19 @@ _ATTRIBUTE_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class PBSJob:
-    """The attributes of one job that decide its status."""
+Attributes = Mapping[str, Any]
+"""Of a job, by PBS's names."""
+_NOTHING: Attributes = {}
 
-    state: str = ""
-    """The letter of `job_state`."""
-    substate: int | None = None
-    exit_status: int | None = None
-    comment: str = ""
-    hosts: str = ""
-    """`exec_host`."""
-    starts: str = ""
-    """The estimated start."""
-    remaining: str = ""
-    """Indexes of an array that have not started."""
-    holds: str = ""
-    """Letters of `Hold_Types`."""
 
-    @property
-    def nodes(self) -> str:
-        """Names of the job's nodes, separated by commas."""
-        return node_names(self.hosts)
+def _text(job: Attributes, name: str) -> str:
+    """Return an attribute as text: PBS writes texts that look like numbers as numbers."""
+    return str(job.get(name, ""))
 
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, with 128 added to a signal; PBS adds 256."""
-        return shell_exit_code(self.exit_status)
+
+def _number(job: Attributes, name: str) -> int | None:
+    value = job.get(name)
+    return value if isinstance(value, int) else None
 
 
 def job_id(text: str) -> JobId | None:
@@ -110,58 +95,58 @@ def shell_exit_code(status: int | None) -> int | None:
     return status
 
 
-def _rows(stdout: str) -> Mapping[str, object]:
+def _rows(stdout: str) -> Mapping[str, Any]:
     try:
-        output = json.loads(stdout, strict=False)
+        return section(json.loads(stdout, strict=False), "Jobs")
     except ValueError:  # some releases print a job's variables as invalid JSON
         return _line_by_line(stdout)
-    if isinstance(output, dict) and isinstance(jobs := output.get("Jobs"), dict):
-        return jobs
-    return {}
 
 
-def listed_jobs(stdout: str) -> dict[JobId, PBSJob]:
+def listed_jobs(stdout: str) -> dict[JobId, Attributes]:
     """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
 
     There are none if it is no such output.
     """
-    found = {}
+    found: dict[JobId, Attributes] = {}
     for text, attributes in _rows(stdout).items():
         id_ = job_id(text)
         if id_ and isinstance(attributes, dict):
-            found[without_server(id_)] = _job(attributes)
+            found[without_server(id_)] = attributes
     return found
 
 
-def job_status(id_: JobId, jobs: Mapping[JobId, PBSJob]) -> JobStatus | None:
+def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None:
     """Return the status of a job, None if neither it nor its array is listed in ``jobs``."""
-    id_, array = without_server(id_), PBSJob()
+    id_, array = without_server(id_), _NOTHING
     if id_.index is not None:
         array = jobs.get(JobId(id_.submission), array)
-    job = jobs.get(id_) or _unlisted_member(id_, array)
+    job = jobs[id_] if id_ in jobs else _unlisted_member(id_, array)
     if job is None:
         return None
-    if job.state not in _ENDED and _is_deleted(array):
-        job = replace(job, state="F", substate=_DELETED)  # it was pending
-    comment = "" if array.comment.startswith(_ARRAY_BEGAN) else array.comment
-    return _status(replace(job, comment=job.comment or comment))
+    if _text(job, "job_state") not in _ENDED and _is_deleted(array):
+        job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
+    comment = _text(array, "comment")
+    if not _text(job, "comment") and not comment.startswith(_ARRAY_BEGAN):
+        job = {**job, "comment": comment}
+    return _status(job)
 
 
-def _unlisted_member(id_: JobId, array: PBSJob) -> PBSJob | None:
+def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:
     """Return a member as far as its array tells: PBS lists no member that has not started."""
     if _is_deleted(array):
         return array
-    if array.state == "F":
+    state = _text(array, "job_state")
+    if state == "F":
         return None
-    if array.state in _PENDING_REASONS:
-        return PBSJob(array.state, holds=array.holds)
-    if id_.index in _indexes(array.remaining):
-        return PBSJob("Q")
+    if state in _PENDING_REASONS:
+        return {"job_state": state, "Hold_Types": _text(array, "Hold_Types")}
+    if id_.index in _indexes(_text(array, "array_indices_remaining")):
+        return {"job_state": "Q"}
     return None
 
 
-def _is_deleted(array: PBSJob) -> bool:
-    return array.state == "F" and array.substate == _DELETED
+def _is_deleted(job: Attributes) -> bool:
+    return (job.get("job_state"), job.get("substate")) == ("F", _DELETED)
 
 
 @lru_cache(maxsize=16)
@@ -169,34 +154,31 @@ def _indexes(text: str) -> frozenset[int]:
     return frozenset(members(text))
 
 
-def _status(job: PBSJob) -> JobStatus:
-    if job.state in _ENDED:
-        return _ended_status(job)
-    state = STATES.get(job.state, JobState.UNKNOWN)
+def _status(job: Attributes) -> JobStatus:
+    native, comment, holds = (_text(job, name) for name in ("job_state", "comment", "Hold_Types"))
+    code, nodes = shell_exit_code(_number(job, "Exit_status")), node_names(_text(job, "exec_host"))
+    if native in _ENDED:
+        state, reason = _end(job, native, comment)
+        return JobStatus(state, native, reason, code, nodes)
+    state = STATES.get(native, JobState.UNKNOWN)
     if state is JobState.RUNNING:
-        return JobStatus(state, job.state, node=job.nodes)
+        return JobStatus(state, native, node=nodes)
     if state is not JobState.PENDING:
-        return JobStatus(state, job.state, job.comment, job.exit_code, job.nodes)
-    if job.state == "H" and job.comment.startswith(_LAUNCH_FAILED):
-        return JobStatus(JobState.FAILED, job.state, job.comment, job.exit_code, stuck=True)
-    person = next(filter(None, map(_HELD_BY_A_PERSON.get, job.holds)), "")
-    reason = person or job.comment or _PENDING_REASONS[job.state]
-    return JobStatus(state, job.state, reason, job.exit_code, job.nodes, job.starts)
+        return JobStatus(state, native, comment, code, nodes)
+    if native == "H" and comment.startswith(_LAUNCH_FAILED):
+        return JobStatus(JobState.FAILED, native, comment, code, stuck=True)
+    person = next(filter(None, map(_HELD_BY_A_PERSON.get, holds)), "")
+    reason = person or comment or _PENDING_REASONS[native]
+    starts = section(job, "estimated").get("start_time", "")
+    return JobStatus(state, native, reason, code, nodes, str(starts))
 
 
-def _ended_status(job: PBSJob) -> JobStatus:
-    if job.state == "X" and job.exit_status is None:  # it never ran
-        job = replace(job, substate=_DELETED)
-    state, reason = _end(job)
-    return JobStatus(state, job.state, reason, job.exit_code, job.nodes)
-
-
-def _end(job: PBSJob) -> tuple[JobState, str]:
+def _end(job: Attributes, native: str, comment: str) -> tuple[JobState, str]:
     """Return the final state of a job, and the reason."""
-    code, comment = job.exit_status, job.comment
-    if job.substate == _DELETED:
+    code, substate = _number(job, "Exit_status"), job.get("substate")
+    if substate == _DELETED or (native == "X" and code is None):  # the latter never ran
         return JobState.CANCELLED, comment
-    if code is None and job.substate == _FINISHED:
+    if code is None and substate == _FINISHED:
         dependency = "the batch scheduler removed it: a job that it depended on failed"
         return JobState.FAILED, comment or dependency
     if code is None:  # moved to another server, or an incomplete record
@@ -206,29 +188,6 @@ def _end(job: PBSJob) -> tuple[JobState, str]:
     if code == 0:
         return JobState.COMPLETED, ""
     return _STATES_OF_EXIT_CODES.get(code, JobState.FAILED), comment
-
-
-def _job(attributes: Mapping[str, object]) -> PBSJob:
-    """Return a job from its attributes. PBS writes texts that look like numbers as numbers."""
-
-    def text(name: str) -> str:
-        return str(attributes.get(name) or "")
-
-    def number(name: str) -> int | None:
-        value = attributes.get(name)
-        return value if isinstance(value, int) else None
-
-    estimated = attributes.get("estimated")
-    return PBSJob(
-        state=text("job_state"),
-        substate=number("substate"),
-        exit_status=number("Exit_status"),
-        comment=text("comment"),
-        hosts=text("exec_host"),
-        starts=str(estimated.get("start_time", "")) if isinstance(estimated, dict) else "",
-        remaining=str(attributes.get("array_indices_remaining", "")),
-        holds=text("Hold_Types"),
-    )
 
 
 def _line_by_line(text: str) -> dict[str, dict[str, str | int]]:
@@ -396,7 +355,7 @@ class PBS(Scheduler):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return [*_QSTAT, "-x", *_submissions(ids)]
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         jobs = listed_jobs(result.stdout)
         statuses = ((id_, job_status(id_, jobs)) for id_ in ids)
         return {id_: status for id_, status in statuses if status is not None}

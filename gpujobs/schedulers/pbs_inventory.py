@@ -103,15 +103,16 @@ class TorqueInventory(Inventory):
         )
 
 
-def _table(stdout: str, key: str) -> dict[str, dict[str, object]]:
+def _table(stdout: str, key: str) -> dict[str, Any]:
     try:
-        return _section(json.loads(stdout), key)
-    except (ValueError, AttributeError):
+        return section(json.loads(stdout), key)
+    except ValueError:
         return {}
 
 
-def _section(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = fields.get(name)
+def section(fields: object, name: str) -> dict[str, Any]:
+    """Return the object ``name`` of an object in PBS's JSON; {} if there is none."""
+    found = fields.get(name) if isinstance(fields, dict) else None
     return found if isinstance(found, dict) else {}
 
 
@@ -133,7 +134,7 @@ def _requested(line: str) -> Iterator[str]:
 
 
 def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
-    has, used = _section(fields, "resources_available"), _section(fields, "resources_assigned")
+    has, used = section(fields, "resources_available"), section(fields, "resources_assigned")
     usable = fields.get("state") in ("free", "job-busy", "<various>")
     cpus, gpus = _number(has, "ncpus"), _number(has, "ngpus")
     gpu_type = str(has.get(_type_resource(has), ""))
@@ -156,7 +157,7 @@ def _number(fields: Mapping[str, object], name: str) -> int:
 
 
 def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
-    most, fewest = _section(fields, "resources_max"), _section(fields, "resources_min")
+    most, fewest = section(fields, "resources_max"), section(fields, "resources_min")
     return LiveQueue(
         name,
         max_walltime=clock_seconds(str(most.get("walltime", ""))),
@@ -175,7 +176,7 @@ def _user_gpus(fields: Mapping[str, object], user: str) -> dict[str, int]:
     """
     limits = []
     for attribute in ("max_run_res", "max_queued_res"):
-        text = str(_section(fields, attribute).get("ngpus", ""))
+        text = str(section(fields, attribute).get("ngpus", ""))
         numbers = dict(re.findall(r"\bu:([^=\s]+)=(\d+)", text))
         limits.append(numbers.get(user) or numbers.get("PBS_GENERIC"))
     return {"": min(known)} if (known := [int(limit) for limit in limits if limit]) else {}
@@ -192,7 +193,7 @@ def _type_resource(has: Mapping[str, object]) -> str:
 
 
 def _type_resources(nodes: Mapping[str, Mapping[str, object]]) -> set[str]:
-    names = {_type_resource(_section(fields, "resources_available")) for fields in nodes.values()}
+    names = {_type_resource(section(fields, "resources_available")) for fields in nodes.values()}
     return names - {""}
 
 

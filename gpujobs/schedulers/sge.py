@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import clock_seconds, integer, members
-from .jobs import CommandResult, JobId, JobState, JobStatus, Reply
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
 from .sge_inventory import GridEngineInventory
 
 # -- the output of qstat and qacct -----------------------------------------------------------------
@@ -296,7 +296,7 @@ class GridEngine(Scheduler):
         # All jobs of the user: `qstat -j` fails if one id has left the queue.
         return ["qstat", "-u", user, "-xml"]
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         wanted = set(ids)
         jobs = listed_jobs(result.stdout)
         return {job: listed_status(fields) for job, fields in jobs if job in wanted}
@@ -306,9 +306,7 @@ class GridEngine(Scheduler):
         submissions = ",".join(sorted(unexplained, key=int))
         return ["qstat", "-j", submissions] if submissions else None
 
-    def parse_detail(
-        self, result: CommandResult, listed: Mapping[JobId, JobStatus]
-    ) -> dict[JobId, JobStatus]:
+    def parse_detail(self, result: CommandResult, listed: Mapping[JobId, JobStatus]) -> Statuses:
         details = parse_details(result.stdout)
         found = {}
         for job, status in listed.items():
@@ -324,9 +322,7 @@ class GridEngine(Scheduler):
         submissions = sorted({job.submission for job in ids}, key=int)
         return [["qacct", "-j", submission] for submission in submissions]
 
-    def parse_accounting(
-        self, result: CommandResult, ids: Sequence[JobId]
-    ) -> dict[JobId, JobStatus]:
+    def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = dict(accounted_jobs(result.stdout))
         return {job: found[job] for job in ids if job in found}
 

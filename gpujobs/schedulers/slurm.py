@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import find_integer, members, quoted_path
-from .jobs import CommandResult, Granted, JobId, JobState, JobStatus
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------
@@ -288,7 +288,7 @@ class Slurm(Scheduler):
         # By name: `squeue -j` fails if an id has left the queue. An array's pending jobs: one line.
         return self._squeue(user, ",".join(names), "%F|%K|%T|%N|%S|%r|%j")
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|", 6)
@@ -310,9 +310,7 @@ class Slurm(Scheduler):
         columns = "JobID,State,ExitCode,NodeList"
         return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", columns]
 
-    def parse_accounting(
-        self, result: CommandResult, ids: Sequence[JobId]
-    ) -> dict[JobId, JobStatus]:
+    def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
         for line in result.stdout.splitlines():
             fields = line.strip().split("|")

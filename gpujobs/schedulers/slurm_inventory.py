@@ -34,7 +34,7 @@ class SlurmInventory(Inventory):
 
     @classmethod
     def cluster_name(cls, text: str) -> str:
-        """Return ClusterName, from slurm.conf or from ``scontrol show config``."""
+        """Return ClusterName, from slurm.conf."""
         found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.M | re.I)
         return found[1] if found else ""
 
@@ -48,18 +48,20 @@ class SlurmInventory(Inventory):
 
     def survey(self, ask: Ask, user: str) -> Survey:
         stdout = ask(self.nodes_command())
-        config = ask(["scontrol", "show", "config", *self._clusters()])
+        settings = _settings(ask(["scontrol", "show", "config", *self._clusters()]))
+        enforced = settings.get("AccountingStorageEnforce", "")
         associations = ["show", "associations", f"user={user}", "format=Account,User"]
-        size = find_integer(r"MaxArraySize\s*=\s*(\d+)", config)
+        size = integer(settings.get("MaxArraySize", ""))
         accounts = _accounts(ask(["sacctmgr", "-n", "-P", *associations]))
         show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
         partitions = _partitions(ask(show))
-        user_gpus = _user_gpus(ask, partitions) if _limits_are_enforced(config) else {}
+        limits = re.search(r"\b(limits|safe|all)\b", enforced)
+        user_gpus = _user_gpus(ask, partitions) if limits else {}
         # sinfo lists the partitions of a node in no fixed order: the default one is the first.
         rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
         names = dict.fromkeys(row["Partition"] for row in rows)
         queues = (_queue(name, partitions.get(name, {}), accounts) for name in names)
-        late_signal = _late_signal(config)
+        late_signal = _late_signal(settings)
         return Survey(
             queues=tuple(
                 replace(
@@ -72,10 +74,10 @@ class SlurmInventory(Inventory):
             nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
             max_array_size=size and max(1, size - 1),
             accounts=accounts,
-            account_required=_account_required(config),
+            account_required="associations" in enforced if enforced else None,
             visible_devices="scheduler",
-            comments=tuple(_comments(config)),
-            cluster_name=self.cluster_name(config),
+            comments=tuple(_comments(settings)),
+            cluster_name=settings.get("ClusterName", ""),
         )
 
     def _clusters(self) -> list[str]:
@@ -208,23 +210,17 @@ def _gpus_of_qos(stdout: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def _limits_are_enforced(config: str) -> bool:
-    found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.M)
-    return bool(found and re.search(r"\b(limits|safe|all)\b", found[1]))
+def _settings(config: str) -> dict[str, str]:
+    """Return the settings that ``scontrol show config`` lists."""
+    return dict(re.findall(r"^\s*(\w+)\s*=\s*(.*?)\s*$", config, re.M))
 
 
-def _account_required(config: str) -> bool | None:
-    found = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.M)
-    return "associations" in found[1] if found else None
-
-
-def _late_signal(config: str) -> str:
+def _late_signal(settings: Mapping[str, str]) -> str:
     """Return the setting that lacks for jobs to get `--signal` when they are preempted."""
-    kind = re.search(r"^PreemptType\s*=\s*(\S+)", config, re.M)
-    if not kind or kind[1].endswith("none"):
+    if settings.get("PreemptType", "none").endswith("none"):
         return ""
-    parameters = re.findall(r"^(?:Slurmctld|Preempt)Parameters\s*=\s*(.*)", config, re.M)
-    sends = any("send_user_signal" in line for line in parameters)
+    names = ("SlurmctldParameters", "PreemptParameters")
+    sends = any("send_user_signal" in settings.get(name, "") for name in names)
     return "" if sends else "slurm.conf lacks SlurmctldParameters=preempt_send_user_signal"
 
 
@@ -234,8 +230,8 @@ def _has_grace(partition: Mapping[str, str]) -> bool:
     return preempted and bool(find_integer(r"(\d+)", partition.get("GraceTime", "")))
 
 
-def _comments(config: str) -> Iterator[str]:
-    if re.search(r"^\s*ConstrainDevices\s*=\s*yes", config, re.M):
+def _comments(settings: Mapping[str, str]) -> Iterator[str]:
+    if settings.get("ConstrainDevices") == "yes":
         yield "Slurm lets a job open only its own GPUs (ConstrainDevices)"
-    elif config:
+    elif settings:
         yield "Slurm sets CUDA_VISIBLE_DEVICES, but a job can open all GPUs of its node"

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .base import Scheduler
 from .formats import integer, listed_attributes, quoted_path
-from .jobs import CommandResult, JobId, JobState, JobStatus
+from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 from .pbs import PBS, STATES, job_id, node_names, shell_exit_code, without_server
 from .pbs_inventory import TorqueInventory
 
@@ -122,7 +122,7 @@ class Torque(PBS):
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-t", "-f1", *sorted({job.submission for job in ids})]
 
-    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         # More than ``ids`` may be listed.
         listed = _listed_jobs(result.stdout).items()
         jobs = {without_server(job): attributes for job, attributes in listed}
