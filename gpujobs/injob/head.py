@@ -9,19 +9,12 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from . import job as jobs
 from .certificate import make_certificate
 from .demand import END_AFTER
-from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
+from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
 from .gpus import over_memory_message
-from .job import (
-    STOPPED_CODES,
-    Job,
-    JobExit,
-    enough_workers,
-    failure,
-    ids_to_cancel,
-    last_attempt_text,
-)
+from .job import Job, JobExit, enough_workers, failure
 from .log import failed_node, log, reason_in, with_reason
 from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
@@ -85,7 +78,7 @@ class Head(Job):
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
-        jobs = JobsWatch(self.options, self.environ)
+        watch = JobsWatch(self.options, self.environ)
         while True:
             self.pause(_POLL_INTERVAL)
             self._heartbeat()
@@ -100,7 +93,7 @@ class Head(Job):
             self.check_workers()
             self._check_lease()
             self._start_command()
-            self._check_jobs(jobs)
+            self._check_jobs(watch)
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
@@ -142,7 +135,7 @@ class Head(Job):
 
     def _cancel_waiting_jobs(self) -> None:
         """If this fails, or is not possible from a node, waiting jobs find ``ended`` later."""
-        ids = ids_to_cancel(self.folder, self.options.attempt)
+        ids = jobs.ids_to_cancel(self.folder, self.options.attempt)
         if not ids or not self.options.cancel:
             return
         problem = run_command([*self.options.cancel.split(), *ids], _CANCEL_TIMEOUT)
@@ -221,11 +214,11 @@ class Head(Job):
     def _start_witness(self) -> None:
         self._witness = ManagedProcess("the witness", _WITNESS, Path(os.devnull), self.environ)
 
-    def _check_jobs(self, jobs: JobsWatch) -> None:
+    def _check_jobs(self, watch: JobsWatch) -> None:
         """Report jobs that will not come; exit if `run` waits for their workers."""
         if self.options.client_owns:  # who replaces them
             return
-        verdict = jobs.verdict()
+        verdict = watch.verdict()
         gone = verdict.get("gone", {})
         for reason in set(gone.values()) - self._gone:
             self._gone.add(reason)
@@ -235,7 +228,7 @@ class Head(Job):
             return
         possible = {*self.folder.registered(), *verdict["possible"]}
         if gone and not enough_workers(self.options, possible):
-            raise JobExit(EXIT_FAILED, EndKind.FAILED, cannot_start(gone), again=True)
+            raise failure(cannot_start(gone), again=True)
         if not verdict["asked"] and self.walltime.left() < self.options.walltime / 2:
             reason = "the other jobs have not come in half of the walltime, and the batch scheduler"
             raise failure(f"{RUN} cannot start: {reason} cannot be asked about them from a job")
@@ -264,7 +257,7 @@ class Head(Job):
         """Exit if `run` asks to be continued by the next attempt."""
         if code and code == self.options.walltime_exit:
             reason = f"run: asks to be continued (exit code {code})"
-            reason += last_attempt_text(self.options)
+            reason += jobs.last_attempt_text(self.options)
             raise JobExit(code, EndKind.WALLTIME, reason, again=True)
 
     def _scheduler_ended(self, scheduler: ManagedProcess) -> NoReturn:
@@ -306,7 +299,7 @@ class Head(Job):
         self._check_walltime_exit(code)
         if code == 0 and self.options.attempts == 1:
             raise JobExit(0, EndKind.DONE)
-        if self.options.attempts > 1 and code not in STOPPED_CODES:
+        if self.options.attempts > 1 and code not in jobs.STOPPED_CODES:
             raise failure(f"{reason}; run: ended with exit code {code}", code or EXIT_STOPPED)
         raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
 
@@ -335,7 +328,7 @@ class Head(Job):
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
         if not near and (failed := self._failed_node()):
             kind, reason = EndKind.FAILED, f"{failed}; {reason}"
-        reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
+        reason = f"the head's job was stopped: {reason}{jobs.last_attempt_text(self.options)}"
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _failed_node(self) -> str:

@@ -108,15 +108,9 @@ STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 
 _FILE = "attempt"
 _STATE = (
-    "head",
-    "scheduler.json",
-    "workers.json",
-    "transport.json",
-    "idle",
-    "rank-error",
-    SCRIPT_ENDED,
+    "head", "scheduler.json", "workers.json", "transport.json", "idle", "rank-error", SCRIPT_ENDED,
     VERDICT,
-)
+)  # fmt: skip
 """What describes one attempt; `trial-*` too."""
 _BEGIN_TIMEOUT = 120.0
 """Seconds in which another job sets up the folder; NFS may show its file 60 s late."""
@@ -205,9 +199,9 @@ class JobExit(Exception):
         self.reason = reason
 
 
-def failure(reason: str, exit_code: int = EXIT_FAILED) -> JobExit:
+def failure(reason: str, exit_code: int = EXIT_FAILED, *, again: bool = False) -> JobExit:
     """Return the exit of a job that fails."""
-    return JobExit(exit_code, EndKind.FAILED, reason)
+    return JobExit(exit_code, EndKind.FAILED, reason, again=again)
 
 
 class Job:

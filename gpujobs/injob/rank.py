@@ -16,18 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from . import names
 from .folder import SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
 from .log import append_output_to, in_plain_words
-from .names import (
-    EXTRA_RANKS,
-    NANNY_PRELOAD,
-    PACKAGE,
-    PRELOAD,
-    PROTOCOL,
-    dashboard_address,
-    is_encrypted,
-)
 from .network import node_name, on_loopback, restrict_listeners
 from .options import RankOptions
 
@@ -39,15 +31,9 @@ if TYPE_CHECKING:
 _PLAN = "GPUJOBS_INITIALIZE"
 """Variable with the planned keywords of `dask_mpi.initialize`, as JSON."""
 _PLANNED = (
-    "worker_class",
-    "nthreads",
-    "memory_limit",
-    "local_directory",
-    "interface",
-    "worker_options",
-    "dashboard",
-    "encryption",
-)
+    "worker_class", "nthreads", "memory_limit", "local_directory", "interface", "worker_options",
+    "dashboard", "encryption",
+)  # fmt: skip
 _RULE = "the site requires encryption between its nodes; leave it out"
 
 
@@ -83,9 +69,9 @@ def initialize(*arguments: object, **keywords: object) -> Any:
     worker_options = _worker_options(planned, own_options)
     defaults = {
         **planned,
-        "protocol": os.environ[PROTOCOL],
+        "protocol": os.environ[names.PROTOCOL],
         "dashboard": planned["dashboard"] != "off",
-        "dashboard_address": dashboard_address(planned["dashboard"]),
+        "dashboard_address": names.dashboard_address(planned["dashboard"]),
     }
     return real(**{**defaults, **given, "worker_options": worker_options})
 
@@ -96,14 +82,14 @@ def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, A
         raise ValueError("worker_options: `name` is set by gpujobs")
     options = {**planned["worker_options"], **own}
     options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
-    options["preload"] = [*options.get("preload", []), PRELOAD]
+    options["preload"] = [*options.get("preload", []), names.PRELOAD]
     return options
 
 
 def _check_encryption(given: dict[str, Any], worker_options: dict[str, Any]) -> None:
     """Raise ValueError for arguments of the script that open a listener without encryption."""
     protocol = given.get("protocol")
-    if protocol and not is_encrypted(protocol):
+    if protocol and not names.is_encrypted(protocol):
         raise ValueError(f"protocol {protocol} is not encrypted: {_RULE}")
     for name, options in (("", given), ("worker_options: ", worker_options)):
         if "dashboard_address" in options and not on_loopback(options["dashboard_address"]):
@@ -138,15 +124,15 @@ def _contains(node: ast.If, line: int) -> bool:
 
 
 def _tests_name(node: ast.If) -> bool:
-    names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
-    return "__name__" in names
+    parts = ast.walk(node.test)
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
 
 
 # -- one MPI rank ----------------------------------------------------------------------------------
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
 _LONGEST_REASON = 500
-_NANNY_MODULE = f"{PACKAGE}.names"
+_NANNY_MODULE = f"{names.PACKAGE}.names"
 
 
 def run_rank(options: RankOptions) -> None:
@@ -233,7 +219,8 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     let_dask_cuda_measure_slices(load=True)
     import dask
 
-    dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _NANNY_MODULE]})
+    key = names.NANNY_PRELOAD
+    dask.config.set({key: [*dask.config.get(key, []), _NANNY_MODULE]})
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------
@@ -248,19 +235,19 @@ def _run_script(options: RankOptions) -> None:
 
     world = MPI.COMM_WORLD
     place, on_first_node = _rank_on_node(world)
-    needed = on_first_node or place >= EXTRA_RANKS
+    needed = on_first_node or place >= names.EXTRA_RANKS
     used = world.Split(0 if needed else MPI.UNDEFINED, world.Get_rank())
     if not needed:
         return
     vars(MPI)["COMM_WORLD"] = used  # dask-mpi takes its ranks from there
     rank = used.Get_rank()
-    first = int(os.environ["GPUJOBS_JOB"]) * (used.Get_size() - EXTRA_RANKS)
-    os.environ["GPUJOBS_RANK"] = str(first + rank - EXTRA_RANKS)
+    first = int(os.environ["GPUJOBS_JOB"]) * (used.Get_size() - names.EXTRA_RANKS)
+    os.environ["GPUJOBS_RANK"] = str(first + rank - names.EXTRA_RANKS)
     if rank != _CLIENT_RANK:
         log = f"job-{os.environ['GPUJOBS_JOB']}.log"
         append_output_to(Folder(options.folder).logs / log)
-    if place >= EXTRA_RANKS:
-        _take_gpus(options, place - EXTRA_RANKS)
+    if place >= names.EXTRA_RANKS:
+        _take_gpus(options, place - names.EXTRA_RANKS)
     dask_mpi.initialize = initialize
     write_plan(options)
     script = options.command[0]

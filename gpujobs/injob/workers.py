@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from .folder import EXIT_FAILED, EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
+from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
 from .job import Job, JobExit, failure, over, worker_names
 from .launcher import job_log, node_file, report_lost
 from .log import append_output_to, log
@@ -261,7 +261,7 @@ class Workers(Job):
                 continue
             if self._watch.silence(HEARTBEAT) >= _HEARTBEAT_TIMEOUT:
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
-                raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
+                raise failure(reason, again=True)
         if trial is not None:
             trial.kill()
         return address
@@ -270,8 +270,7 @@ class Workers(Job):
         """Exit if no job that may be the head will come. A client that owns it submits another."""
         verdict = {} if self.options.client_owns else jobs.verdict()
         if not verdict.get("head", True):
-            reason = cannot_start(verdict["gone"])
-            raise JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
+            raise failure(cannot_start(verdict["gone"]), again=True)
 
     def _unreachable_message(self, address: str, busy: bool) -> str:
         host = self.folder.read("head/owner").get("node") or "its host"
@@ -301,7 +300,7 @@ class Workers(Job):
             reason = "the head's job was stopped: it received a signal of the batch scheduler"
             return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
         reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"
-        return JobExit(EXIT_FAILED, EndKind.FAILED, reason, again=True)
+        return failure(reason, again=True)
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:
         """Return the exit after the workers failed, perhaps because the head is lost."""
