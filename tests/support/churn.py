@@ -257,6 +257,7 @@ class Churn:
         """Assert that the targets are met, no job is left over, few commands were run."""
         slurm, cluster = self.slurm, self.cluster
         slurm.away_until = slurm.broken_until = slurm.refuse_until = 0.0
+        self.short.clear()  # the faults that have ended just now explain what is missing
         slurm.capacity, slurm.wait = 100, lambda: 0.0
         for job in slurm.alive:
             if job.eligible < float("inf"):
