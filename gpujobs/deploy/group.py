@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from ..batch.process import HOST, System
 from ..clusters.ledger import GroupRecord
@@ -18,19 +19,48 @@ from ..planning.plan import JobGroup
 from ..text import quoted
 from .job import PoolJob
 
-# -- the most jobs of a group ----------------------------------------------------------------------
+# -- why a group gets no more jobs -----------------------------------------------------------------
 REFUSAL_TIME = 600.0
 """Seconds after a refusal until more jobs are requested than were accepted."""
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The most jobs that a group of workers can have; by default any number."""
+class Scope(IntEnum):
+    """What a halt concerns. Of several halts, the one with the lowest scope is the reason."""
 
-    jobs: int = sys.maxsize
-    reason: str = ""
+    CLUSTER = 1
+    """All groups: the cluster has ended."""
+    GROUP = 2
+    """All jobs of the group: too many in a row have failed."""
+    SCALE = 3
+    """The last `scale`, which brought no jobs; those that there were are kept and replaced."""
+    REPLACEMENT = 4
+    """The replacement of jobs: there is a pause after a failure."""
+    NUMBER = 5
+    """Jobs above a number: the batch scheduler, the site or this machine allows no more."""
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Why a group of workers gets no more jobs than ``jobs``."""
+
+    scope: Scope
+    error: Exception | None
+    """Calls that wait raise it; None: the jobs say why, as in a pause after one has failed."""
+    jobs: int = 0
+    """The most jobs that there may be, with those that leave."""
     until: float = math.inf
     """By the monotonic clock."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether no job is submitted any more, until `scale` is called again."""
+        return self.scope <= Scope.GROUP
+
+    @property
+    def text(self) -> str:
+        """The reason in one line, without the lines of a failed job's log."""
+        lines = (line.strip() for line in str(self.error or "").splitlines())
+        return " ".join(line for line in lines if line[:1] != "|")
 
 
 # -- the limit of replacements ---------------------------------------------------------------------
@@ -40,47 +70,23 @@ PAUSES = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
 """Seconds before the next replacement, after so many rounds of failures."""
 
 
+@dataclass
 class Failures:
-    """Counts the jobs in a row that brought no worker that stays, and what refuses them."""
+    """Counts the jobs, and the refusals, in a row that brought no worker that stays."""
 
-    def __init__(self, system: System = HOST) -> None:
-        self._system = system
-        self.jobs = 0
-        """Jobs in a row that ended without success."""
-        self.error: Exception | None = None
-        """The last refusal, if that is why jobs are missing."""
-        self._rounds = 0
-        self._not_before = 0.0
+    jobs: int = 0
+    rounds: int = 0
 
-    def succeeded(self) -> None:
-        """Workers have connected and stay: start again."""
-        self.jobs = self._rounds = 0
-        self.error = None
-        self._not_before = 0.0
-
-    def failed(self, jobs: int = 1, error: Exception | None = None) -> None:
-        """Note ``jobs`` jobs that failed at the same time; ``error``: a refusal instead of jobs."""
-        self.jobs += jobs
-        self.error = error
-        self.postpone()
-
-    def postpone(self) -> None:
-        """Pause before the next submission, each time for longer."""
-        pause = PAUSES[min(self._rounds, len(PAUSES) - 1)]
-        self._rounds += 1
-        self._not_before = self._system.monotonic() + pause
+    def pause(self) -> float:
+        """Return the seconds before the next submission, each time more."""
+        self.rounds += 1
+        return PAUSES[min(self.rounds, len(PAUSES)) - 1]
 
     def exhausted(self, missing: int, alive: int) -> bool:
         """Return whether to stop: ``missing`` jobs are to be replaced, ``alive`` ones remain."""
-        if not self.jobs:
-            return False
         # If nothing is left, the cause concerns all jobs: a broken setup need not be tried thrice.
         limit = MOST_FAILURES * max(1, missing if alive else 1)
         return self.jobs >= limit
-
-    def pausing(self) -> bool:
-        """Return whether the next submission must wait."""
-        return self._system.monotonic() < self._not_before
 
 
 # -- the workers of one kind -----------------------------------------------------------------------
@@ -95,13 +101,10 @@ class WorkerGroup:
         """Wanted number of jobs."""
         self.maximum: int | None = None
         """Most jobs that there may be at any time, while the group adapts; None: it does not."""
-        self.failures = Failures(system)
-        self.error: Exception | None = None
-        """Why no more jobs of it are submitted."""
-        self.refused: Exception | None = None
-        """Why the last `scale` brought no more jobs; those that there were are kept."""
+        self.failures = Failures()
+        self.halts: dict[Scope, Halt] = {}
+        """The last halt of each scope, perhaps over by now; see `present_halts`."""
         self._system = system
-        self._ceiling = Ceiling()
 
     @property
     def label(self) -> str:
@@ -143,29 +146,51 @@ class WorkerGroup:
 
     def as_record(self, record: GroupRecord, present: int) -> GroupRecord:
         """Return the record of the group with its target (see `workers`), and why it is missed."""
-        problem = self.error or self.refused or self.failures.error or self.ceiling.reason
-        return replace(record, workers=self.workers(present), error=without_log(problem))
+        reason = next((halt.text for halt in self.present_halts if halt.error), "")
+        return replace(record, workers=self.workers(present), error=reason)
 
+    # -- why it gets no more jobs ------------------------------------------------------------------
     @property
-    def ceiling(self) -> Ceiling:
-        """The most jobs of it that the batch scheduler accepts, as far as is known."""
-        refused = self._system.monotonic() < self._ceiling.until
-        return self._ceiling if refused else Ceiling()
+    def present_halts(self) -> list[Halt]:
+        """Why it gets no more jobs now, by scope."""
+        now = self._system.monotonic()
+        return [halt for _, halt in sorted(self.halts.items()) if now < halt.until]
 
-    def refuse(self, accepted: int, error: Exception) -> None:
-        """Note that the batch scheduler accepts no more than ``accepted`` jobs for now."""
-        until = self._system.monotonic() + REFUSAL_TIME
-        self._ceiling = Ceiling(accepted, " ".join(str(error).split()), until)
+    def halt(
+        self,
+        scope: Scope,
+        error: Exception | None,
+        jobs: int = sys.maxsize,
+        seconds: float = math.inf,
+    ) -> None:
+        """Submit no more than ``jobs`` jobs for ``seconds``; replaces an earlier halt."""
+        until = self._system.monotonic() + seconds
+        self.halts[scope] = Halt(scope, error, jobs, until)
+
+    def failed(self, jobs: int = 1, error: Exception | None = None) -> None:
+        """Pause after ``jobs`` jobs that failed at the same time; ``error``: a refusal instead."""
+        self.failures.jobs += jobs
+        self.pause(error)
+
+    def pause(self, error: Exception | None = None) -> None:
+        """Submit no jobs for some time, each time for longer."""
+        self.halt(Scope.REPLACEMENT, error, 0, self.failures.pause())
+
+    def succeeded(self) -> None:
+        """Workers have connected and stay: failures are counted anew."""
+        self.failures = Failures()
+        self.halts.pop(Scope.REPLACEMENT, None)
 
     def forget_failures(self) -> None:
         """Allow submitting again after failed starts and refusals."""
-        self.failures.succeeded()
-        self._ceiling = Ceiling()
-        self.error = self.refused = None
+        self.failures = Failures()
+        self.halts.clear()
 
     def stop_submitting(self, past: Iterable[JobReport]) -> None:
-        """Too many jobs in a row have failed: note why, in `error`; ``past`` are ended jobs."""
-        self.error = self.failures.error or self._failed_starts_error(past)
+        """Too many jobs in a row have failed, or were refused; ``past`` are ended jobs."""
+        pause = self.halts.get(Scope.REPLACEMENT)
+        refusal = pause and pause.error
+        self.halt(Scope.GROUP, refusal or self._failed_starts_error(past), 0)
 
     def _failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
         own = [job for job in past if job.group == self.name]
@@ -180,12 +205,6 @@ class WorkerGroup:
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 
 
-def without_log(problem: object) -> str:
-    """Return a problem in one line, without the lines of a failed job's log."""
-    lines = (line.strip() for line in str(problem or "").splitlines())
-    return " ".join(line for line in lines if line[:1] != "|")
-
-
 def count_ends(
     groups: Mapping[str, WorkerGroup],
     active: Iterable[PoolJob],
@@ -196,9 +215,9 @@ def count_ends(
     for job in active:
         group = groups.get(job.report.group)
         if group and job.steady(now) and not job.counted:
-            group.failures.succeeded()
+            group.succeeded()
         job.counted = job.counted or job.steady(now)
     failed = Counter(job.report.group for job in ended if not job.steady(now))
     for name, number in failed.items():
         if name in groups:
-            groups[name].failures.failed(number)
+            groups[name].failed(number)

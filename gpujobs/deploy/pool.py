@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,17 +20,19 @@ from ..clusters.folder import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.scale import check_job_limits
+from ..clusters.scale import check_job_limits, limits_of
 from ..clusters.submit import FAILED, array_limit, new_record, send, with_avoided
 from ..config.spec import ClusterSpec
-from ..errors import GpujobsError, JobFailedError, RefusedError
+from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..injob.names import HEAD
+from ..planning.limits import exceeded, most_allowed
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import JobRoles, Script, render_jobs
 from ..schedulers import JobState
-from .group import WorkerGroup, count_ends
+from ..text import plural
+from .group import Halt, Scope, WorkerGroup, count_ends
 from .job import PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
@@ -223,7 +226,7 @@ class JobPool:
         self.record: ClusterRecord = new_record(plan, self.id, owner="client")
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
         self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
-        self.error: Exception | None = None
+        self.halt: Halt | None = None
         """Why no group gets more jobs: the cluster has ended."""
         self.conflict: Exception | None = None
         """Two workers share a GPU."""
@@ -249,15 +252,61 @@ class JobPool:
         """The state of the cluster's folder at the last refresh."""
         return self.report.folder if self.report else FolderState()
 
-    def error_of(self, group: WorkerGroup) -> Exception | None:
-        """Return why no more jobs of a group are submitted."""
-        return self.error or group.error
+    # -- may a group get more jobs -----------------------------------------------------------------
+    def halts(self, group: WorkerGroup | None = None) -> list[Halt]:
+        """Return why a group gets no more jobs now, or any group; the first is the reason."""
+        groups = self.groups.values() if group is None else [group]
+        found = [halt for group in groups for halt in group.present_halts]
+        return sorted([*filter(None, [self.halt]), *found], key=lambda halt: halt.scope)
+
+    def stopped(self, group: WorkerGroup) -> bool:
+        """Return whether no more jobs of a group are submitted."""
+        return any(halt.stops for halt in self.halts(group))
 
     @property
     def errors(self) -> list[Exception]:
         """Why no more jobs are submitted, of the whole cluster or of some groups."""
-        found = dict.fromkeys(map(self.error_of, self.groups.values()))
-        return [error for error in found if error is not None]
+        return [halt.error for halt in self.halts() if halt.stops and halt.error]
+
+    def present(self, group: WorkerGroup) -> int:
+        """Return how many jobs of a group count towards its target."""
+        return len(self.jobs.counting(group.name))
+
+    def missing(self, group: WorkerGroup) -> int:
+        """Return how many jobs of a group are to be submitted now, as far as may be."""
+        return min(group.target - self.present(group), self.room(group))
+
+    def room(self, group: WorkerGroup) -> int:
+        """Return how many more jobs of a group may be submitted now.
+
+        Jobs that leave count until they have ended.
+        """
+        occupied = self.jobs.occupied()
+        halts = [*self.halts(group), *self._limits(group, sys.maxsize, occupied)]
+        most = [halt.jobs for halt in halts]
+        if group.maximum is not None:
+            most.append(group.maximum)
+        return min(most, default=sys.maxsize) - occupied[group.name]
+
+    def possible(self, group: WorkerGroup, jobs: int) -> tuple[int, str]:
+        """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
+        halts = [*self._limits(group, jobs, self.jobs.numbers()), *group.present_halts]
+        for halt in halts:
+            if halt.scope is Scope.NUMBER and halt.jobs < jobs:
+                label = "" if group.label in halt.text else group.label
+                return halt.jobs, f"{label}{plural(halt.jobs, 'job')} of {jobs}: {halt.text}"
+        return jobs, ""
+
+    def _limits(self, group: WorkerGroup, jobs: int, numbers: Mapping[str, int]) -> Iterator[Halt]:
+        """Yield the limits below ``jobs`` jobs; ``numbers``: of the jobs of each group."""
+        limits = limits_of(self.plan, self.record, group.name, numbers)
+        if limit := exceeded(limits, jobs):
+            yield Halt(Scope.NUMBER, InputError(limit.rule), most_allowed(limits) or 0)
+        devices, gpus = len(self.plan.devices), group.jobs.shape.gpus
+        if devices and gpus:
+            free = devices - len(self.jobs.devices(but=group.name))
+            reason = f"this machine has {plural(devices, 'free GPU')}"
+            yield Halt(Scope.NUMBER, InputError(reason), free // gpus)
 
     def latest(self, connected: Iterable[str] | None) -> list[JobReport]:
         """Return the active jobs as they are now, then the past ones, newest first."""
@@ -391,7 +440,7 @@ class JobPool:
         """Of groups that get no more jobs: want no more than there are."""
         numbers = self.jobs.numbers(counting=True)
         for group in self.groups.values():
-            if self.error_of(group) is not None:
+            if self.stopped(group):
                 group.target = min(group.target, numbers[group.name])
 
     def _update(self, **changes: object) -> ClusterRecord:
@@ -460,8 +509,8 @@ class JobPool:
         if message := shared_gpu_message(report.folder.workers):
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
-        if self.ended and not self._closing.is_set() and self.error is None:
-            self.error = self.ended_error()
+        if self.ended and not self._closing.is_set() and self.halt is None:
+            self.halt = Halt(Scope.CLUSTER, self.ended_error())
             jobs = self.jobs.active.values()
             self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
 

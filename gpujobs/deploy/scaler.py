@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
@@ -13,12 +12,10 @@ from dask.utils import parse_timedelta
 
 from ..clusters.progress import Progress
 from ..clusters.report import JobPhase, ended_message, job_counts
-from ..clusters.scale import limits_of
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
-from ..planning.limits import exceeded, most_allowed
 from ..text import clock_text, plural
-from .group import Ceiling, WorkerGroup, without_log
+from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
 from .head import DaskControl
 from .job import PoolJob
 from .pool import JobPool
@@ -57,149 +54,9 @@ class Retirer:
             task.add_done_callback(self._background.discard)
 
 
-# -- the room for more jobs of a group -------------------------------------------------------------
-def possible(pool: JobPool, group: WorkerGroup, jobs: int) -> tuple[int, str]:
-    """Return how many of ``jobs`` jobs of a group are possible, and why not all, or ""."""
-    ceiling = _ceiling(pool, group, jobs, pool.jobs.numbers())
-    if not ceiling.reason:
-        return jobs, ""
-    label = "" if group.label in ceiling.reason else group.label
-    return ceiling.jobs, f"{label}{plural(ceiling.jobs, 'job')} of {jobs}: {ceiling.reason}"
-
-
-def room(pool: JobPool, group: WorkerGroup) -> int:
-    """Return how many more jobs of a group may be submitted now.
-
-    Jobs that leave count until they have ended.
-    """
-    occupied = pool.jobs.occupied()
-    most = _ceiling(pool, group, sys.maxsize, occupied).jobs
-    if group.maximum is not None:
-        most = min(most, group.maximum)
-    return most - occupied[group.name]
-
-
-def _ceiling(pool: JobPool, group: WorkerGroup, jobs: int, numbers: Mapping[str, int]) -> Ceiling:
-    """Return the first ceiling below ``jobs`` jobs; ``numbers``: of the jobs of each group."""
-    ceilings = [group.ceiling]
-    devices, gpus = len(pool.plan.devices), group.jobs.shape.gpus
-    if devices and gpus:
-        free = devices - len(pool.jobs.devices(but=group.name))
-        reason = f"this machine has {plural(devices, 'free GPU')}"
-        ceilings.insert(0, Ceiling(free // gpus, reason))
-    limits = limits_of(pool.plan, pool.record, group.name, numbers)
-    if limit := exceeded(limits, jobs):
-        ceilings.insert(0, Ceiling(most_allowed(limits) or 0, limit.rule))
-    return next((ceiling for ceiling in ceilings if ceiling.jobs < jobs), Ceiling(jobs))
-
-
-# -- one group of workers --------------------------------------------------------------------------
+# -- all groups of a pool --------------------------------------------------------------------------
 logger = logging.getLogger("gpujobs")
 
-
-class GroupScaler:
-    """Submits the missing jobs of one group, as far as the batch scheduler accepts them.
-
-    ``lock``: held while the jobs of the pool change.
-    """
-
-    def __init__(
-        self, pool: JobPool, dask: DaskControl, group: WorkerGroup, lock: asyncio.Lock
-    ) -> None:
-        self.pool = pool
-        self.dask = dask
-        self.group = group
-        self._lock = lock
-        self._reported = ""
-
-    async def grow(self, workers: int) -> None:
-        """Raise the target to ``workers``, or to as many as are possible, for `adapt`.
-
-        Failures are not forgotten: adaptive scaling asks every second.
-        """
-        jobs, why_not = possible(self.pool, self.group, self.group.jobs_for(workers))
-        self._report(why_not)
-        if self.pool.error_of(self.group) is not None:
-            return
-        self.group.target = jobs
-        await self.replace()
-        self.pool.write_groups()
-
-    async def replace(self) -> None:
-        """Submit the jobs that are missing, as far as possible, unless too many have failed."""
-        pool, failures = self.pool, self.group.failures
-        async with self._lock:
-            if pool.error_of(self.group) is not None:
-                return
-            if self._missing() <= 0 or failures.pausing():
-                return
-            if not await pool.recover():
-                failures.postpone()
-            alive, missing = self._present(), self._missing()
-            if missing <= 0 or pool.unanswered:
-                return
-            if not failures.exhausted(missing, alive):
-                await self._submit_possible(missing)
-            if failures.exhausted(missing, alive):
-                self.group.stop_submitting(pool.jobs.past)
-                self.group.target = self._present()
-
-    def _missing(self) -> int:
-        return min(self.group.target - self._present(), room(self.pool, self.group))
-
-    def _present(self) -> int:
-        return len(self.pool.jobs.counting(self.group.name))
-
-    async def _submit_possible(self, count: int) -> None:
-        failures, before = self.group.failures, self._present()
-        try:
-            error = await self._submit_what_fits(count)
-        except UnavailableError as unavailable:
-            logger.warning("%s: %s", self.pool.id, unavailable)
-            failures.postpone()
-            return
-        if error is None:
-            return
-        accepted = self._present()
-        occupied = self.pool.jobs.occupied()[self.group.name]
-        if occupied > accepted:  # there may be room when those that leave have left
-            self.group.refuse(occupied, error)
-        elif self.dask.adapts(self.group.name) and accepted:
-            self.group.refuse(accepted, error)
-            self.group.target = accepted
-        elif accepted == before:
-            failures.failed(error=error)
-        self._report(f"{accepted - before} of {plural(count, 'job')} accepted: {error}")
-
-    async def _submit_what_fits(self, count: int) -> GpujobsError | None:
-        """Submit up to ``count`` jobs in few submissions; return why not all were accepted."""
-        error = await self._try(count)
-        if error is None or count == 1 or await self._try(1) is not None:
-            return error  # if one job is refused, so are all
-        left, size = count - 1, count // 2
-        while size:
-            if left >= size and await self._try(size) is None:
-                left -= size
-            else:
-                size //= 2
-        return error
-
-    async def _try(self, count: int) -> GpujobsError | None:
-        try:
-            await self.pool.submit(self.group, count)
-        except (RefusedError, InputError) as error:
-            return error
-        return None
-
-    def _report(self, why_not: str) -> None:
-        """Log why fewer jobs are submitted than wanted; the same reason only once."""
-        reason = why_not.removeprefix(self.group.label).partition(": ")[2]
-        if reason and reason != self._reported:
-            self.dask.log(f"{self.pool.id}: {why_not}")
-        self._reported = reason or self._reported
-
-
-# -- all groups of a pool --------------------------------------------------------------------------
 REFRESH_INTERVAL = 1.0
 """Seconds between two looks at the cluster's folder."""
 SUBMIT_TIMEOUT = 15.0
@@ -227,9 +84,8 @@ class Scaler:
         """Failed lines of `setup` that were shown."""
         self._gave_up = False
         """Whether clients were given an error, because no more jobs are submitted."""
-        self._groups = {
-            name: GroupScaler(pool, dask, group, self._lock) for name, group in pool.groups.items()
-        }
+        self._logged: dict[str, str] = {}
+        """Why fewer jobs of a group were submitted than wanted, by group."""
 
     # -- target ------------------------------------------------------------------------------------
     def set_targets(self, jobs: Mapping[str, int]) -> None:
@@ -261,8 +117,8 @@ class Scaler:
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
-            if self.pool.error is not None:  # its last jobs may still count
-                raise self.pool.error
+            if self.pool.halt is not None:  # its last jobs may still count
+                raise self.pool.ended_error()
             if self._gave_up:
                 self._gave_up = False
                 await self.dask.give_up(None)
@@ -274,8 +130,8 @@ class Scaler:
                 except Exception as error:
                     errors.append(error)
                     if group.target == wanted:  # else it was scaled meanwhile
-                        group.target = len(self.pool.jobs.counting(group.name))
-                        group.refused = error
+                        group.target = self.pool.present(group)
+                        group.halt(Scope.SCALE, error)
         if errors:
             self.pool.write_groups()
             raise errors[0]
@@ -301,8 +157,10 @@ class Scaler:
             await work
         except UnavailableError:
             for group, jobs in wanted.items():
-                if isinstance(group.refused, UnavailableError):
-                    group.target, group.refused = jobs, None
+                halt = group.halts.get(Scope.SCALE)
+                if halt and isinstance(halt.error, UnavailableError):
+                    group.target = jobs
+                    del group.halts[Scope.SCALE]
             self.watch_soon()
         except Exception as error:
             logger.error("%s: %s", self.pool.id, error)
@@ -312,14 +170,14 @@ class Scaler:
         surplus = len(counting) - group.target
         if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
             await self._remove(group, surplus, counting)
-        if surplus >= 0 or group.error is not None:  # with an error: another group is scaled
+        if surplus >= 0 or self.pool.stopped(group):  # if stopped: another group is scaled
             return
         if self.pool.unanswered:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
         # Jobs that are about to leave count for the limits: their successors may have to wait.
         leaving = self.pool.jobs.numbers()[group.name] - len(counting)
-        count = max(-surplus - leaving, min(-surplus, room(self.pool, group)))
+        count = max(-surplus - leaving, min(-surplus, self.pool.room(group)))
         try:
             if count > 0:
                 await self.pool.submit(group, count)
@@ -334,7 +192,7 @@ class Scaler:
         """
         async with self._lock:
             for group in self.pool.groups.values():
-                if len(self.pool.jobs.counting(group.name)) > group.target:
+                if self.pool.present(group) > group.target:
                     await self._reach_target(group)
 
     async def _remove(self, group: WorkerGroup, count: int, counting: Sequence[PoolJob]) -> None:
@@ -365,10 +223,83 @@ class Scaler:
         self.pool.lower_targets()  # otherwise each second writes two targets
         self.pool.write_groups()
 
-    async def grow(self, group: str, workers: int) -> None:
-        """Raise the target of a group to ``workers``, or to as many as are possible."""
-        await self._groups[group].grow(workers)
+    async def grow(self, name: str, workers: int) -> None:
+        """Raise the target of a group to ``workers``, or to as many as are possible, for `adapt`.
+
+        Failures are not forgotten: adaptive scaling asks every second.
+        """
+        pool, group = self.pool, self.pool.groups[name]
+        if not pool.stopped(group):
+            group.target, why_not = pool.possible(group, group.jobs_for(workers))
+            self._log_once(group, why_not)
+            await self._replace(group)
+            pool.write_groups()
         self.watch_soon()
+
+    # -- replace, as far as the batch scheduler accepts jobs ---------------------------------------
+    async def _replace(self, group: WorkerGroup) -> None:
+        """Submit the jobs that are missing, as far as possible, unless too many have failed."""
+        pool = self.pool
+        async with self._lock:
+            if pool.missing(group) <= 0:
+                return
+            if not await pool.recover():
+                group.pause()
+            alive, missing = pool.present(group), pool.missing(group)
+            if missing <= 0 or pool.unanswered:
+                return
+            if not group.failures.exhausted(missing, alive):
+                await self._submit_possible(group, missing)
+            if group.failures.exhausted(missing, alive):
+                group.stop_submitting(pool.jobs.past)
+                group.target = pool.present(group)
+
+    async def _submit_possible(self, group: WorkerGroup, count: int) -> None:
+        pool, before = self.pool, self.pool.present(group)
+        try:
+            error = await self._submit_what_fits(group, count)
+        except UnavailableError as unavailable:
+            logger.warning("%s: %s", pool.id, unavailable)
+            group.pause()
+            return
+        if error is None:
+            return
+        accepted, occupied = pool.present(group), pool.jobs.occupied()[group.name]
+        if occupied > accepted:  # there may be room when those that leave have left
+            group.halt(Scope.NUMBER, error, occupied, REFUSAL_TIME)
+        elif self.dask.adapts(group.name) and accepted:
+            group.halt(Scope.NUMBER, error, accepted, REFUSAL_TIME)
+            group.target = accepted
+        elif accepted == before:
+            group.failed(error=error)
+        self._log_once(group, f"{accepted - before} of {plural(count, 'job')} accepted: {error}")
+
+    async def _submit_what_fits(self, group: WorkerGroup, count: int) -> GpujobsError | None:
+        """Submit up to ``count`` jobs in few submissions; return why not all were accepted."""
+        error = await self._try(group, count)
+        if error is None or count == 1 or await self._try(group, 1) is not None:
+            return error  # if one job is refused, so are all
+        left, size = count - 1, count // 2
+        while size:
+            if left >= size and await self._try(group, size) is None:
+                left -= size
+            else:
+                size //= 2
+        return error
+
+    async def _try(self, group: WorkerGroup, count: int) -> GpujobsError | None:
+        try:
+            await self.pool.submit(group, count)
+        except (RefusedError, InputError) as error:
+            return error
+        return None
+
+    def _log_once(self, group: WorkerGroup, why_not: str) -> None:
+        """Log why fewer jobs are submitted than wanted; the same reason only once."""
+        reason = why_not.removeprefix(group.label).partition(": ")[2]
+        if reason and reason != self._logged.get(group.name):
+            self.dask.log(f"{self.pool.id}: {why_not}")
+            self._logged[group.name] = reason
 
     # -- watch -------------------------------------------------------------------------------------
     def watch_soon(self) -> None:
@@ -409,8 +340,7 @@ class Scaler:
 
     def _wants_jobs(self) -> bool:
         pool = self.pool
-        groups = [group for group in pool.groups.values() if pool.error_of(group) is None]
-        return any(group.target > 0 for group in groups)
+        return any(group.target > 0 and not pool.stopped(group) for group in pool.groups.values())
 
     async def _try_refresh(self) -> None:
         try:
@@ -427,7 +357,7 @@ class Scaler:
             raise JobFailedError(ended_message(self.pool.id, reason))
 
     async def _refresh(self) -> None:
-        pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.errors
+        pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.halts()
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
         for job in await pool.refresh(self.dask.connected, self._lock):
@@ -439,13 +369,13 @@ class Scaler:
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)
         if self.dask.open:
-            for scaler in self._groups.values():
-                await scaler.replace()
+            for group in pool.groups.values():
+                await self._replace(group)
         pool.lower_targets()
         pool.write_groups()
-        for error in pool.errors:
-            if error not in known:
-                self._report_error(error)
+        for halt in pool.halts():
+            if halt.stops and halt not in known:
+                self._report(halt)
         await self._fail_clients()
 
     async def _fail_clients(self) -> None:
@@ -463,15 +393,15 @@ class Scaler:
             self.dask.log(f"setup: {text}")
         self._setups |= found
 
-    def _report_error(self, error: Exception) -> None:
+    def _report(self, halt: Halt) -> None:
         """Log once why no more jobs are submitted."""
         ended = self.pool.folder_state.ended
         if ended is not None:
             self.dask.disconnect()
         if ended is not None and ended.kind in (EndKind.IDLE, EndKind.SHUTDOWN):
-            self.dask.log(str(error))
+            self.dask.log(str(halt.error))
         else:
-            logger.error("%s", without_log(error))  # who waits gets all of it
+            logger.error("%s", halt.text)  # who waits gets all of it
 
 
 # -- `wait_for_workers` ----------------------------------------------------------------------------
@@ -517,16 +447,16 @@ async def _ready(scaler: Scaler) -> int:
 
 def _check_reachable(scaler: Scaler, n_workers: int) -> None:
     pool = scaler.pool
-    closed = None if scaler.dask.open else pool.ended_error()
-    for error in (pool.conflict, pool.error, closed):
-        if error is not None:
-            raise error
+    if pool.conflict is not None:
+        raise pool.conflict
+    if pool.halt is not None or not scaler.dask.open:
+        raise pool.ended_error()
     missing, reasons = _missing(scaler, n_workers)
     if missing <= 0:
         return
-    refusals = (group.refused for group in pool.groups.values())
-    if errors := [*pool.errors, *filter(None, refusals)]:
-        raise errors[0]
+    for halt in pool.halts():
+        if halt.scope <= Scope.SCALE and halt.error:
+            raise halt.error
     if reasons:
         raise InputError(f"waiting for {n_workers} workers, but {'; '.join(reasons)}")
     planned = n_workers - missing
@@ -539,8 +469,10 @@ def _missing(scaler: Scaler, n_workers: int) -> tuple[int, list[str]]:
     pool, missing, reasons = scaler.pool, n_workers, []
     for group in sorted(pool.groups.values(), key=lambda group: scaler.dask.adapts(group.name)):
         jobs = max(group.target, len(pool.jobs.counting(group.name)))
-        if scaler.dask.adapts(group.name) and group.error is None:  # last: it may bring the rest
-            jobs, why_not = possible(pool, group, group.jobs_for(max(0, missing)))
+        if scaler.dask.adapts(group.name) and not pool.stopped(
+            group
+        ):  # last: it may bring the rest
+            jobs, why_not = pool.possible(group, group.jobs_for(max(0, missing)))
             reasons.append(why_not)
         missing -= jobs * group.size
     return missing, reasons

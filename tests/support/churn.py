@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from gpujobs.clusters.judge import lost_job_status
+from gpujobs.deploy.group import Scope
 
 from .elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
 from .simulated import BROKEN, SimulatedJob, SimulatedSlurm
@@ -134,7 +135,7 @@ class Churn:
     def check_minimum(self, group: GroupChurn, jobs: list[SimulatedJob]) -> None:
         """Note a fault if a group has long had fewer jobs than its minimum without a reason."""
         slurm, workers = self.slurm, self.cluster.pool.groups[group.name]
-        prevented = workers.failures.pausing() or self.cluster.pool.error_of(workers) is not None
+        prevented = any(halt.jobs == 0 for halt in self.cluster.pool.halts(workers))
         if prevented or len(jobs) >= group.minimum:
             self.short.pop(group.name, None)
             return
@@ -282,7 +283,7 @@ class Churn:
         """Do as the user after too many failures in a row, which are bounded and reported."""
         for group in self.groups.values():
             workers = self.cluster.pool.groups[group.name]
-            if workers.error is None:
+            if Scope.GROUP not in workers.halts:
                 continue
             workers.forget_failures()
             if not group.adapts:
