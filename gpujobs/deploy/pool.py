@@ -42,6 +42,22 @@ CLOSE_TIMEOUT = 12.0
 """Seconds for which closing waits for a batch scheduler that is away; the jobs then exit alone."""
 
 logger = logging.getLogger("gpujobs")
+_background: set[asyncio.Task[None]] = set()
+"""A task without a reference may be collected."""
+
+
+def in_background(work: Awaitable[None], name: str) -> None:
+    """Do ``work`` of the cluster ``name`` in a task; an error is logged."""
+
+    async def run() -> None:
+        try:
+            await work
+        except GpujobsError as error:
+            logger.warning("%s: %s", name, error)
+
+    task = asyncio.ensure_future(run())
+    _background.add(task)
+    task.add_done_callback(_background.discard)
 
 
 class Canceller:
@@ -51,7 +67,6 @@ class Canceller:
         self._client = client
         self._name = name
         self._jobs = jobs
-        self._background: set[asyncio.Task[None]] = set()
 
     async def cancel(self, jobs: Collection[PoolJob]) -> None:
         """Cancel jobs. Raises RefusedError or UnavailableError."""
@@ -67,22 +82,11 @@ class Canceller:
     def cancel_soon(self, jobs: Collection[PoolJob]) -> None:
         """Do `cancel` in the background; an error is logged."""
         if jobs:
-            self._in_background(self.cancel(jobs))
+            in_background(self.cancel(jobs), self._name)
 
     def repeat(self, now: float) -> None:
         """Cancel again the released jobs that the batch scheduler still has."""
         self.cancel_soon([job for job in self._jobs.released.values() if now >= job.cancel_again])
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            try:
-                await work
-            except GpujobsError as error:
-                logger.warning("%s: %s", self._name, error)
-
-        task = asyncio.ensure_future(run())
-        self._background.add(task)  # a task without a reference may be collected
-        task.add_done_callback(self._background.discard)
 
 
 def cancel_cluster(record: ClusterRecord, ledger: Ledger, system: System) -> None:

@@ -18,7 +18,7 @@ from ..text import clock_text, plural
 from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
 from .head import DaskControl
 from .job import PoolJob
-from .pool import JobPool
+from .pool import JobPool, in_background
 
 
 # -- retire the workers of released jobs -----------------------------------------------------------
@@ -28,7 +28,6 @@ class Retirer:
     def __init__(self, dask: DaskControl) -> None:
         self._dask = dask
         self._names: set[str] = set()
-        self._background: set[asyncio.Task[None]] = set()
 
     async def retire(self, names: Iterable[str]) -> None:
         """Let workers transfer their data and close them."""
@@ -49,9 +48,7 @@ class Retirer:
         connected = (self._dask.connected or frozenset()).difference(self._names)
         late = [name for job in released for name in job.report.workers if name in connected]
         if late:
-            task = asyncio.ensure_future(self.retire(late))
-            self._background.add(task)  # a task without a reference may be collected
-            task.add_done_callback(self._background.discard)
+            in_background(self.retire(late), "retire")
 
 
 # -- all groups of a pool --------------------------------------------------------------------------
@@ -78,7 +75,6 @@ class Scaler:
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        self._late: asyncio.Task[None] | None = None  # a task without a reference may be collected
         self._stopped = False
         self._setups: set[str] = set()
         """Failed lines of `setup` that were shown."""
@@ -150,7 +146,7 @@ class Scaler:
             return work.result()
         message = "%s: the batch scheduler does not respond; the jobs are submitted when it does"
         logger.warning(message, self.pool.id)
-        self._late = asyncio.ensure_future(self._finish(work, wanted))
+        in_background(self._finish(work, wanted), self.pool.id)
 
     async def _finish(self, work: Awaitable[None], wanted: Mapping[WorkerGroup, int]) -> None:
         try:
