@@ -229,6 +229,14 @@ def sequence(value: object) -> list[object]:
     return list(value)
 
 
+def one_or_several(value: object) -> list[object]:
+    """Return a list, also of a single value."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
+        raise ValueError("must not be empty")
+    return values
+
+
 def variable_name(value: object) -> str:
     """Return the name of an environment variable."""
     text = printable(value, "a variable's name")

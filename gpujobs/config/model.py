@@ -156,6 +156,8 @@ class Items(Kind[tuple[T, ...]]):
     split: Callable[[object], Sequence[object]] = fields.sequence
     text_too: bool = False
     """One string is allowed, too."""
+    one_too: bool = False
+    """One item without a list is allowed, too."""
     extendable: bool = False
     """``{append: [...]}`` is allowed, too; `layers` replaces it by a list."""
 
@@ -175,6 +177,7 @@ class Items(Kind[tuple[T, ...]]):
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         array: Schema = {"type": "array", "items": self.item.schema(definitions)}
         forms: list[Schema] = [{"type": "string"}] if self.text_too else []
+        forms += [self.item.schema(definitions)] if self.one_too else []
         forms.append(array)
         if self.extendable:
             append: Schema = {"properties": {"append": array}, "required": ["append"]}

@@ -356,8 +356,10 @@ class Group(Model):
         SIZE, "host memory of one job; default: the GPUs' share of the node"
     )
     gpu_type: str | None = optional(WORD, "GPU type, as the site names it")
-    queue: str = optional(
-        WORD, "queue entry of the site; auto: the first that fits", default="auto"
+    queue: tuple[str, ...] = optional(
+        Items(WORD, split=fields.one_or_several, one_too=True),
+        "queue entry of the site, or a list; auto: the first that fits",
+        default=("auto",),
     )
     account: str | None = optional(WORD, "account, if the site has accounts")
     walltime: int | None = optional(DURATION, "e.g. 2h or 02:00:00; default: the site's")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.document import PYTHON, Document, Loc
-from ..config.fields import count, positive, sequence
+from ..config.fields import count, one_or_several, positive, sequence
 from ..config.fields import size as n_bytes
 from ..config.hints import unknown_keyword
 from ..config.model import build, key_names, keys_of
@@ -495,7 +495,7 @@ def _site_of(document: Document, batch_scheduler: str) -> SiteFile:
     site = {
         "description": "from keywords",
         "scheduler": batch_scheduler,
-        "queues": {str(profile["queue"]): queue},
+        "queues": {str(name): queue for name in one_or_several(profile["queue"])},
         "defaults": {"walltime": DEFAULT_WALLTIME},
     }
     described = Document(site, source="keywords (no site file)")

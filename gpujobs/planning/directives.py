@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,7 +104,7 @@ NEUTRAL = "x"
 class DirectiveWriter:
     """Writes the directives of jobs of ``shape`` in one queue.
 
-    ``diagnostics`` are those of the queue.
+    ``diagnostics`` are those of the queue. ``queues``: the names of all queues in which they wait.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class DirectiveWriter:
         scheduler: Scheduler,
         shape: JobShape,
         walltime: int | None,
+        queues: Sequence[str] = (),
     ) -> None:
         self.diagnostics, self.scheduler = diagnostics, scheduler
         self.shape, self.walltime = shape, walltime
@@ -118,6 +121,7 @@ class DirectiveWriter:
         self.profile, self.site = self.spec.profile, self.spec.site.site
         self.key = self.spec.queue_key
         self.queue = self.site.queues[self.key]
+        self._queues = queues or [self.site.queue_name(self.key)]
 
     def lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix. Reports those that are not allowed."""
@@ -133,7 +137,7 @@ class DirectiveWriter:
 
     def submit_arguments(self) -> tuple[str, ...]:
         """Return the words after the command that submits the jobs; `lines` has checked them."""
-        return tuple(word for argument in self._arguments for word in argument.text.split())
+        return tuple(word for argument in self._arguments for word in shlex.split(argument.text))
 
     @cached_property
     def _of_site(self) -> list[Directive]:
@@ -253,7 +257,7 @@ class DirectiveWriter:
     @cached_property
     def _values(self) -> Values:
         """The values of the placeholders."""
-        queue = self.site.queue_name(self.key)
+        queue = self.scheduler.queue_list(self._queues)
         if self.profile.reservation and self.scheduler.reservation_is_queue:
             queue = self.profile.reservation
         return {

@@ -139,21 +139,31 @@ class GroupPlanner:
         of_machine = machine.gpu_memory if machine else None
         gpu_memory = self.site.queues[key].gpu_memory or of_machine
         workeroptions.check(self.diagnostics, shape, gpu_memory)
-        return self._jobs(name, key, shape)
+        keys = chooser.equal_queues(key, shape, demand.gpus, demand.cpu_workers)
+        return self._jobs(
+            name, key, shape, queues=[*dict.fromkeys(map(self.site.queue_name, keys))]
+        )
 
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:
         """Return the head's own job, of this ``shape`` in the queue ``key``."""
         walltime = self.profile.head.walltime if self.profile.head else None
         return self._jobs(HEAD, key, shape, walltime)
 
-    def _jobs(self, name: str, key: str, shape: JobShape, walltime: int | None = None) -> JobGroup:
+    def _jobs(
+        self,
+        name: str,
+        key: str,
+        shape: JobShape,
+        walltime: int | None = None,
+        queues: Sequence[str] = (),
+    ) -> JobGroup:
         scheduler, queue = self.layout.scheduler, self.site.queues[key]
         diagnostics = self.diagnostics.in_queue(key)
         profile = diagnostics.spec.profile
         walltime = walltime or profile.walltime
         if not walltime and not scheduler.on_this_machine:
             _report_no_walltime(diagnostics)
-        writer = DirectiveWriter(diagnostics, scheduler, shape, walltime)
+        writer = DirectiveWriter(diagnostics, scheduler, shape, walltime, queues)
         for note in queue.notes:
             self.diagnostics.note(f"queue {key}: {note}")
         lines, visible_devices = writer.lines(), ""
@@ -167,7 +177,7 @@ class GroupPlanner:
             profile=profile,
             site=diagnostics.spec.site.site,
             shape=shape,
-            queue=self.site.queue_name(key),
+            queue=",".join(queues) or self.site.queue_name(key),
             queue_key=key,
             walltime=walltime,
             lines=lines,

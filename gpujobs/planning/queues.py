@@ -335,15 +335,75 @@ class QueueChooser:
         raise InputError([*self.diagnostics.problems, self._no_fit(mismatches)])
 
     def _candidates(self) -> list[str]:
-        if self.wanted == "auto":
+        keys = [key for wanted in self.wanted for key in self._named(wanted)]
+        first = [key for key in self.spec.queue_order if key in keys]
+        return list(dict.fromkeys([*first, *keys]))
+
+    def _named(self, wanted: str) -> list[str]:
+        """Return the queues with the name ``wanted``. Raises InputError if there is none."""
+        if wanted == "auto":
             return self._automatic()
-        keys = [k for k, queue in self.site.queues.items() if self.wanted in (k, queue.name)]
+        keys = [k for k, queue in self.site.queues.items() if wanted in (k, queue.name)]
         if not keys:
             known = ", ".join(self.site.queues)
-            message = f"site {self.spec.site.name} has no queue `{self.wanted}`; it has {known}"
+            message = f"site {self.spec.site.name} has no queue `{wanted}`; it has {known}"
             self.diagnostics.profile_error(message, "queue")
             self.diagnostics.raise_problems()
-        return sorted(keys, key=lambda key: key != self.wanted)  # the entry with that key first
+        return sorted(keys, key=lambda key: key != wanted)  # the entry with that key first
+
+    def equal_queues(self, key: str, shape: JobShape, gpus: int, count: int) -> list[str]:
+        """Return the queues in which jobs of ``shape`` wait together: ``key``, and equal ones.
+
+        Only of a list in the profile, or in the order of `--soonest`. Notes why others are not.
+        """
+        listed = len(self.wanted) > 1
+        if not self.layout.scheduler.queue_separator or not (listed or self.spec.queue_order):
+            return [key]
+        equal, notes = [key], list(self.diagnostics.notes)
+        for other in self._candidates():
+            if other != key and (reason := self._difference(key, other, shape, gpus, count)):
+                notes += [f"queue {other} is not used, it differs from {key}: {reason}"] * listed
+            elif other != key:
+                equal.append(other)
+        self.diagnostics.notes[:] = notes  # without those about other queues
+        if len(equal) > 1:
+            names = " and ".join(equal)
+            self.diagnostics.note(f"queues {names} are equal: each job starts where it can first")
+        return equal
+
+    def _difference(self, key: str, other: str, shape: JobShape, gpus: int, count: int) -> str:
+        """Return why jobs in the queue ``other`` are not those in ``key``; "" if they are."""
+        try:
+            found = self._shape(other, gpus, count)
+        except QueueMismatch as mismatch:
+            return str(mismatch)
+        here, there = self._facts(key, shape), self._facts(other, found)
+        return ", ".join(name for name, value in here.items() if there[name] != value)
+
+    def _facts(self, key: str, shape: JobShape) -> dict[str, object]:
+        """Return by name what must be equal for jobs that wait in several queues."""
+        spec, queue = self.spec.in_queue(key), self.site.queues[key]
+        writer = DirectiveWriter(
+            Diagnostics(spec), self.layout.scheduler, shape, spec.profile.walltime, queues=("x",)
+        )
+        other = replace(
+            spec.site.site,
+            queues={},
+            # These are compared as the directives that they become.
+            request=None,
+            cpu_request=None,
+            multi_node_request=None,
+            directives=(),
+            submit_arguments=(),
+        )
+        return {
+            "shape of the jobs": shape,
+            "walltime": spec.profile.walltime,
+            "directives": (writer.unchecked_lines(), writer.submit_arguments()),
+            "GPUs of a node": (queue.gpus_per_node, queue.exclusive, queue.gpu_memory),
+            "GPU type": queue.named_types,
+            "environment": (spec.profile.env, other),
+        }
 
     def _automatic(self) -> list[str]:
         """Return the queues that `queue: auto` may choose. Raises InputError if there is none."""
@@ -353,8 +413,7 @@ class QueueChooser:
             hint = f"queue: {' or '.join(self.site.queues)}"
             self.diagnostics.profile_error(message, "queue", hint=hint)
             self.diagnostics.raise_problems()
-        first = [key for key in self.spec.queue_order if key in keys]
-        return list(dict.fromkeys([*first, *keys]))
+        return keys
 
     def _shape(self, key: str, gpus: int, count: int) -> JobShape:
         queue = self.site.queues[key]
@@ -386,7 +445,7 @@ class QueueChooser:
         return QueueFit(layout, queue, texts(1), texts(2), self.within_max_gpus)
 
     def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
-        if self.wanted == "auto" and queue.gpus_per_node and not self.machine:
+        if "auto" in self.wanted and queue.gpus_per_node and not self.machine:
             message = "it has GPUs, which CPU workers would not use"
             hint = f"`queue: {key}` runs CPU workers there anyway"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
@@ -475,7 +534,7 @@ class QueueChooser:
 
     def _not_tried(self) -> list[str]:
         keys = [key for key, queue in self.site.queues.items() if not queue.auto]
-        if self.wanted != "auto" or not keys:
+        if "auto" not in self.wanted or not keys:
             return []
         return [f"  not tried, because `queue: auto` does not choose them: {', '.join(keys)}"]
 

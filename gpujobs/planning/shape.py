@@ -81,7 +81,7 @@ class JobGroup:
     """The site, with the values of their queue."""
     shape: JobShape
     queue: str
-    """The batch scheduler's name of the queue."""
+    """The batch scheduler's name of the queue; of all in which the jobs wait, with commas."""
     queue_key: str
     """The queue's key in the site file."""
     walltime: int | None

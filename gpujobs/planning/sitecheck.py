@@ -6,10 +6,11 @@ Pure, as planning is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.document import Document
+from ..config.fields import one_or_several
 from ..config.site import Account, Option, Queue, Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
@@ -212,12 +213,12 @@ def _walltime(queue: Queue) -> int:
 def _defaults(site: Site) -> Trial:
     """Return the site's `defaults` as a profile, with the keys that users have to add."""
     defaults = site.defaults
-    wanted = str(defaults.get("queue", "auto"))
+    wanted = list(map(str, one_or_several(defaults.get("queue", "auto"))))
     fitting = [key for key in site.queues if _is_wanted(site, key, wanted)]
     first = next(iter(fitting or site.queues))
     walltime = f"{_walltime(site.queues[first])}s"
     added: dict[str, object] = {"walltime": walltime, "account": ACCOUNT}
-    if not fitting and wanted == "auto":
+    if not fitting and "auto" in wanted:
         added["queue"] = first
     if "gpus" not in defaults and "groups" not in defaults:
         added |= _smallest(site, site.queues[first])
@@ -228,11 +229,10 @@ def _defaults(site: Site) -> Trial:
     return Trial("", DEFAULTS, keys, tuple(site.queues))
 
 
-def _is_wanted(site: Site, key: str, wanted: str) -> bool:
+def _is_wanted(site: Site, key: str, wanted: Sequence[str]) -> bool:
     """Return whether the value ``wanted`` of `queue` may lead to the queue ``key``."""
-    if wanted == "auto":
-        return site.queues[key].auto
-    return wanted in (key, site.queue_name(key))
+    names = {key, site.queue_name(key), *(["auto"] if site.queues[key].auto else [])}
+    return not names.isdisjoint(wanted)
 
 
 # -- findings --------------------------------------------------------------------------------------

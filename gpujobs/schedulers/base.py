@@ -87,6 +87,8 @@ class Scheduler(ABC):
     """Environment variable with the job's id."""
     job_mark: ClassVar[str] = ""
     """Variable that only its jobs have, if `job_variable` is also used by others."""
+    queue_separator: ClassVar[str] = ""
+    """Between the queues in which one job waits; "" if it waits in one only."""
     queue_variable: ClassVar[str] = ""
     """Environment variable with the job's queue."""
     submit_folder: ClassVar[str] = ""
@@ -175,6 +177,11 @@ class Scheduler(ABC):
     def clash(self, line: str, taken: Iterable[str]) -> str:
         """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
         return self.repeated(line, taken)
+
+    def queue_list(self, names: Sequence[str]) -> str:
+        """Return the queues of a job as a word of a directive."""
+        text = self.queue_separator.join(names)
+        return f'"{text}"' if " " in text else text
 
     def avoid(self, nodes: Sequence[str]) -> str:
         """Return the directive of jobs that avoid ``nodes``; "" if there is none."""

@@ -223,6 +223,7 @@ class LSF(Scheduler):
     limit = ("bparams -l", r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)")
     index_variable = "LSB_JOBINDEX"
     job_variable = "LSB_JOBID"
+    queue_separator = " "
     queue_variable = "LSB_QUEUE"
     submit_folder = "LS_SUBCWD"
     reads_script = "< "

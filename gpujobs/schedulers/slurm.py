@@ -170,6 +170,7 @@ class Slurm(Scheduler):
     id_line = r"(\d+)(;.*)?"
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
+    queue_separator = ","
     queue_variable = "SLURM_JOB_PARTITION"
     submit_folder = "SLURM_SUBMIT_DIR"
     enter = (

@@ -78,12 +78,15 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         line for line in script.splitlines() if line.strip() and not line.strip().startswith("#")
     ]:
         raise Refused("No command is specified")
-    queue = given.get("-q") or next(iter(config["queues"]))
-    if queue not in config["queues"]:
-        raise Refused(f"{queue}: No such queue")
-    minutes, most = minutes_of(given.get("-W")), config["queues"][queue]
-    if minutes and most and minutes > most:
+    queues = (given.get("-q") or next(iter(config["queues"]))).split()
+    if unknown := [queue for queue in queues if queue not in config["queues"]]:
+        raise Refused(f"{unknown[0]}: No such queue")
+    minutes = minutes_of(given.get("-W"))
+    limits = {queue: config["queues"][queue] or 10**6 for queue in queues}
+    if not (allowed := [queue for queue in queues if (minutes or 0) <= limits[queue]]):
         raise Refused("RUNLIMIT: Cannot exceed queue's hard limit(s)")
+    queue = allowed[0]  # LSF chooses one of them when a job is submitted
+    most = config["queues"][queue]
     if not re.fullmatch(r"[1-9]\d*", given.get("-M", "1")):
         raise Refused(f"{given['-M']}: MEMLIMT value should be a positive integer")
     spec = given.get("-J") or script.strip().replace("\n", ";")
