@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..config.site import Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
 from ..errors import GpujobsError, InputError, RefusedError
+from ..injob.folder import DamagedError, parse_json, read_file
 from ..injob.gpus import binding_messages
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
@@ -306,7 +307,7 @@ def run_job(
             message = "\n".join(str(error).splitlines()[:ERROR_LINES])
             return JobRun([failed("job", message, "fix `request` of the site file")])
         report = _wait_for_end(record, ledger, timeout)
-    facts = jobcheck.parse_facts(_output(record))
+    facts = read_facts(record.path)
     if facts is None:
         return JobRun([_without_facts(report, timeout)], report)
     return JobRun(list(check_facts(facts, report)), report, facts)
@@ -436,15 +437,14 @@ def _wait_for_end(record: ClusterRecord, ledger: Ledger, timeout: float) -> Clus
     return report
 
 
-def _output(record: ClusterRecord) -> list[str]:
-    try:
-        return (
-            (record.path / "logs" / "run.log")
-            .read_text(encoding="utf-8", errors="replace")
-            .splitlines()
-        )
-    except OSError:
-        return []
+def read_facts(folder: Path) -> JobFacts | None:
+    """Return the facts that a job of `jobcheck` printed; None if it printed none, or others."""
+    with suppress(OSError, DamagedError):
+        for line in read_file(folder / "logs" / "run.log").splitlines():
+            if line.startswith(jobcheck.PREFIX):
+                facts: JobFacts = parse_json(line.removeprefix(jobcheck.PREFIX), JobFacts)
+                return facts
+    return None
 
 
 def _without_facts(report: ClusterReport, timeout: float) -> Check:

@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from typing import TYPE_CHECKING, TypedDict
 
@@ -71,15 +70,6 @@ class JobFacts(TypedDict):
     """None with fewer than two workers."""
     ucx: str
     """Version of UCX; "" without ucxx."""
-
-
-def parse_facts(lines: Iterable[str]) -> JobFacts | None:
-    """Return the facts from the output of this program; None if it printed none."""
-    for line in lines:
-        if line.startswith(PREFIX):
-            facts: JobFacts = json.loads(line[len(PREFIX) :])
-            return facts
-    return None
 
 
 def versions() -> dict[str, str]:

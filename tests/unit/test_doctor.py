@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.doctor import jobcheck
 from gpujobs.doctor.checks import CheckState
-from gpujobs.doctor.job import _check_scratch, _check_transport, _check_versions
+from gpujobs.doctor.job import _check_scratch, _check_transport, _check_versions, read_facts
 from gpujobs.doctor.jobcheck import JobFacts
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice
@@ -69,3 +71,28 @@ def test_the_remedy_for_ucxx_depends_on_the_site(
     facts = JobFacts(address="tls://n1:1", bandwidth=None)  # type: ignore[typeddict-item]
     report = judge(RECORD, FolderState(transport=transport, workers=workers), {}, now=1.0)
     assert _check_transport(facts, report).remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, True),
+        ({"node": 1}, False),
+        ({"scratch": {"path": "/tmp"}}, False),
+        ({"ucx": None}, False),
+    ],
+)
+def test_facts_of_a_job_have_the_expected_types(
+    tmp_path: Path, change: dict[str, object], found: bool
+) -> None:
+    facts = {
+        "node": "n1", "versions": jobcheck.versions(), "driver": jobcheck.driver(),
+        "interfaces": ["lo"], "scratch": jobcheck.scratch(), "client": "", "client_error": "",
+        "address": "tls://n1:1", "bandwidth": None, "ucx": "",
+    }  # fmt: skip
+    (tmp_path / "logs").mkdir()
+    text = json.dumps({**facts, **change})
+    (tmp_path / "logs" / "run.log").write_text(f"other\n{jobcheck.PREFIX}{text}\n")
+    assert (read_facts(tmp_path) == facts) is found
+    (tmp_path / "logs" / "run.log").write_text(f"{jobcheck.PREFIX}{text[:-1]}\n")
+    assert read_facts(tmp_path) is None
