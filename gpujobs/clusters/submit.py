@@ -218,7 +218,14 @@ def make_cluster_plan(
     folder = Path(spec.document.position(("run",)).source).parent
     spec, own_modules = with_modules(spec, owned=elastic)
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    own = (*site_notes(spec.site.site), *run_notes(plan, folder), *image_notes(plan), own_modules)
+    space = (f"warning: {problem}" for problem in folders.space_problems(Path(plan.root)))
+    own = (
+        *site_notes(spec.site.site),
+        *run_notes(plan, folder),
+        *image_notes(plan),
+        own_modules,
+        *space,
+    )
     return replace(plan, notes=(*plan.notes, *filter(None, own)))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import scale, submit
-from ..clusters.folder import private_folder
+from ..clusters.folder import private_folder, space_problems
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
@@ -209,6 +209,8 @@ def _check_directory(template: str) -> Check:
     except (GpujobsError, OSError) as error:
         remedy = "set `directory` of the site file to a folder that login and compute nodes share"
         return failed("directory", str(error).splitlines()[0], remedy)
+    if problems := list(space_problems(path)):
+        return warning("directory", "; ".join(problems), "remove files, or ask for a larger quota")
     return passed("directory", f"{path} is writable from this host")
 
 

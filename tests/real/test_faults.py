@@ -42,6 +42,7 @@ def test_full_disk(local: Cli, kilobytes: int) -> None:
         ["unshare", "-rm", "bash", "-c", script], env=local.env, cwd=local.work, capture_output=True, text=True, timeout=patience(120), check=False
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+    assert f"warning: {local.home}/.gpujobs has only " in done.stderr
     records = list((local.home / ".local").rglob("*.json"))
     if "code 5" in done.stdout:  # it was submitted, and its jobs could write nothing
         assert len(records) == 1 and "all its jobs are over" in done.stderr
