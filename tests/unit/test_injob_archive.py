@@ -44,7 +44,7 @@ def test_modules_that_dask_imports_by_name_exist() -> None:
     named = {
         name: path.name
         for path in SOURCES
-        for name in re.findall(r"\{PACKAGE\}\.(\w+)", path.read_text())
+        for name in re.findall(r"\{(?:names\.)?PACKAGE\}\.(\w+)", path.read_text())
     }
     assert {"preload", "registry", "names", "workerhost"} <= set(named)
     assert not set(named) - {path.stem for path in SOURCES}, named
