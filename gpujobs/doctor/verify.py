@@ -187,8 +187,10 @@ class Verification:
             interface=site.network.interface or "",
             rates=dict(self._rates()),
             seconds=self.seconds,
-            checks=[replace(check, result=redact(check.result)) for check in self.checks],
-            findings=[redact(f"line {line}: {text}") for line, text in wrong],
+            checks=[_redacted(check, redact) for check in self.checks],
+            findings=[
+                redact(f"line {line}: {text}").removeprefix("line 0: ") for line, text in wrong
+            ],
             marked=list(lines),
         )
 
@@ -220,6 +222,10 @@ class Verification:
         if not hosts:
             names["host"] = [*nodes, socket.gethostname(), socket.getfqdn()]
         return names
+
+
+def _redacted(check: Check, redact: Callable[[str], str]) -> Check:
+    return replace(check, result=redact(check.result), remedy=redact(check.remedy))
 
 
 def _array_check(run: JobRun, rate: str) -> Check:
