@@ -30,7 +30,12 @@ def test_another_cluster_avoids_the_node(cli: Cli, backend: SlurmBackend) -> Non
     }
     cluster = cli.submit(profile)
     until(lambda: cli.status(cluster)["state"] == "FAILED", 90)
-    (note,) = [note for note in cli.status(cluster)["notes"] if "node1" in note]
+
+    def notes() -> list[str]:
+        return [note for note in cli.status(cluster)["notes"] if "node1" in note]
+
+    until(notes, 30, "the end of the job on node1")  # the cluster has ended before it
+    (note,) = notes()
     assert note.startswith("node node1 is bad for six hours: ") and "NVML" in note
     (node,) = json.loads(cli("nodes", "--json").stdout)["nodes"]
     assert (node["node"], node["site"], len(node["jobs"])) == ("node1", "here", 1)

@@ -189,7 +189,8 @@ def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) 
     for name, nodes in partitions.items():
         backend.slurm.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}")
     site = cli.site
-    site["queues"] = dict.fromkeys(partitions, site["queues"]["main"])
+    main = site["queues"]["main"]  # of equal queues, a job waits in all
+    site["queues"] = {"left": main, "right": {**main, "cpus_per_node": main["cpus_per_node"] // 2}}
     path = str(cli.write("two.yaml", site))
     profile = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
 
