@@ -29,7 +29,7 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "lines of the package": 33_690,
+    "lines of the package": 34_460,
     "imports (% of code lines)": 8.3,
 }
 """Last figures of the package above their aim."""

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NamedTuple, NoReturn, cast
 
+from ..errors import UnavailableError
 from ..schedulers import CommandResult
 
 COMMAND_TIMEOUT = 60.0
@@ -128,6 +129,27 @@ def spawn(
         )
     process.returncode = 0  # this process does not wait for it
     return process.pid
+
+
+class Talk(NamedTuple):
+    """A process, and the unbuffered pipes to its stdin and from its stdout."""
+
+    process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+
+def start(argv: Sequence[str]) -> Talk:
+    """Start a program of this terminal that talks through pipes, such as ssh, with all variables.
+
+    Raises UnavailableError if it is not here.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(tuple(argv), stdin=pipe, stdout=pipe, bufsize=0)
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    return Talk(process, cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout))
 
 
 def _finish(

@@ -126,12 +126,15 @@ def _no_output(report: ClusterReport) -> str:
     is_flag=True,
     help='Print lines for a shell: eval "$(gpujobs connect ID --env)".',
 )
-def connect(cluster_id: str, as_environment: bool) -> None:
+@click.option("--for-host", is_flag=True, hidden=True)
+def connect(cluster_id: str, as_environment: bool, for_host: bool) -> None:
     """Show how to connect from Python."""
     from ..clusters import connect
 
     record = options.open_ledger().get(cluster_id)
-    if as_environment:
+    if for_host:
+        echo(json.dumps(connect.endpoint(record)))
+    elif as_environment:
         echo(connect.environment_lines(record))
     else:
         echo(connect.instructions(record))

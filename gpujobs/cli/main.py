@@ -6,10 +6,13 @@ Modules that take long to import are imported inside the commands that use them:
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
+from functools import partial
 
 import click
+from click.core import ParameterSource
 
 from ..errors import GpujobsError
 from ..version import __version__
@@ -18,6 +21,10 @@ from .live import progress
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+HOSTED = (
+    "submit", "plan", "status", "report", "nodes", "logs", "connect", "scale", "cancel", "queues",
+)  # fmt: skip
+"""The commands that can run on another host; the others run here."""
 
 
 class ErrorHandlingGroup(click.Group):
@@ -44,10 +51,33 @@ class ErrorHandlingGroup(click.Group):
             progress.write(f"error: {error}")
             sys.exit(1)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command that runs on its host, if it has one."""
+        name, command, words = super().resolve_command(ctx, args)
+        if command is None or ctx.resilient_parsing:
+            return name, command, words
+        if name in HOSTED:
+            from . import laptop
+
+            there = copy.copy(command)
+            there.callback = partial(laptop.run_command, ctx, command, list(words))
+            return name, there, words
+        if ctx.get_parameter_source("host") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{name} runs on this computer, without --host", ctx)
+        return name, command, words
+
 
 @click.group(cls=ErrorHandlingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpujobs")
-def main() -> None:
+@click.option(
+    "--host",
+    envvar="GPUJOBS_HOST",
+    metavar="HOST",
+    help="Run the command on this login node, through ssh.",
+)
+def main(host: str | None) -> None:
     """Dask on the GPUs of a batch cluster.
 
     \b
@@ -70,6 +100,14 @@ def completion(shell: str) -> None:
 
     if completion_class := shell_completion.get_completion_class(shell):
         click.echo(completion_class(main, {}, "gpujobs", "_GPUJOBS_COMPLETE").source())
+
+
+@main.command("at-login", hidden=True)
+def at_login() -> None:
+    """Run the command that `gpujobs --host` sends."""
+    from . import atlogin
+
+    atlogin.serve(main)
 
 
 for command in (

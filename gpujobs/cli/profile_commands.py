@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,9 +43,23 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     is_flag=True,
     help="Wait until `run` has ended; without `run`, until all workers are connected.",
 )
+@click.option(
+    "--upload",
+    "uploads",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="With --host: copy this file, or the content of this folder, and run there.",
+)
 @options.after_option
 @options.json_option
-def submit(spec: ClusterSpec | Path, wait_for_end: bool, after: str | None, as_json: bool) -> None:
+def submit(
+    spec: ClusterSpec | Path,
+    wait_for_end: bool,
+    uploads: tuple[Path, ...],
+    after: str | None,
+    as_json: bool,
+) -> None:
     """Submit the cluster that PROFILE describes; print its id.
 
     PROFILE may also be a folder that `gpujobs render -o` wrote.
@@ -50,12 +68,13 @@ def submit(spec: ClusterSpec | Path, wait_for_end: bool, after: str | None, as_j
 
     plan = None
     if isinstance(spec, Path):
-        cluster = _submit_folder(spec, after)
+        cluster = _submit_folder(spec, after, uploads)
     else:
         spec = spec if after is None else options.with_after(spec, after)
-        plan = submit.make_cluster_plan(spec)
-        _write_notes(plan)
-        cluster = handle.submit_planned(spec, plan)
+        with _uploaded(spec, uploads) as spec:
+            plan = submit.make_cluster_plan(spec)
+            _write_notes(plan)
+            cluster = handle.submit_planned(spec, plan)
     problem = _print_submitted(plan, cluster.record, as_json)
     name = cluster.record.argument
     if wait_for_end:
@@ -76,11 +95,27 @@ def submit(spec: ClusterSpec | Path, wait_for_end: bool, after: str | None, as_j
         raise GpujobsError(problem)
 
 
-def _submit_folder(folder: Path, after: str | None) -> ClusterHandle:
+@contextlib.contextmanager
+def _uploaded(spec: ClusterSpec, uploads: tuple[Path, ...]) -> Iterator[ClusterSpec]:
+    """Yield ``spec``, with uploaded files in its `workdir`; remove them after an error."""
+    if not uploads:
+        yield spec
+        return
+    from . import atlogin
+
+    folder = atlogin.place_upload(spec)
+    try:
+        yield replace(spec, workdir=folder / (spec.profile.workdir or ""))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -> ClusterHandle:
     from ..clusters import handle, jobfolder
 
-    if after is not None:
-        raise InputError("--after needs a profile")
+    if after is not None or uploads:
+        raise InputError("--after and --upload need a profile")
     ledger = options.open_ledger()
     return handle.ClusterHandle(jobfolder.submit(folder, ledger).id, ledger)
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ..batch.client import user_name
 from ..errors import GpujobsError, JobFailedError, UnavailableError
-from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS
+from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS, is_encrypted
 from ..injob.network import dask_config
 from .folder import FolderState, check_folder, read_state
 from .ledger import ClusterRecord, Ledger
@@ -88,6 +88,22 @@ def instructions(record: ClusterRecord) -> str:
     if state.dashboard and record.dashboard != "off":
         lines += ["", *_dashboard_lines(record, state, host or "", state.dashboard)]
     return "\n".join(lines)
+
+
+def endpoint(record: ClusterRecord) -> dict[str, object]:
+    """Return, for another computer, where a cluster is, with the content of its key."""
+    state = read_state(record.path)
+    address = address_of(record, state)
+    host, node = urlsplit(address).hostname, dashboard_node(record, state)
+    names = (CERTIFICATE, KEY) if is_encrypted(urlsplit(address).scheme) else ()
+    return {
+        "id": record.id,
+        "address": address,
+        "files": {name: (record.path / name).read_text(encoding="utf-8") for name in names},
+        "dashboard": state.dashboard if record.dashboard != "off" else None,
+        "node": "" if host == LOOPBACK else node,
+        "user": user_name(),
+    }
 
 
 def dashboard_node(record: ClusterRecord, state: FolderState) -> str:

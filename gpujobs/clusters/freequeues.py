@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..batch import localqueue
 from ..batch.client import SchedulerClient
 from ..config.site import Queue, Site
 from ..config.sitefiles import SiteFile
@@ -75,6 +74,8 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
 
 def _of_clusters() -> dict[str, str]:
     """Return the GPUs of jobs of this user's clusters, whose workers may start only now."""
+    from ..batch import localqueue
+
     found: dict[str, str] = {}
     for record in Ledger().all():
         own = () if record.finished else record.submissions

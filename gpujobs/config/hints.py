@@ -97,7 +97,7 @@ _INSIDE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("partition", "partitions", "queue"), "queues"),
         "modules": "setup",
         **dict.fromkeys(("walltime", "time"), "defaults.walltime"),
-        **dict.fromkeys(("host", "hosts", "hostname"), "hostnames"),
+        **dict.fromkeys(("host", "hostname"), "hostnames"),
         "name": "the name of the file is the name of the site",
     },
     "Queue": {

@@ -8,36 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..injob.names import WorkerSize
-from . import fields
+from . import fields, model
 from .document import core_value
-from .model import (
-    AMOUNT,
-    ARGV,
-    COUNT,
-    DIRECTIVES,
-    DURATION,
-    EXIT_CODE,
-    FLAG,
-    MOST,
-    NUMBER,
-    SCRIPT,
-    SIZE,
-    SIZE_OR_FRACTION,
-    TEXT,
-    TIMEOUT,
-    VARIABLE,
-    WORD,
-    Items,
-    Model,
-    Scalar,
-    Section,
-    Table,
-    at_most,
-    choice,
-    keys_of,
-    optional,
-    required,
-)
 
 # -- the `workers` section of a profile: the options of every worker -------------------------------
 RESERVED_OPTIONS = (
@@ -77,7 +49,7 @@ def _option_name(value: object) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", text):
         raise ValueError(f"{text!r} is not an option's name")
     name = text.replace("-", "_")
-    if (own := name.removeprefix("no_")) in keys_of(Workers):
+    if (own := name.removeprefix("no_")) in model.keys_of(Workers):
         raise ValueError(f"{text} is a key of `workers`: write `workers: {{{own}: …}}`")
     if name in RESERVED_OPTIONS:
         raise ValueError(f"{text} is set by gpujobs")
@@ -108,74 +80,90 @@ def _device_limit(value: object) -> str | None:
     return fields.size_or_fraction(value)
 
 
-_DEVICE_LIMIT = Scalar(_device_limit, SIZE_OR_FRACTION.json_schema)
-_MODULES = Items(Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True)
-_PORTS = Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
-_AMOUNTS = Table(WORD, NUMBER, from_text=fields.amounts)
-_OPTIONS = Table(Scalar(_option_name, {"type": "string"}), Scalar(_option_value, {}))
+_DEVICE_LIMIT = model.Scalar(_device_limit, model.SIZE_OR_FRACTION.json_schema)
+_MODULES = model.Items(
+    model.Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True
+)
+_PORTS = model.Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
+_AMOUNTS = model.Table(model.WORD, model.NUMBER, from_text=fields.amounts)
+_OPTIONS = model.Table(
+    model.Scalar(_option_name, {"type": "string"}), model.Scalar(_option_value, {})
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers(Model):
+class Workers(model.Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
-    threads: int = optional(
-        AMOUNT, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
+    threads: int = model.optional(
+        model.AMOUNT, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
     )
-    memory: int | None = optional(SIZE, "host memory of a worker; default: its part of the job's")
-    count: int | None = optional(AMOUNT, "number of CPU workers, with `gpus: 0`")
-    gpus_per_worker: int = optional(AMOUNT, "GPUs of each worker, which sees no others", default=1)
-    workers_per_gpu: int = optional(
-        at_most(100), "workers on each GPU, which share its memory and the CPUs", default=1
+    memory: int | None = model.optional(
+        model.SIZE, "host memory of a worker; default: its part of the job's"
     )
-    resources: dict[str, float] | None = optional(
+    count: int | None = model.optional(model.AMOUNT, "number of CPU workers, with `gpus: 0`")
+    gpus_per_worker: int = model.optional(
+        model.AMOUNT, "GPUs of each worker, which sees no others", default=1
+    )
+    workers_per_gpu: int = model.optional(
+        model.at_most(100), "workers on each GPU, which share its memory and the CPUs", default=1
+    )
+    resources: dict[str, float] | None = model.optional(
         _AMOUNTS, "dask resources; default GPU: the worker's number of GPUs, at least 1"
     )
-    worker_class: Literal["cuda", "nanny"] = optional(
-        choice("cuda", "nanny", synonyms=WORKER_CLASSES),
+    worker_class: Literal["cuda", "nanny"] = model.optional(
+        model.choice("cuda", "nanny", synonyms=WORKER_CLASSES),
         "nanny: a plain worker pinned to its GPU",
         default="cuda",
     )
-    local_directory: str | None = optional(
-        TEXT, "scratch folder; default: the site's node-local one"
+    local_directory: str | None = model.optional(
+        model.TEXT, "scratch folder; default: the site's node-local one"
     )
-    death_timeout: int | None = optional(
-        DURATION, "how long a worker tries to reach the dask scheduler at start"
+    death_timeout: int | None = model.optional(
+        model.DURATION, "how long a worker tries to reach the dask scheduler at start"
     )
-    preload: tuple[str, ...] = optional(
+    preload: tuple[str, ...] = model.optional(
         _MODULES, "modules or files that every worker runs at start", default=()
     )
     # dask-cuda's, by name
-    device_memory_limit: str | None = optional(
+    device_memory_limit: str | None = model.optional(
         _DEVICE_LIMIT, "device memory above which data spills to host"
     )
-    enable_cudf_spill: bool | None = optional(FLAG, "cuDF's own spilling instead of dask-cuda's")
-    cudf_spill_stats: int | None = optional(COUNT, "level of cuDF's spill statistics")
-    rmm_pool_size: str | None = optional(
-        SIZE_OR_FRACTION, "RMM pool of each worker: size, or fraction of GPU"
+    enable_cudf_spill: bool | None = model.optional(
+        model.FLAG, "cuDF's own spilling instead of dask-cuda's"
     )
-    rmm_maximum_pool_size: str | None = optional(SIZE_OR_FRACTION, "largest size of the pool")
-    rmm_managed_memory: bool | None = optional(FLAG, "managed memory; not together with NVLink")
-    rmm_async: bool | None = optional(
-        FLAG, "RMM's asynchronous allocator; not together with managed memory"
+    cudf_spill_stats: int | None = model.optional(model.COUNT, "level of cuDF's spill statistics")
+    rmm_pool_size: str | None = model.optional(
+        model.SIZE_OR_FRACTION, "RMM pool of each worker: size, or fraction of GPU"
     )
-    rmm_release_threshold: str | None = optional(
-        SIZE_OR_FRACTION, "with rmm_async: most memory that is kept"
+    rmm_maximum_pool_size: str | None = model.optional(
+        model.SIZE_OR_FRACTION, "largest size of the pool"
     )
-    rmm_log_directory: str | None = optional(TEXT, "folder of RMM's logs")
-    rmm_track_allocations: bool | None = optional(FLAG, "track RMM's allocations")
-    set_rmm_allocator_for_libs: tuple[str, ...] | None = optional(_MODULES, "cupy, torch")
-    pre_import: tuple[str, ...] | None = optional(
+    rmm_managed_memory: bool | None = model.optional(
+        model.FLAG, "managed memory; not together with NVLink"
+    )
+    rmm_async: bool | None = model.optional(
+        model.FLAG, "RMM's asynchronous allocator; not together with managed memory"
+    )
+    rmm_release_threshold: str | None = model.optional(
+        model.SIZE_OR_FRACTION, "with rmm_async: most memory that is kept"
+    )
+    rmm_log_directory: str | None = model.optional(model.TEXT, "folder of RMM's logs")
+    rmm_track_allocations: bool | None = model.optional(model.FLAG, "track RMM's allocations")
+    set_rmm_allocator_for_libs: tuple[str, ...] | None = model.optional(_MODULES, "cupy, torch")
+    pre_import: tuple[str, ...] | None = model.optional(
         _MODULES, "modules that workers import before they accept tasks"
     )
-    worker_port: str | None = optional(_PORTS, "port or first:last")
-    enable_tcp_over_ucx: bool | None = optional(
-        FLAG, "UCX: leave unset unless a transport is being measured"
+    worker_port: str | None = model.optional(_PORTS, "port or first:last")
+    enable_tcp_over_ucx: bool | None = model.optional(
+        model.FLAG, "UCX: leave unset unless a transport is being measured"
     )
-    enable_infiniband: bool | None = optional(FLAG, "UCX: as above")
-    enable_nvlink: bool | None = optional(FLAG, "UCX: as above")
-    enable_rdmacm: bool | None = optional(FLAG, "UCX: as above")
-    options: dict[str, object] = optional(_OPTIONS, "any other option of the worker", default={})
+    enable_infiniband: bool | None = model.optional(model.FLAG, "UCX: as above")
+    enable_nvlink: bool | None = model.optional(model.FLAG, "UCX: as above")
+    enable_rdmacm: bool | None = model.optional(model.FLAG, "UCX: as above")
+    options: dict[str, object] = model.optional(
+        _OPTIONS, "any other option of the worker", default={}
+    )
 
     def check(self) -> None:
         """Refuse workers that have several GPUs and share each of them."""
@@ -236,11 +224,11 @@ def _group_name(value: object) -> str:
 def _gpus(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
-    return at_most(MOST, 0).parse(value)
+    return model.at_most(model.MOST, 0).parse(value)
 
 
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
-RUNTIME: Scalar[Runtime] = choice("apptainer", "singularity", "pyxis", "charliecloud")
+RUNTIME: model.Scalar[Runtime] = model.choice("apptainer", "singularity", "pyxis", "charliecloud")
 
 
 @dataclass(frozen=True)
@@ -260,10 +248,10 @@ def _after(value: object) -> After:
     return After(found[1], found[2] == ":any")
 
 
-AFTER = Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
-OPTIONS = Table(WORD, Scalar(option_value, {"type": ["string", "number"]}))
-_NAME = Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
-_GROUP_NAME = Scalar(
+AFTER = model.Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
+OPTIONS = model.Table(model.WORD, model.Scalar(option_value, {"type": ["string", "number"]}))
+_NAME = model.Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
+_GROUP_NAME = model.Scalar(
     _group_name,
     {
         "type": "string",
@@ -271,64 +259,70 @@ _GROUP_NAME = Scalar(
         "not": {"enum": list(RESERVED_GROUPS)},
     },
 )
-_GPUS = Scalar(_gpus, {"anyOf": [at_most(MOST, 0).json_schema, {"const": "auto"}]})
+_GPUS = model.Scalar(
+    _gpus, {"anyOf": [model.at_most(model.MOST, 0).json_schema, {"const": "auto"}]}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network(Model):
+class Network(model.Model):
     """How dask's processes communicate."""
 
-    protocol: Literal["auto", "tcp", "ucxx", "ws"] = optional(
-        choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
+    protocol: Literal["auto", "tcp", "ucxx", "ws"] = model.optional(
+        model.choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
         "auto: the fastest of the site's protocols that work, as measured in the job",
         default="auto",
     )
-    encryption: bool | None = optional(
-        FLAG, "TLS between all processes; default: true for tcp and ws"
+    encryption: bool | None = model.optional(
+        model.FLAG, "TLS between all processes; default: true for tcp and ws"
     )
-    interface: str | None = optional(WORD, "as `ip link` names it; default: the site's")
-    dashboard: Literal["off", "local", "on"] = optional(
-        choice("off", "local", "on"),
+    interface: str | None = model.optional(model.WORD, "as `ip link` names it; default: the site's")
+    dashboard: Literal["off", "local", "on"] = model.optional(
+        model.choice("off", "local", "on"),
         "local: on the loopback interface of its node; on: on all, without a password",
         default="local",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container(Model):
+class Container(model.Model):
     """Run in a container image."""
 
-    runtime: Runtime | None = optional(
+    runtime: Runtime | None = model.optional(
         RUNTIME, "program that starts the container; default: the site's"
     )
-    image: str = required(TEXT, "name from the site's `containers.images`, path or address")
-    args: tuple[str, ...] = optional(ARGV, "extra arguments of the runtime", default=())
+    image: str = model.required(
+        model.TEXT, "name from the site's `containers.images`, path or address"
+    )
+    args: tuple[str, ...] = model.optional(model.ARGV, "extra arguments of the runtime", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment(Model):
+class Environment(model.Model):
     """How a job prepares its environment."""
 
-    setup: str = optional(SCRIPT, "bash text, run after the site's", default="")
-    python: str | None = optional(
-        TEXT,
+    setup: str = model.optional(model.SCRIPT, "bash text, run after the site's", default="")
+    python: str | None = model.optional(
+        model.TEXT,
         "the jobs' python; default: `python3` in a container, `python` after a setup, or this one",
     )
-    container: Container | None = optional(
-        Section(Container), "container image in which everything with this python runs"
+    container: Container | None = model.optional(
+        model.Section(Container), "container image in which everything with this python runs"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head(Model):
+class Head(model.Model):
     """The job of the dask scheduler and `run`: a separate one, or one of a group."""
 
-    group: str | None = optional(WORD, "the jobs of this group; excludes the other keys")
-    queue: str | None = optional(WORD, "default: the first queue without GPUs")
-    account: str | None = optional(WORD, "default: the profile's")
-    cpus: int = optional(AMOUNT, "CPUs", default=1)
-    memory: int | None = optional(SIZE, "host memory")
-    walltime: int | None = optional(DURATION, "default: the profile's")
+    group: str | None = model.optional(
+        model.WORD, "the jobs of this group; excludes the other keys"
+    )
+    queue: str | None = model.optional(model.WORD, "default: the first queue without GPUs")
+    account: str | None = model.optional(model.WORD, "default: the profile's")
+    cpus: int = model.optional(model.AMOUNT, "CPUs", default=1)
+    memory: int | None = model.optional(model.SIZE, "host memory")
+    walltime: int | None = model.optional(model.DURATION, "default: the profile's")
 
     def check(self) -> None:
         """Refuse the shape of a separate job for a job of a group."""
@@ -338,45 +332,51 @@ class Head(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Model):
+class Group(model.Model):
     """Workers of one kind. A key that is missing has the value of the profile's top level."""
 
-    gpus: int | Literal["auto"] = optional(
+    gpus: int | Literal["auto"] = model.optional(
         _GPUS,
         "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
         default=1,
     )
-    gpus_per_job: int | None = optional(
-        AMOUNT, "GPUs of one job; default: as many as divide evenly"
+    gpus_per_job: int | None = model.optional(
+        model.AMOUNT, "GPUs of one job; default: as many as divide evenly"
     )
-    cpus_per_job: int | None = optional(
-        AMOUNT, "CPUs of one job; default: the GPUs' share of the node"
+    cpus_per_job: int | None = model.optional(
+        model.AMOUNT, "CPUs of one job; default: the GPUs' share of the node"
     )
-    memory_per_job: int | None = optional(
-        SIZE, "host memory of one job; default: the GPUs' share of the node"
+    memory_per_job: int | None = model.optional(
+        model.SIZE, "host memory of one job; default: the GPUs' share of the node"
     )
-    gpu_type: str | None = optional(WORD, "GPU type, as the site names it")
-    queue: tuple[str, ...] = optional(
-        Items(WORD, split=fields.one_or_several, one_too=True),
+    gpu_type: str | None = model.optional(model.WORD, "GPU type, as the site names it")
+    queue: tuple[str, ...] = model.optional(
+        model.Items(model.WORD, split=fields.one_or_several, one_too=True),
         "queue entry of the site, or a list; auto: the first that fits",
         default=("auto",),
     )
-    account: str | None = optional(WORD, "account, if the site has accounts")
-    walltime: int | None = optional(DURATION, "e.g. 2h or 02:00:00; default: the site's")
-    start_workers: int | None = optional(AMOUNT, "number of workers to wait for before run starts")
-    workers: Workers = optional(Section(Workers), "worker options", default=Workers())
-    environment: Environment = optional(
-        Section(Environment), "setup, python, container", default=Environment()
+    account: str | None = model.optional(model.WORD, "account, if the site has accounts")
+    walltime: int | None = model.optional(
+        model.DURATION, "e.g. 2h or 02:00:00; default: the site's"
     )
-    env: dict[str, str] = optional(
-        Table(VARIABLE, TEXT), "environment variables of every process of the cluster", default={}
+    start_workers: int | None = model.optional(
+        model.AMOUNT, "number of workers to wait for before run starts"
     )
-    options: dict[str, str] = optional(
+    workers: Workers = model.optional(model.Section(Workers), "worker options", default=Workers())
+    environment: Environment = model.optional(
+        model.Section(Environment), "setup, python, container", default=Environment()
+    )
+    env: dict[str, str] = model.optional(
+        model.Table(model.VARIABLE, model.TEXT),
+        "environment variables of every process of the cluster",
+        default={},
+    )
+    options: dict[str, str] = model.optional(
         OPTIONS, "values of the options that the site has, e.g. storage", default={}
     )
-    reservation: str | None = optional(WORD, "reservation in the batch scheduler")
-    directives: tuple[str, ...] = optional(
-        DIRECTIVES, "extra directives for the batch scheduler", default=()
+    reservation: str | None = model.optional(model.WORD, "reservation in the batch scheduler")
+    directives: tuple[str, ...] = model.optional(
+        model.DIRECTIVES, "extra directives for the batch scheduler", default=()
     )
 
 
@@ -384,53 +384,55 @@ class Group(Model):
 class Profile(Group):
     """A profile file."""
 
-    site: str | None = optional(TEXT, "name of a site, or a path to a site file")
-    name: str | None = optional(_NAME, "part of the job's name; default: the file's stem")
-    layout: Literal["workers", "allocation", "mpi"] = optional(
-        choice("workers", "allocation", "mpi"),
+    site: str | None = model.optional(model.TEXT, "name of a site, or a path to a site file")
+    name: str | None = model.optional(_NAME, "part of the job's name; default: the file's stem")
+    layout: Literal["workers", "allocation", "mpi"] = model.optional(
+        model.choice("workers", "allocation", "mpi"),
         "workers: elastic jobs; allocation: one job with all GPUs; mpi: the same, started by MPI",
         default="workers",
     )
-    run: tuple[str, ...] = optional(
-        ARGV,
+    run: tuple[str, ...] = model.optional(
+        model.ARGV,
         "command that runs in the cluster; without one it runs until walltime or cancel",
         default=(),
     )
-    run_on: Literal["head", "ranks"] = optional(
-        choice("head", "ranks"),
+    run_on: Literal["head", "ranks"] = model.optional(
+        model.choice("head", "ranks"),
         "ranks: every MPI rank runs it, and it calls dask_mpi.initialize() or gpujobs.mpi's",
         default="head",
     )
-    keep_going: bool = optional(
-        FLAG, "an allocation of several nodes goes on if one of them is lost", default=False
+    keep_going: bool = model.optional(
+        model.FLAG, "an allocation of several nodes goes on if one of them is lost", default=False
     )
-    after: After | None = optional(
+    after: After | None = model.optional(
         AFTER, "a cluster that must have ended before: ID or ID:ok, or ID:any after a failure, too"
     )
-    requeue: int = optional(
-        at_most(100, 0),
+    requeue: int = model.optional(
+        model.at_most(100, 0),
         "how often the cluster starts again after its walltime or a preemption",
         default=0,
     )
-    walltime_exit: int | None = optional(
-        EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
+    walltime_exit: int | None = model.optional(
+        model.EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
     )
-    workdir: str | None = optional(
-        TEXT, "working directory of run; default: the one in which submit was called"
+    workdir: str | None = model.optional(
+        model.TEXT, "working directory of run; default: the one in which submit was called"
     )
-    start_timeout: int = optional(
-        DURATION, "how long an active process may take to register", default=300
+    start_timeout: int = model.optional(
+        model.DURATION, "how long an active process may take to register", default=300
     )
-    idle_timeout: int | None = optional(
-        TIMEOUT, "the cluster ends after so long without tasks; 0: never"
+    idle_timeout: int | None = model.optional(
+        model.TIMEOUT, "the cluster ends after so long without tasks; 0: never"
     )
-    client_timeout: int | None = optional(
-        TIMEOUT, "the cluster ends after so long without clients; 0: never"
+    client_timeout: int | None = model.optional(
+        model.TIMEOUT, "the cluster ends after so long without clients; 0: never"
     )
-    network: Network = optional(
-        Section(Network), "protocol, encryption, interface", default=Network()
+    network: Network = model.optional(
+        model.Section(Network), "protocol, encryption, interface", default=Network()
     )
-    head: Head | None = optional(Section(Head), "separate job for the dask scheduler and run")
-    groups: dict[str, Group] = optional(
-        Table(_GROUP_NAME, Section(Group)), "workers of several kinds", default={}
+    head: Head | None = model.optional(
+        model.Section(Head), "separate job for the dask scheduler and run"
+    )
+    groups: dict[str, Group] = model.optional(
+        model.Table(_GROUP_NAME, model.Section(Group)), "workers of several kinds", default={}
     )

@@ -351,6 +351,11 @@ class Site(_OfSiteOrQueue):
         "regular expressions; a full match of the host name selects the site",
         default=(),
     )
+    hosts: tuple[str, ...] = optional(
+        Items(WORD),
+        "login nodes for ssh; the first is used where no batch scheduler is",
+        default=(),
+    )
     environment_variables: dict[str, str] = optional(
         Table(VARIABLE_NAME, PATTERN),
         "variable → regular expression; if all match, this selects the site before `hostnames`",

@@ -1,0 +1,70 @@
+"""The side of a login node in a conversation with gpujobs on another computer, through ssh.
+
+Only the standard library: the other side sends this file to a login node without gpujobs. Messages
+are lines of JSON on stdin and stdout; start-up files of the login shell may print others before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MARK = b"\x1egpujobs "
+"""The start of a message to the other side."""
+
+
+def tell(kind: str) -> None:
+    """Send a message to the other side."""
+    sys.stdout.buffer.write(b"\n" + MARK + json.dumps({"kind": kind}).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def receive() -> dict[str, Any]:
+    """Return the next message of the other side. EOFError if the connection has ended."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the connection ended")
+    message: dict[str, Any] = json.loads(line)
+    return message
+
+
+def receive_bytes(size: int) -> bytes:
+    """Return the next ``size`` bytes. EOFError if the connection has ended before."""
+    data = sys.stdin.buffer.read(size)
+    if len(data) < size:
+        raise EOFError("the connection ended")
+    return data
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Unpack a zip into a private ``folder`` in one step; if it exists, nothing changes."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as temporary:
+        new = Path(temporary) / "new"
+        new.mkdir(mode=0o700)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for item in archive.infolist():
+                path = Path(archive.extract(item, new))
+                path.chmod(item.external_attr >> 16)
+        if not folder.is_dir():
+            new.rename(folder)
+
+
+def prepare(name: str) -> None:
+    """Make gpujobs of the folder ``name`` importable; the other side sends it the first time."""
+    os.umask(0o077)
+    folder = Path.home() / ".gpujobs" / name
+    if not folder.is_dir():
+        tell("package")
+        data = receive_bytes(receive()["size"])
+        if not name.endswith(hashlib.sha256(data).hexdigest()):
+            raise EOFError("the package is damaged")
+        unpack(data, folder)
+    sys.path.insert(0, str(folder))

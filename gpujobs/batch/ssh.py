@@ -1,0 +1,104 @@
+"""A login node, reached through the user's own OpenSSH: one connection for all commands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import InputError
+from ..text import printable
+from . import process
+
+_KEEP = {"controlpersist": "10m", "serveraliveinterval": "15"}
+"""Options of a connection, where the user's configuration has none."""
+_UNSET = (None, "no", "none", "0")
+
+_PYTHONS = "python3 python3.14 python3.13 python3.12 python3.11"
+_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 11))"
+_LOADER = (
+    'import sys; print("\\n\\x1egpujobs {\\"kind\\": \\"python\\"}", flush=True); '
+    "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+)
+"""Runs the program that comes on stdin, of a number of bytes that stands before it."""
+
+
+def remote_command(remote: str) -> str:
+    """Return what the login shell executes: gpujobs, or a Python that waits for a program.
+
+    ``remote``: the path of one of them; "": gpujobs of the login shell, else its Python. The words
+    of the user are not in it: other users of the login node see the list of processes.
+    """
+    loader = f"-c {shlex.quote(_LOADER)}"
+    if Path(remote).name.startswith("python"):
+        find = f"exec {shlex.quote(remote)} {loader}"
+    elif remote:
+        find = f"exec {shlex.quote(remote)} at-login"
+    else:
+        find = (
+            "command -v gpujobs >/dev/null 2>&1 && exec gpujobs at-login; "
+            f'for p in {_PYTHONS}; do "$p" -c {shlex.quote(_NEW_ENOUGH)} 2>/dev/null '
+            f'&& exec "$p" {loader}; done; printf \'\\n\\036gpujobs {{"kind": "nothing"}}\\n\''
+        )
+    # csh has no `-l` with a command, but reads its start-up file without it.
+    shell = 'case ${SHELL:=/bin/sh} in *csh) f=-c;; *) f=-lc;; esac; exec "$SHELL" $f '
+    return _in_sh(shell + shlex.quote(_in_sh(find)))
+
+
+def _in_sh(script: str) -> str:
+    """Return the command that runs a script in `sh`, for any other shell."""
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+class Host:
+    """A login node by its name for ssh; ``folder`` is private, for the socket of the connection."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Raises InputError if ssh would take the name for an option."""
+        if name.startswith("-") or not name or name != printable(name) or len(name.split()) != 1:
+            raise InputError(f"{name!r} is not a host")
+        self.name, self.folder = name, folder
+
+    @cached_property
+    def _options(self) -> list[str]:
+        """The options that the user's configuration for this host does not have."""
+        shown = process.run(["ssh", "-G", "--", self.name]).stdout
+        own = {key: value for key, _, value in (line.partition(" ") for line in shown.splitlines())}
+        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        socket = str(self.folder / digest).replace("%", "%%")
+        wanted = {"controlpath": f'"{socket}"', **_KEEP}
+        options = {key: value for key, value in wanted.items() if own.get(key) in _UNSET}
+        options["controlmaster"] = "auto"
+        if not _has_terminal():
+            options["batchmode"] = "yes"
+        return [f"-o{key}={value}" for key, value in options.items()]
+
+    def argv(self, *words: str, command: str = "") -> list[str]:
+        """Return a command of ssh: ``words`` are its options, ``command`` is of the other side."""
+        return ["ssh", *self._options, *words, "--", self.name, *filter(None, [command])]
+
+    def is_open(self) -> bool:
+        """Return whether there is a connection."""
+        return process.run(self.argv("-Ocheck")).exit_code == 0
+
+    def connect(self) -> bool:
+        """Connect, which may ask for a password; return whether there is a connection."""
+        process.start(self.argv(command="true")).process.communicate()
+        return self.is_open()
+
+    def forward(self, port: int, address: str, *, cancel: bool = False) -> str:
+        """Forward a local port to ``address``, HOST:PORT, or end that; return the error, or ""."""
+        action = "cancel" if cancel else "forward"
+        done = process.run(self.argv(f"-O{action}", f"-L127.0.0.1:{port}:{address}"))
+        return "" if done.exit_code == 0 else done.first_line
+
+
+def _has_terminal() -> bool:
+    """Return whether ssh can ask for a password."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
