@@ -139,14 +139,14 @@ class Talk(NamedTuple):
     stdout: IO[bytes]
 
 
-def start(argv: Sequence[str]) -> Talk:
+def start(argv: Sequence[str], stderr: IO[bytes] | None = None) -> Talk:
     """Start a program of this terminal that talks through pipes, such as ssh, with all variables.
 
-    Raises UnavailableError if it is not here.
+    ``stderr``: a file for its messages. Raises UnavailableError if the program is not here.
     """
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(tuple(argv), stdin=pipe, stdout=pipe, bufsize=0)
+        process = subprocess.Popen(tuple(argv), stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0)
     except OSError as error:
         raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}") from None
     return Talk(process, cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout))

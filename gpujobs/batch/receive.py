@@ -20,9 +20,14 @@ MARK = b"\x1egpujobs "
 """The start of a message to the other side."""
 
 
+def message(kind: str) -> bytes:
+    """Return a message to the other side, on a line of its own."""
+    return b"\n" + MARK + json.dumps({"kind": kind}).encode() + b"\n"
+
+
 def tell(kind: str) -> None:
     """Send a message to the other side."""
-    sys.stdout.buffer.write(b"\n" + MARK + json.dumps({"kind": kind}).encode() + b"\n")
+    sys.stdout.buffer.write(message(kind))
     sys.stdout.buffer.flush()
 
 
@@ -31,8 +36,8 @@ def receive() -> dict[str, Any]:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         raise EOFError("the connection ended")
-    message: dict[str, Any] = json.loads(line)
-    return message
+    received: dict[str, Any] = json.loads(line)
+    return received
 
 
 def receive_bytes(size: int) -> bytes:

@@ -10,16 +10,18 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..text import printable
-from . import process
+from . import process, receive
 
 _KEEP = {"controlpersist": "10m", "serveraliveinterval": "15"}
 """Options of a connection, where the user's configuration has none."""
 _UNSET = (None, "no", "none", "0")
 
+NOTHING = 69
+"""The exit code of a command if there is neither gpujobs nor Python for it."""
 _PYTHONS = "python3 python3.14 python3.13 python3.12 python3.11"
 _NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 11))"
 _LOADER = (
-    'import sys; print("\\n\\x1egpujobs {\\"kind\\": \\"python\\"}", flush=True); '
+    f"import sys; sys.stdout.buffer.write({receive.message('python')!r}); sys.stdout.flush(); "
     "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 )
 """Runs the program that comes on stdin, of a number of bytes that stands before it."""
@@ -40,7 +42,7 @@ def remote_command(remote: str) -> str:
         find = (
             "command -v gpujobs >/dev/null 2>&1 && exec gpujobs at-login; "
             f'for p in {_PYTHONS}; do "$p" -c {shlex.quote(_NEW_ENOUGH)} 2>/dev/null '
-            f'&& exec "$p" {loader}; done; printf \'\\n\\036gpujobs {{"kind": "nothing"}}\\n\''
+            f'&& exec "$p" {loader}; done; exit {NOTHING}'
         )
     # csh has no `-l` with a command, but reads its start-up file without it.
     shell = 'case ${SHELL:=/bin/sh} in *csh) f=-c;; *) f=-lc;; esac; exec "$SHELL" $f '

@@ -28,7 +28,7 @@ def serve(main: click.Group) -> None:
     receive.tell("ready")
     try:
         request = receive.receive()
-        folder = Path.home() / ".gpujobs" / "sent" / str(request["name"])
+        folder = Path.home() / ".gpujobs" / str(request["name"])
         if size := request["size"]:
             receive.unpack(receive.receive_bytes(size), folder)
         if size := request["upload"]:

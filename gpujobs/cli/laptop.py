@@ -2,93 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import io
 import json
 import os
-import stat
+import shlex
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..batch import process, receive, ssh
-from ..errors import InputError, UnavailableError
-from ..schedulers import get_scheduler, scheduler_names
-from ..text import plural, size_text
-from ..version import __version__
-from . import tunnel
-from .live import progress
+from ..errors import InputError
+from .live import echo, progress
 
 if TYPE_CHECKING:
+    from ..batch.ssh import Host
+    from ..clusters.remote import Request
     from ..config.sitefiles import SiteFile
-
-LARGEST_UPLOAD = 100 << 20
-"""Bytes."""
-_PACKAGES = ("gpujobs", "click", "jinja2", "markupsafe", "platformdirs", "ruamel.yaml")
-"""All of Python alone, so that they run on any machine."""
-_DATE = (1980, 1, 1, 0, 0, 0)
-_LOST = 255
-"""The exit code of ssh if there is no connection, or if it ends."""
-
-
-# -- files -----------------------------------------------------------------------------------------
-def pack(files: Mapping[str, Path | bytes]) -> bytes:
-    """Return a zip of files by their names in it; they are private, and keep that they can run."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in sorted(files.items()):
-            runs = isinstance(content, Path) and content.stat().st_mode & stat.S_IXUSR
-            item = zipfile.ZipInfo(name, _DATE)
-            item.compress_type = zipfile.ZIP_DEFLATED
-            item.external_attr = (stat.S_IFREG | (0o700 if runs else 0o600)) << 16
-            archive.writestr(item, content if isinstance(content, bytes) else content.read_bytes())
-    return buffer.getvalue()
-
-
-def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the path of each regular file of a folder; links are left out."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            yield path.relative_to(folder).as_posix(), path
-
-
-def package() -> bytes:
-    """Return a zip of gpujobs with what its commands import."""
-    from ..config.sitefiles import data_folder
-
-    folders = {f"gpujobs/{name}": data_folder(name) for name in ("templates", "site_configs")}
-    for name in _PACKAGES:
-        found = importlib.import_module(name).__file__
-        folders[name.replace(".", "/")] = Path(str(found)).parent
-    files = {
-        f"{name}/{inner}": path
-        for name, folder in folders.items()
-        for inner, path in files_below(folder)
-        if path.suffix in (".py", ".j2", ".yaml")
-    }
-    return pack(files)
-
-
-def read_uploads(paths: tuple[Path, ...]) -> bytes:
-    """Return the files, and the content of the folders, that ``--upload`` names. InputError."""
-    files: dict[str, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"--upload: there is no {path}")
-        files.update(files_below(path) if path.is_dir() else {path.name: path})
-    total = sum(path.stat().st_size for path in files.values())
-    text = f"{plural(len(files), 'file')}, {size_text(total)}"
-    if total > LARGEST_UPLOAD:
-        hint = "copy them with scp or rsync, and set `workdir` to that folder"
-        raise InputError(f"--upload: {text} are more than {size_text(LARGEST_UPLOAD)}", hint=hint)
-    progress.write(f"uploads {text}")
-    return pack(files)
 
 
 # -- the host of a command -------------------------------------------------------------------------
@@ -96,29 +28,31 @@ def host_of(ctx: click.Context, params: Mapping[str, Any]) -> str:
     """Return the host of a command: of ``--host``, else of its site, if that is not here; or ""."""
     if (given := ctx.params.get("host")) or "GPUJOBS_HOST" in os.environ:
         return given or ""
-    if any(process.is_available(command) for command in _submit_commands()):
+    site = named_site(params)
+    if site is None or not site.site.hosts:
         return ""
-    site = _site(params)
-    return site.site.hosts[0] if site and site.site.hosts else ""
+    from ..batch import process
+    from ..schedulers import get_scheduler
+
+    scheduler = get_scheduler(site.site.scheduler)
+    command = scheduler(None).submit_command()[0]
+    if not scheduler.on_this_machine and process.is_available(
+        site.site.commands.get(command, command)
+    ):
+        return ""
+    return site.site.hosts[0]
 
 
-def _submit_commands() -> Iterator[str]:
-    for name in scheduler_names():
-        scheduler = get_scheduler(name)
-        if not scheduler.on_this_machine:
-            yield scheduler(None).submit_command()[0]
-
-
-def _site(params: Mapping[str, Any]) -> SiteFile | None:
+def named_site(params: Mapping[str, Any]) -> SiteFile | None:
     """Return the site that a command names, if this computer has its file, else None."""
     profile: Path | None = params.get("profile")
     given: str | None = params.get("site")
-    has_profile = profile is not None and profile.is_file()
-    if not given and not has_profile and not os.environ.get("GPUJOBS_SITE"):
+    in_profile = profile is not None and profile.is_file() and "site" in profile.read_text("utf-8")
+    if not given and not in_profile and not os.environ.get("GPUJOBS_SITE"):
         return None
     from ..config import document, sitefiles, spec
 
-    own = document.read(profile) if profile and has_profile else document.Document({})
+    own = document.read(profile) if profile and in_profile else document.Document({})
     if not given and not own.value.get("site") and not os.environ.get("GPUJOBS_SITE"):
         return None
     try:
@@ -127,162 +61,63 @@ def _site(params: Mapping[str, Any]) -> SiteFile | None:
         return None
 
 
-# -- a command, and what is sent with it -----------------------------------------------------------
-@dataclass
-class Request:
-    """A command for the login node, with the files that it needs."""
-
-    argv: list[str]
-    env: dict[str, str] = field(default_factory=dict)
-    files: dict[str, Path | bytes] = field(default_factory=dict)
-    upload: bytes = b""
-
-    def message(self) -> bytes:
-        """Return all that is sent."""
-        data = pack(self.files) if self.files else b""
-        name = hashlib.sha256(data).hexdigest()[:16]
-        head = {"name": name, "size": len(data), "upload": len(self.upload), "env": self.env}
-        argv = [word.replace(_FOLDER, f".gpujobs/sent/{name}") for word in self.argv]
-        return json.dumps({**head, "argv": argv}).encode() + b"\n" + data + self.upload
-
-
-_FOLDER = "\0"
-"""In the words of a request: the folder of its files on the login node."""
-
-
+# -- a command for the login node ------------------------------------------------------------------
 def make_request(name: str, words: list[str], params: Mapping[str, Any]) -> Request:
     """Return the request for a command with these words; ``params``: as click has read them."""
-    request = Request([name, *words])
+    from ..clusters import remote
+
+    request = remote.Request([name, *words])
     if site := os.environ.get("GPUJOBS_SITE"):
         request.env["GPUJOBS_SITE"] = site
-    profile = params.get("profile")
-    if profile is not None and profile.is_dir():
-        hint = f"copy it with scp -r, then run `gpujobs submit {profile.name}` on the host"
-        raise InputError(f"{profile} is a job folder on this computer", hint=hint)
-    if profile is not None and profile.is_file():
-        request.files[profile.name] = profile
-        place = f"{_FOLDER}/{profile.name}"
+    profile: Path | None = params.get("profile")
+    if profile is not None and profile.exists():
+        place = _add_profile(request, profile)
         request.argv = [place if Path(word) == profile else word for word in request.argv]
-    if "site" in params and (found := _site(params)):
-        _add_site(request, found, params)
+    if "site" in params and (found := named_site(params)):
+        _use_site(request, found, params)
     if paths := params.get("uploads"):
         request.upload = read_uploads(paths)
     return request
 
 
-def _add_site(request: Request, site: SiteFile, params: Mapping[str, Any]) -> None:
-    """Send the file of a site of the user's, with its neighbours, and use it there by its name."""
-    from ..config.sitefiles import data_folder
+def _add_profile(request: Request, profile: Path) -> str:
+    """Send a profile, or a job folder; return the word for its path on the login node."""
+    from ..clusters import remote
 
-    folder, given = site.path.parent, params["site"]
-    if folder == data_folder("site_configs"):
-        return
-    for path in (*folder.glob("*.yaml"), *folder.glob("templates/*.j2")):
-        request.files[f"sites/{path.relative_to(folder)}"] = path
-    request.env["GPUJOBS_SITE"] = site.name
+    if profile.is_file():
+        return request.add_file(profile.name, profile)
+    request.place, files = "folders", dict(remote.files_below(profile))
+    remote.check_size(files, str(profile))
+    name = profile.resolve().name
+    for inner, path in files.items():
+        request.add_file(f"{name}/{inner}", path)
+    return request.path(name)
+
+
+def _use_site(request: Request, site: SiteFile, params: Mapping[str, Any]) -> None:
+    """Send the file of a site, and use it there by its name."""
+    given = params["site"]
+    request.add_site(site)
     words = {str(given): site.name, f"--site={given}": f"--site={site.name}"}
     request.argv = [words.get(word, word) for word in request.argv]
     if given is None and "profile" in params:
         request.argv[1:1] = ["--site", site.name]
 
 
-# -- the conversation ------------------------------------------------------------------------------
-class Session:
-    """gpujobs on the login node, in a session of ssh. Ends with the block."""
+def read_uploads(paths: tuple[Path, ...]) -> bytes:
+    """Return the files, and the content of the folders, that ``--upload`` names. InputError."""
+    from ..clusters import remote
 
-    def __init__(self, host: ssh.Host) -> None:
-        self.host = host
-        command = ssh.remote_command(os.environ.get("GPUJOBS_REMOTE", ""))
-        self.process, self._stdin, self._stdout = process.start(host.argv(command=command))
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
-
-    def begin(self) -> None:
-        """Start gpujobs there; send it first where it is missing. Raises UnavailableError."""
-        while (kind := self._next()) != "ready":
-            if kind == "python":
-                self._package = package()
-                name = f"{__version__}-{hashlib.sha256(self._package).hexdigest()}"
-                end = "from gpujobs.cli.main import main\nmain(['at-login'])\n"
-                program = f"{Path(receive.__file__).read_text(encoding='utf-8')}\n"
-                data = f"{program}\nprepare({name!r})\n{end}".encode()
-                self.send(b"%d\n" % len(data) + data)
-            elif kind == "package":
-                progress.write(f"sends gpujobs {__version__} to {self.host.name}")
-                size = json.dumps({"size": len(self._package)}).encode()
-                self.send(size + b"\n" + self._package)
-            else:
-                hint = "GPUJOBS_REMOTE=/path/to/python3 names one on the host"
-                message = f"{self.host.name} has neither gpujobs nor Python 3.11 or newer on PATH"
-                raise UnavailableError(message, hint=hint)
-
-    def _next(self) -> str:
-        for line in self._stdout:
-            if line.startswith(receive.MARK):
-                return str(json.loads(line.removeprefix(receive.MARK))["kind"])
-        self._fail()
-
-    def send(self, data: bytes) -> None:
-        """Send bytes. Raises UnavailableError."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._stdin.write(rest) :]
-        except BrokenPipeError:
-            self._fail()
-
-    def _fail(self) -> NoReturn:
-        if (code := self.process.wait()) == _LOST:
-            raise UnavailableError(f"ssh {self.host.name} failed; its message is above")
-        hint = "GPUJOBS_REMOTE=python3 uses this version of gpujobs there"
-        raise UnavailableError(
-            f"gpujobs does not start on {self.host.name} (exit code {code})", hint=hint
-        )
-
-    def output(self) -> Iterator[bytes]:
-        """Yield the output of the command, until it ends."""
-        while data := os.read(self._stdout.fileno(), 1 << 16):
-            yield data
-
-    def end(self) -> int:
-        """Return the exit code of the command. Raises UnavailableError if it is not known."""
-        code = self.process.wait()
-        if code != _LOST and code >= 0:
-            return code
-        raise UnavailableError(
-            f"the connection to {self.host.name} ended before the command",
-            hint=f"gpujobs --host {self.host.name} status shows what is submitted",
-        )
+    files: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--upload: there is no {path}")
+        files.update(remote.files_below(path) if path.is_dir() else {path.name: path})
+    remote.check_size(files, "--upload")
+    return remote.pack(files)
 
 
-def state_folder() -> Path:
-    """Return the private folder for connections and certificates."""
-    from platformdirs import user_state_path
-
-    from ..clusters.folder import private_folder
-
-    folder = user_state_path("gpujobs") / "hosts"
-    private_folder(folder)
-    return folder
-
-
-def run_there(host: ssh.Host, request: Request, output: BinaryIO) -> int:
-    """Run a command on a login node; return its exit code."""
-    with Session(host) as session:
-        session.begin()
-        session.send(request.message())
-        for data in session.output():
-            output.write(data)
-            output.flush()
-        return session.end()
-
-
+# -- run it there ----------------------------------------------------------------------------------
 def run_command(
     ctx: click.Context, command: click.Command, words: list[str], **params: Any
 ) -> None:
@@ -291,13 +126,48 @@ def run_command(
     if not name:
         ctx.invoke(command, **params)
         return
-    host = ssh.Host(name, state_folder())
+    from ..clusters import remote
+
+    host = remote.login_node(name)
     request = make_request(str(command.name), words, params)
-    if command.name != "connect":
-        sys.exit(run_there(host, request, sys.stdout.buffer))
+    if command.name == "connect":
+        _connect(host, request, stay=not params["as_environment"])
+        return
+    output: Path | None = params.get("output")
+    if output is not None and str(output) != "-" and not params["ticket"]:
+        page = remote.Request(["report", params["cluster_id"], "--output=-"])
+        output.write_bytes(_output(host, page))
+        if not params["as_json"]:
+            return
+        request.argv = ["report", params["cluster_id"], "--json"]
+    sys.exit(remote.run(host, request, sys.stdout.buffer))
+
+
+def _output(host: Host, request: Request) -> bytes:
+    """Return the output of a command on a login node; exit with its code if it fails."""
+    from ..clusters import remote
+
     buffer = io.BytesIO()
-    request.argv.append("--for-host")
-    if code := run_there(host, request, buffer):
+    if code := remote.run(host, request, buffer):
         sys.exit(code)
-    found, stay = json.loads(buffer.getvalue()), not params["as_environment"]
-    tunnel.connect(host, found, host.folder / found["id"], stay=stay)
+    return buffer.getvalue()
+
+
+def _connect(host: Host, request: Request, *, stay: bool) -> None:
+    """Open tunnels to a cluster, and print the variables with which ``Client()`` uses them.
+
+    ``stay``: keep the tunnels open until Ctrl-C.
+    """
+    from ..clusters import remote
+
+    request.argv.append("--for-host")
+    found = json.loads(_output(host, request))
+    tunnel = remote.Tunnel(host, found, host.folder / found["id"])
+    variables = {"DASK_SCHEDULER_ADDRESS": tunnel.address, **tunnel.config}
+    for name, value in variables.items():
+        echo(f"export {name}={shlex.quote(value)}")
+    if tunnel.dashboard:
+        echo(f"# dashboard: {tunnel.dashboard}")
+    if stay:
+        progress.write("the tunnel is open until Ctrl-C; the cluster does not end with it")
+        tunnel.keep(threading.Event())

@@ -353,7 +353,7 @@ class Site(_OfSiteOrQueue):
     )
     hosts: tuple[str, ...] = optional(
         Items(WORD),
-        "login nodes for ssh; the first is used where no batch scheduler is",
+        "login nodes for ssh; the first is used where its batch scheduler is not",
         default=(),
     )
     environment_variables: dict[str, str] = optional(

@@ -45,20 +45,63 @@ def laptop(node: LoginNode) -> Cli:
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_quickstart(laptop: Cli, node: LoginNode, installed: bool) -> None:
+    """With gpujobs on the PATH of the login shell, or with a Python alone."""
+    if installed:
+        folder = Path(laptop.command).parent
+        (node.home / ".bash_profile").write_text(f'export PATH="{folder}:$PATH"\n')
     profile = {**PROFILE, "environment": {"python": sys.executable}, "run": ["python", "own.py"]}
     laptop.write("own.py", "print('it is here')")
-    remote = {"GPUJOBS_REMOTE": laptop.command} if installed else {}
-    done = laptop(
-        "submit", str(laptop.write("svd.yaml", profile)), "--wait", "--upload", "own.py", **remote
-    )
+    words = ["submit", str(laptop.write("svd.yaml", profile)), "--wait"]
+    done = laptop(*words, "--upload", "own.py")
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()
     assert cluster.startswith("svd-") and len(cluster.split()) == 1
-    assert laptop("logs", cluster, **remote).stdout == "it is here\n"
+    assert laptop("logs", cluster).stdout == "it is here\n"
     assert laptop.status(cluster)["state"] == "DONE"
-    assert cluster in laptop("report", cluster, **remote).stdout
-    assert laptop("cancel", cluster, **remote).returncode == 0
+    assert cluster in laptop("report", cluster).stdout
+    found = json.loads(laptop("report", cluster, "-o", "page.html", "--json").stdout)
+    assert found["id"] == cluster in (laptop.work / "page.html").read_text()
+    assert laptop("cancel", cluster).returncode == 0
     assert ("sends gpujobs" in done.stderr) is not installed
+
+
+def test_a_job_folder_of_the_laptop(laptop: Cli, node: LoginNode) -> None:
+    """It is copied to the login node, and submitted there, once."""
+    here = {"GPUJOBS_SITE": "here", "GPUJOBS_SITE_PATH": str(node.home / "sites")}
+    profile = {**PROFILE, "environment": {"python": sys.executable}, "run": ["echo", "it is there"]}
+    done = laptop("render", str(laptop.write("p.yaml", profile)), "-o", "jobs", **here)
+    assert done.returncode == 0, done.stderr
+    remote = {"GPUJOBS_REMOTE": laptop.command}
+    done = laptop("submit", "jobs/", "--wait", **remote)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.is_relative_to(node.home) and folder.stat().st_mode & 0o777 == 0o700
+    assert laptop("logs", str(folder), **remote).stdout == "it is there\n"
+    done = laptop("submit", "jobs", **remote)
+    assert done.returncode == 2 and "was submitted already" in done.stderr, done
+
+
+def test_a_login_node_without_python(laptop: Cli, node: LoginNode) -> None:
+    (node.home / "sh").symlink_to("/bin/sh")
+    (node.home / ".bash_profile").write_text(f'PATH="{node.home}"\n')
+    done = laptop("status")
+    assert done.returncode == 3 and "neither gpujobs nor Python 3.11" in done.stderr, done
+
+
+def test_hosts_of_a_site(laptop: Cli, node: LoginNode) -> None:
+    """Where the batch scheduler is not, commands that name the site run on its host."""
+    del laptop.env["GPUJOBS_HOST"]
+    sites = laptop.home / "sites"
+    sites.mkdir()
+    site = json.loads((node.home / "sites" / "here.yaml").read_text())
+    site["commands"] = {"sbatch": "sbatch-of-the-login-node"}
+    (sites / "away.yaml").write_text(json.dumps({**site, "hosts": ["login"]}))
+    own = {"GPUJOBS_SITE_PATH": str(sites), "GPUJOBS_REMOTE": laptop.command}
+    done = laptop("plan", str(laptop.write("p.yaml", {"gpus": 1, "site": "away"})), **own)
+    assert done.returncode == 0 and "banner of stderr" in done.stderr, done
+    assert "banner" not in laptop("plan", "p.yaml", "--site", "local", **own).stderr
+    assert "banner" in laptop("queues", "--site", "away", **own).stderr
+    assert laptop("plan", "p.yaml", **own, GPUJOBS_HOST="").stdout == done.stdout
 
 
 def test_no_connection(laptop: Cli, node: LoginNode) -> None:

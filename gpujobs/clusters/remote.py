@@ -1,0 +1,323 @@
+"""Commands on a login node through ssh, with files of this computer; tunnels to clusters there."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import shlex
+import socket
+import stat
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NoReturn
+from urllib.parse import urlsplit
+
+from ..batch import process, receive, ssh
+from ..config.sitefiles import SiteFile, data_folder
+from ..errors import InputError, UnavailableError
+from ..injob.names import LOOPBACK
+from ..injob.network import dask_config
+from ..text import plural, size_text
+from ..version import __version__
+from .folder import private_folder, write_atomically
+
+logger = logging.getLogger("gpujobs")
+
+LARGEST_UPLOAD = 100 << 20
+"""Bytes."""
+_PACKAGES = ("gpujobs", "click", "jinja2", "markupsafe", "platformdirs", "ruamel.yaml")
+"""All of Python alone, so that they run on any machine."""
+_DATE = (1980, 1, 1, 0, 0, 0)
+_LOST = 255
+"""The exit code of ssh if there is no connection, or if it ends."""
+
+
+# -- files -----------------------------------------------------------------------------------------
+def pack(files: Mapping[str, Path | bytes]) -> bytes:
+    """Return a zip of files by their names in it; they are private, and keep that they can run."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(files.items()):
+            runs = isinstance(content, Path) and content.stat().st_mode & stat.S_IXUSR
+            item = zipfile.ZipInfo(name, _DATE)
+            item.compress_type = zipfile.ZIP_DEFLATED
+            item.external_attr = (stat.S_IFREG | (0o700 if runs else 0o600)) << 16
+            if isinstance(content, Path) and not name.endswith("/"):
+                content = content.read_bytes()
+            archive.writestr(item, content if isinstance(content, bytes) else b"")
+    return buffer.getvalue()
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of all files and folders in a folder; links are left out.
+
+    The name of a folder ends in "/".
+    """
+    for path in folder.rglob("*"):
+        if not path.is_symlink() and (path.is_dir() or path.is_file()):
+            yield path.relative_to(folder).as_posix() + "/" * path.is_dir(), path
+
+
+def package() -> bytes:
+    """Return a zip of gpujobs with what its commands import."""
+    folders = {f"gpujobs/{name}": data_folder(name) for name in ("templates", "site_configs")}
+    for name in _PACKAGES:
+        found = importlib.import_module(name).__file__
+        folders[name.replace(".", "/")] = Path(str(found)).parent
+    files = {
+        f"{name}/{inner}": path
+        for name, folder in folders.items()
+        for inner, path in files_below(folder)
+        if path.suffix in (".py", ".j2", ".yaml")
+    }
+    return pack(files)
+
+
+def check_size(files: Mapping[str, Path], option: str) -> None:
+    """Log how much is sent. Raises InputError if it is too much; ``option`` is for the message."""
+    total = sum(path.stat().st_size for path in files.values())
+    text = f"{plural(len(files), 'file')}, {size_text(total)}"
+    if total > LARGEST_UPLOAD:
+        hint = "copy them with scp or rsync, and set `workdir` to that folder"
+        raise InputError(f"{option}: {text} are more than {size_text(LARGEST_UPLOAD)}", hint=hint)
+    logger.info("uploads %s", text)
+
+
+# -- a command, and what is sent with it -----------------------------------------------------------
+_FOLDER = "\0"
+"""In the words of a request: the folder of its files on the login node."""
+
+
+@dataclass
+class Request:
+    """A command for the login node, with the files that it needs."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    upload: bytes = b""
+    place: str = "sent"
+    """The folder in `~/.gpujobs` for the files."""
+
+    def add_file(self, name: str, content: Path | bytes) -> str:
+        """Send a file; return the word that is its path there."""
+        self.files[name] = content
+        return self.path(name)
+
+    def path(self, name: str) -> str:
+        """Return the word that is the path of a file, or of a folder of files, there."""
+        return f"{_FOLDER}/{name}"
+
+    def add_site(self, site: SiteFile) -> None:
+        """Send the file of a site of the user's, with its neighbours, and use it by its name."""
+        folder = site.path.parent
+        if folder != data_folder("site_configs"):
+            for path in (*folder.glob("*.yaml"), *folder.glob("templates/*.j2")):
+                self.files[f"sites/{path.relative_to(folder)}"] = path
+        self.env["GPUJOBS_SITE"] = site.name
+
+    def message(self) -> bytes:
+        """Return all that is sent."""
+        data = pack(self.files) if self.files else b""
+        name = f"{self.place}/{hashlib.sha256(data).hexdigest()[:16]}"
+        head = {"name": name, "size": len(data), "upload": len(self.upload), "env": self.env}
+        argv = [word.replace(_FOLDER, f".gpujobs/{name}") for word in self.argv]
+        return json.dumps({**head, "argv": argv}).encode() + b"\n" + data + self.upload
+
+
+# -- the conversation ------------------------------------------------------------------------------
+class Session:
+    """gpujobs on the login node, in a session of ssh. Ends with the block."""
+
+    def __init__(self, host: ssh.Host, messages: IO[bytes] | None) -> None:
+        self.host = host
+        words = host.argv(command=ssh.remote_command(os.environ.get("GPUJOBS_REMOTE", "")))
+        self.process, self._stdin, self._stdout = process.start(words, stderr=messages)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+
+    def begin(self) -> None:
+        """Start gpujobs there; send it first where it is missing. Raises UnavailableError."""
+        while (kind := self._next()) != "ready":
+            if kind == "python":
+                self._package = package()
+                name = f"{__version__}-{hashlib.sha256(self._package).hexdigest()}"
+                end = "from gpujobs.cli.main import main\nmain(['at-login'])\n"
+                program = f"{Path(receive.__file__).read_text(encoding='utf-8')}\n"
+                data = f"{program}\nprepare({name!r})\n{end}".encode()
+                self.send(b"%d\n" % len(data) + data)
+            else:
+                logger.info("sends gpujobs %s to %s", __version__, self.host.name)
+                size = json.dumps({"size": len(self._package)}).encode()
+                self.send(size + b"\n" + self._package)
+
+    def _next(self) -> str:
+        for line in self._stdout:
+            if line.startswith(receive.MARK):
+                return str(json.loads(line.removeprefix(receive.MARK))["kind"])
+        self._fail()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. Raises UnavailableError."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._stdin.write(rest) :]
+        except BrokenPipeError:
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        code = self.process.wait()
+        if code == _LOST:
+            raise UnavailableError(f"ssh {self.host.name} failed; its message is above")
+        if code == ssh.NOTHING:
+            hint = (
+                "load one in the start-up file of the login shell there, for example with `module "
+                "load python`, or name it: GPUJOBS_REMOTE=/path/to/python3"
+            )
+            message = f"{self.host.name} has neither gpujobs nor Python 3.11 or newer on PATH"
+            raise UnavailableError(message, hint=hint)
+        hint = "GPUJOBS_REMOTE=python3 uses this version of gpujobs there"
+        raise UnavailableError(
+            f"gpujobs does not start on {self.host.name} (exit code {code})", hint=hint
+        )
+
+    def output(self) -> Iterator[bytes]:
+        """Yield the output of the command, until it ends."""
+        while data := os.read(self._stdout.fileno(), 1 << 16):
+            yield data
+
+    def end(self) -> int:
+        """Return the exit code of the command. Raises UnavailableError if it is not known."""
+        code = self.process.wait()
+        if code != _LOST and code >= 0:
+            return code
+        raise UnavailableError(
+            f"the connection to {self.host.name} ended before the command",
+            hint=f"gpujobs --host {self.host.name} status shows what is submitted",
+        )
+
+
+def login_node(name: str) -> ssh.Host:
+    """Return the host ``name``; its private folder has connections and certificates. InputError."""
+    from platformdirs import user_state_path
+
+    folder = user_state_path("gpujobs") / "hosts"
+    private_folder(folder)
+    return ssh.Host(name, folder)
+
+
+def run(
+    host: ssh.Host, request: Request, output: BinaryIO, messages: IO[bytes] | None = None
+) -> int:
+    """Run a command on a login node; return its exit code.
+
+    Its messages, and those of ssh, go to stderr, or into a file. Raises UnavailableError.
+    """
+    with Session(host, messages) as session:
+        session.begin()
+        session.send(request.message())
+        for data in session.output():
+            output.write(data)
+            output.flush()
+        return session.end()
+
+
+# -- tunnels to the dask scheduler and to the dashboard of a cluster -------------------------------
+INTERVAL = 3.0
+"""Seconds between two looks at the connection."""
+_PROTOCOLS = ("tcp", "tls")
+
+
+class Tunnel:
+    """Tunnels to a cluster on a login node. `keep` opens them again if the connection is lost.
+
+    ``found`` is `connect.endpoint` of the cluster, whose key and certificate are written into the
+    private ``folder``. Raises UnavailableError.
+    """
+
+    def __init__(self, host: ssh.Host, found: Mapping[str, Any], folder: Path) -> None:
+        address = urlsplit(found["address"])
+        if address.scheme not in _PROTOCOLS:
+            message = f"{found['id']} uses {address.scheme}, for which there is no tunnel"
+            raise UnavailableError(message)
+        private_folder(folder)
+        for name, content in found["files"].items():
+            write_atomically(folder / name, content)
+        port, self._dashboard_port = free_ports()
+        self.address = f"{address.scheme}://{LOOPBACK}:{port}"
+        self.config = dask_config(folder, address.scheme)
+        """Variables with which dask connects."""
+        self.dashboard = ""
+        """The address of the dashboard; "" if it has none."""
+        self._host, self._found = host, found
+        self._targets = {port: address.netloc}
+        self._through_node: process.Talk | None = None
+        if found["dashboard"]:
+            self.dashboard = f"http://localhost:{self._dashboard_port}/status"
+            if not found["node"]:
+                self._targets[self._dashboard_port] = f"{address.hostname}:{found['dashboard']}"
+        if problem := self._open():
+            raise UnavailableError(f"the tunnel cannot be opened: {problem}")
+
+    def _open(self) -> str:
+        """Open all tunnels; return the first error, or ""."""
+        forwards = (self._host.forward(port, to) for port, to in self._targets.items())
+        return next(filter(None, forwards), "")
+
+    def keep(self, stop: threading.Event) -> None:
+        """Open the tunnels again whenever the connection is lost, until ``stop``; close them."""
+        try:
+            self._start_through_node()
+            while not stop.wait(INTERVAL):
+                if not self._host.is_open():
+                    self._reopen(stop)
+        finally:
+            self._end_through_node()
+            for port, address in self._targets.items():
+                self._host.forward(port, address, cancel=True)
+
+    def _reopen(self, stop: threading.Event) -> None:
+        logger.warning("the connection to %s is lost, and is opened again", self._host.name)
+        while not self._host.connect() or self._open():
+            if stop.wait(INTERVAL):
+                return
+        self._end_through_node()
+        self._start_through_node()
+        logger.warning("the tunnel is open again")
+
+    def _start_through_node(self) -> None:
+        """Open a tunnel to a dashboard that listens on the loopback interface of a node."""
+        if not self.dashboard or not self._found["node"]:
+            return
+        login = f"{self._found['user']}@{self._found['node']}"
+        target = f"{LOOPBACK}:{self._dashboard_port}:{LOOPBACK}:{self._found['dashboard']}"
+        through = f"-oProxyCommand={shlex.join(self._host.argv('-W%h:%p'))}"
+        words = ["ssh", "-N", "-oBatchMode=yes", through, f"-L{target}", "--", login]
+        self._through_node = process.start(words)
+
+    def _end_through_node(self) -> None:
+        if self._through_node is not None:
+            self._through_node.process.terminate()
+            self._through_node.process.wait()
+
+
+def free_ports() -> list[int]:
+    """Return two ports of the loopback interface at which nothing listens."""
+    with socket.socket() as first, socket.socket() as second:
+        for item in (first, second):
+            item.bind((LOOPBACK, 0))
+        return [item.getsockname()[1] for item in (first, second)]
