@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from .processes import free_ports, stop, until
 
 SSHD = "/usr/sbin/sshd"
+BANNER = "Welcome to the login node"
+_WITH_PASSWD = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
+"""Runs a program that sees another /etc/passwd, in a mount namespace of its own."""
 
 
 def missing() -> str:
@@ -22,10 +29,16 @@ def missing() -> str:
 
 
 class LoginNode:
-    """A login node; ``home`` is that of the user there, ``laptop`` a folder of the other computer."""
+    """A login node; ``home`` is that of the user there, ``laptop`` a folder of the other computer.
 
-    def __init__(self, folder: Path, home: Path, laptop: Path, env: Mapping[str, str]) -> None:
+    The user's start-up files print a banner, and set ``env``.
+    """
+
+    def __init__(
+        self, folder: Path, home: Path, laptop: Path, env: Mapping[str, str], user: str = "root", shell: str = "/bin/bash",
+    ) -> None:  # fmt: skip
         self.folder, self.home, self.laptop = folder, home, laptop
+        self.user, self.shell = user, shell
         self.port = free_ports(1)[0]
         self.env = dict(env)
         self.daemon: subprocess.Popen[bytes] | None = None
@@ -39,20 +52,15 @@ class LoginNode:
         shutil.copy(self.folder / "user.pub", self.folder / "authorized")
         self.folder.chmod(0o755)
         (self.folder / "authorized").chmod(0o644)
-        shell = self.folder / "shell"  # the login shell: sshd gives the session the home of passwd
-        exports = "".join(f'export {key}="{value}"\n' for key, value in self.env.items())
-        shell.write_text(f'#!/bin/bash\n{exports}export HOME="{self.home}" SHELL={shell}\ncd\n'
-                         'echo "Welcome to the login node"\necho "banner of stderr" >&2\nexec /bin/bash "$@"\n')  # fmt: skip
-        shell.chmod(0o755)
+        self._write_account()
         config = self.folder / "sshd_config"
         config.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.folder}/authorized\nStrictModes no\nPasswordAuthentication yes\n"
-            f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"\n'
         )
         (self.laptop / "bin").mkdir()
         (self.laptop / "ssh_config").write_text(
-            f"Host login\nHostName 127.0.0.1\nPort {self.port}\nUser root\nIdentityFile {self.folder}/user\n"
+            f"Host login\nHostName 127.0.0.1\nPort {self.port}\nUser {self.user}\nIdentityFile {self.folder}/user\n"
             f"IdentitiesOnly yes\nUserKnownHostsFile {self.laptop}/known\nStrictHostKeyChecking yes\n"
         )
         host_key = (self.folder / "host.pub").read_text()
@@ -67,9 +75,32 @@ class LoginNode:
         finally:
             self.stop()
 
+    def _write_account(self) -> None:
+        """Write the start-up files, and an /etc/passwd in which the user has this home and shell."""
+        values = {key: shlex.quote(value) for key, value in self.env.items()}
+        for name, form in ((".profile", "export {}={}\n"), (".cshrc", "setenv {} {}\n")):
+            lines = "".join(form.format(*item) for item in values.items())
+            (self.home / name).write_text(
+                f"{lines}echo '{BANNER}'\nsh -c 'echo banner of stderr >&2'\n"
+            )
+        entry = pwd.getpwnam(self.user)
+        own = f"{self.user}:x:{entry.pw_uid}:{entry.pw_gid}::{self.home}:{self.shell}\n"
+        lines = Path("/etc/passwd").read_text().splitlines(keepends=True)
+        others = (line for line in lines if not line.startswith(f"{self.user}:"))
+        (self.folder / "passwd").write_text("".join([own, *others]))
+
     def start(self) -> None:
         """Start sshd."""
-        words = [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        account = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITH_PASSWD, "sh"]
+        words = [
+            *account,
+            str(self.folder / "passwd"),
+            SSHD,
+            "-D",
+            "-e",
+            "-f",
+            str(self.folder / "sshd_config"),
+        ]
         with (self.folder / "log").open("ab") as log:
             self.daemon = subprocess.Popen(words, stderr=log)
         until(lambda: b"listening" in (self.folder / "log").read_bytes(), 20, "sshd")
@@ -78,6 +109,22 @@ class LoginNode:
         """End sshd."""
         if self.daemon is not None:
             stop(self.daemon)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All processes of sshd are stopped: connections stay open, and nothing answers."""
+        assert self.daemon
+        daemon = psutil.Process(self.daemon.pid)
+        found = [daemon, *daemon.children(recursive=True)]
+        daemons = [one for one in found if one.name().startswith("sshd")]
+        for one in daemons:
+            one.suspend()
+        try:
+            yield
+        finally:
+            for one in daemons:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.resume()
 
     def disconnect(self) -> None:
         """End the connections that gpujobs has opened."""
