@@ -119,6 +119,11 @@ def not_verified(path: Path, evidence: Evidence | None) -> int:
 
 
 _ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b(:\d+)?")
+_GROUP = r"[\da-f]{1,4}"
+_GROUPS = rf"({_GROUP}(:{_GROUP}){{0,6}})?"
+_IPV6 = re.compile(
+    rf"(?<![\w:])\[?(({_GROUP}:){{7}}{_GROUP}|{_GROUPS}::{_GROUPS})(%\w+)?\]?(:\d+)?", re.I
+)
 _PATH = re.compile(r"(?<![\w/<~])~?/(?!/)[^\s:,;'\"()]+")
 
 
@@ -130,6 +135,8 @@ def redactor(names: Mapping[str, Iterable[str]]) -> Callable[[str], str]:
 
     def redact(text: str) -> str:
         text = known.sub(lambda found: f"<{kinds[found[0]]}>", text)
-        return _PATH.sub("<path>", _ADDRESS.sub("<address>", text))
+        for pattern in (_ADDRESS, _IPV6):
+            text = pattern.sub("<address>", text)
+        return _PATH.sub("<path>", text)
 
     return redact

@@ -14,7 +14,7 @@ from .base import Scheduler
 from .formats import integer, members, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
-from .pbs_inventory import PBSInventory, section
+from .pbs_inventory import PBSInventory, section, text_of
 
 # -- the output of qstat: job ids, attributes, and the status that follows from them ---------------
 STATES = {
@@ -55,11 +55,6 @@ _ATTRIBUTE_LINE = re.compile(
 Attributes = Mapping[str, Any]
 """Of a job, by PBS's names."""
 _NOTHING: Attributes = {}
-
-
-def _text(job: Attributes, name: str) -> str:
-    """Return an attribute as text: PBS writes texts that look like numbers as numbers."""
-    return str(job.get(name, ""))
 
 
 def _number(job: Attributes, name: str) -> int | None:
@@ -123,10 +118,10 @@ def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None
     job = jobs[id_] if id_ in jobs else _unlisted_member(id_, array)
     if job is None:
         return None
-    if _text(job, "job_state") not in _ENDED and _is_deleted(array):
+    if text_of(job, "job_state") not in _ENDED and _is_deleted(array):
         job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
-    comment = _text(array, "comment")
-    if not _text(job, "comment") and not comment.startswith(_ARRAY_BEGAN):
+    comment = text_of(array, "comment")
+    if not text_of(job, "comment") and not comment.startswith(_ARRAY_BEGAN):
         job = {**job, "comment": comment}
     return _status(job)
 
@@ -135,12 +130,12 @@ def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:
     """Return a member as far as its array tells: PBS lists no member that has not started."""
     if _is_deleted(array):
         return array
-    state = _text(array, "job_state")
+    state = text_of(array, "job_state")
     if state == "F":
         return None
     if state in _PENDING_REASONS:
-        return {"job_state": state, "Hold_Types": _text(array, "Hold_Types")}
-    if id_.index in _indexes(_text(array, "array_indices_remaining")):
+        return {"job_state": state, "Hold_Types": text_of(array, "Hold_Types")}
+    if id_.index in _indexes(text_of(array, "array_indices_remaining")):
         return {"job_state": "Q"}
     return None
 
@@ -155,8 +150,9 @@ def _indexes(text: str) -> frozenset[int]:
 
 
 def _status(job: Attributes) -> JobStatus:
-    native, comment, holds = (_text(job, name) for name in ("job_state", "comment", "Hold_Types"))
-    code, nodes = shell_exit_code(_number(job, "Exit_status")), node_names(_text(job, "exec_host"))
+    names = ("job_state", "comment", "Hold_Types", "exec_host")
+    native, comment, holds, hosts = (text_of(job, name) for name in names)
+    code, nodes = shell_exit_code(_number(job, "Exit_status")), node_names(hosts)
     if native in _ENDED:
         state, reason = _end(job, native, comment)
         return JobStatus(state, native, reason, code, nodes)
@@ -169,8 +165,8 @@ def _status(job: Attributes) -> JobStatus:
         return JobStatus(JobState.FAILED, native, comment, code, stuck=True)
     person = next(filter(None, map(_HELD_BY_A_PERSON.get, holds)), "")
     reason = person or comment or _PENDING_REASONS[native]
-    starts = section(job, "estimated").get("start_time", "")
-    return JobStatus(state, native, reason, code, nodes, str(starts))
+    starts = text_of(section(job, "estimated"), "start_time")
+    return JobStatus(state, native, reason, code, nodes, starts)
 
 
 def _end(job: Attributes, native: str, comment: str) -> tuple[JobState, str]:

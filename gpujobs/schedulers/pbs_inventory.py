@@ -116,6 +116,12 @@ def section(fields: object, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def text_of(fields: Mapping[str, object], name: str) -> str:
+    """Return an attribute as text: PBS writes a text that looks like JSON, 7 or null, as such."""
+    value = fields.get(name)
+    return "" if value is None else str(value)
+
+
 def _own_resources(stdout: str) -> tuple[str, ...] | None:
     """Return the site's resources; None if there are none, as qmgr may not be for users."""
     return tuple(re.findall(r"^Resource (\S+)", stdout, re.M)) or None
@@ -137,14 +143,14 @@ def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
     has, used = section(fields, "resources_available"), section(fields, "resources_assigned")
     usable = fields.get("state") in ("free", "job-busy", "<various>")
     cpus, gpus = _number(has, "ncpus"), _number(has, "ngpus")
-    gpu_type = str(has.get(_type_resource(has), ""))
+    gpu_type = text_of(has, _type_resource(has))
     return LiveNode(
         name=name,
-        queue=str(fields.get("queue") or has.get("Qlist") or ""),
+        queue=text_of(fields, "queue") or text_of(has, "Qlist"),
         usable=usable,
         cpus=cpus,
         free_cpus=max(0, cpus - _number(used, "ncpus")) * usable,
-        memory=memory_bytes(str(has.get("mem", ""))),
+        memory=memory_bytes(text_of(has, "mem")),
         gpus=gpus,
         free_gpus=max(0, gpus - _number(used, "ngpus")) * usable,
         gpu_type=gpu_type,
@@ -152,7 +158,7 @@ def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
 
 
 def _number(fields: Mapping[str, object], name: str) -> int:
-    value = str(fields.get(name, ""))
+    value = text_of(fields, name)
     return int(value) if value.isdigit() else 0
 
 
@@ -160,10 +166,10 @@ def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
     most, fewest = section(fields, "resources_max"), section(fields, "resources_min")
     return LiveQueue(
         name,
-        max_walltime=clock_seconds(str(most.get("walltime", ""))),
+        max_walltime=clock_seconds(text_of(most, "walltime")),
         max_nodes=_number(most, "nodect") or None,
         min_nodes=_number(fewest, "nodect") or None,
-        min_walltime=clock_seconds(str(fewest.get("walltime", ""))),
+        min_walltime=clock_seconds(text_of(fewest, "walltime")),
         user_gpus=_user_gpus(fields, user),
         open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
     )
@@ -176,7 +182,7 @@ def _user_gpus(fields: Mapping[str, object], user: str) -> dict[str, int]:
     """
     limits = []
     for attribute in ("max_run_res", "max_queued_res"):
-        text = str(section(fields, attribute).get("ngpus", ""))
+        text = text_of(section(fields, attribute), "ngpus")
         numbers = dict(re.findall(r"\bu:([^=\s]+)=(\d+)", text))
         limits.append(numbers.get(user) or numbers.get("PBS_GENERIC"))
     return {"": min(known)} if (known := [int(limit) for limit in limits if limit]) else {}

@@ -73,7 +73,8 @@ def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
     assert backend.queue() == []
 
 
-@pytest.mark.conformance
+@pytest.mark.conformance("pbs", "torque")
+@pytest.mark.parametrize("backend", ["slurm", "sge", "pbs", "torque"], indirect=True)
 def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")
     assert done.returncode == 0, done.stderr

@@ -134,7 +134,7 @@ class PbsBackend(FakeBackend):
 
     name = "pbs"
     dialect = "pbs"
-    commands = ("qsub", "qstat", "qdel", "qselect", "pbsnodes")
+    commands = ("qsub", "qstat", "qdel", "qselect", "pbsnodes", "qmgr")
     settings: ClassVar[dict[str, Any]] = {
         "queues": {"main": {"max_walltime": 172800}, "short": {"max_walltime": 600}, "off": {"enabled": False}},
         "signals": {why: [["TERM", 5], ["KILL", 0]] for why in ("delete", "timeout")},

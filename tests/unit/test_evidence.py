@@ -51,6 +51,20 @@ def test_names_paths_and_addresses_are_replaced() -> None:
     assert redactor({})("n1 in /tmp") == "n1 in <path>"
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("tls://[2001:db8::17]:8786, a link", "tls://<address>, a link"),
+        ("fe80::1%eth0: refused (FE80:0:0:0:1:2:3:4)", "<address>: refused (<address>)"),
+        ("tcp://[::1]:80, [::]:81, 2001:db8::", "tcp://<address>, <address>, <address>"),
+        ("::ffff:10.0.0.7", "<address>:<address>"),
+        ("at 12:34:56, std::vector, GPU 00000000:3B:00.0", None),
+    ],
+)
+def test_addresses_of_ipv6_are_replaced(text: str, redacted: str | None) -> None:
+    assert redactor({})(text) == (redacted or text)
+
+
 def test_a_record_is_read_as_it_was_written(home: Path) -> None:
     path = home / "s.yaml"
     record(path)

@@ -14,6 +14,7 @@ from gpujobs.planning.layouts import MpiLayout
 from gpujobs.planning.render import render
 from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.pbs import PBS
+from gpujobs.schedulers.pbs_inventory import PBSInventory
 
 from ..support.transcripts import recorded
 from .support import SITES, plan
@@ -240,6 +241,22 @@ def test_begin_of_an_array_is_no_reason_why_its_members_wait() -> None:
     text = json.dumps({"Jobs": {"9[].srv": begun, "9[0].srv": {"job_state": "R"}}})
     job = JobId("9[].srv", 2)
     assert PBS_.parse_status(CommandResult(("qstat",), 0, text), [job])[job].reason == "queued"
+
+
+def test_attributes_that_are_null_are_empty() -> None:
+    names = ("comment", "Hold_Types", "exec_host", "Exit_status", "substate")
+    null: dict[str, Any] = dict.fromkeys(names)
+    for state, expected in (("Q", "queued"), ("H", "held"), ("F", ""), ("R", ""), ("S", "")):
+        job = {**null, "job_state": state, "estimated": {"start_time": None}}
+        text = json.dumps({"Jobs": {"5.srv": job}})
+        found = PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("5")])[JobId("5")]
+        assert (found.reason, found.node, found.starts) == (expected, "", ""), state
+    resources = dict.fromkeys(("ncpus", "ngpus", "mem", "gpu_type", "Qlist"))
+    nodes = {"n1": {"state": "free", "queue": None, "resources_available": resources}}
+    (node,) = PBSInventory().parse_nodes(
+        CommandResult(("pbsnodes",), 0, json.dumps({"nodes": nodes}))
+    )
+    assert (node.queue, node.gpu_type, node.memory, node.gpus, node.cpus) == ("", "", None, 0, 0)
 
 
 def test_expected_start() -> None:

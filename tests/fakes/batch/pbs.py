@@ -1,6 +1,6 @@
 """OpenPBS and Torque on `engine`: their output, refusals and variables are those recorded from the real ones.
 
-``python pbs.py FOLDER qsub|qstat|qdel|qselect|pbsnodes ARGUMENTS``. ``config.json`` has besides the engine's keys::
+``python pbs.py FOLDER qsub|qstat|qdel|qselect|pbsnodes|qmgr ARGUMENTS``. ``config.json`` has besides the engine's keys::
 
     torque      true: Torque's dialect
     queues      name → {"max_walltime": seconds, "enabled": true}; the first one is the default
@@ -11,6 +11,7 @@
     max_array_size
     peers       name → folder of other servers: ``PBS_SERVER``, ``PBS_DEFAULT`` and names in ids choose one
     server      name of this server, node1 if it is left out
+    memory      GiB of each node, which pbsnodes reports
 
 Quirks, which OpenPBS's development branch has had since 2023 and 2024::
 
@@ -729,6 +730,9 @@ def qstat(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         server = {"server_state": "Active", "max_array_size": size}
         print(_json({**head, "Server": {SERVER: server}}))
         return 0
+    if "-Q" in options:
+        _print_queues(config, table, head)
+        return 0
     if not torque and "-x" in options and config.get("history") == 0:
         print("qstat: PBS is not configured to maintain job history", file=sys.stderr)
         return 15140 % 256
@@ -745,6 +749,29 @@ def qstat(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     elif rows:
         _print_table(table, rows, torque)
     return code
+
+
+def _print_queues(config: dict[str, Any], table: Table, head: dict[str, Any]) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for name, queue in config["queues"].items():
+        jobs = [job["state"] for job in table.jobs if job["queue"] == name]
+        numbers = {"Queued": "waiting", "Held": "held", "Running": "running"}
+        counts = " ".join(f"{word}:{jobs.count(state)}" for word, state in numbers.items())
+        found[name] = {"queue_type": "Execution", "total_jobs": len(jobs), "state_count": f"Transit:0 {counts} "}  # fmt: skip
+        if seconds := queue.get("max_walltime"):
+            minutes = seconds // 60
+            clock = f"{minutes // 60:02}:{minutes % 60:02}:{seconds % 60:02}"
+            found[name]["resources_max"] = {"walltime": clock}
+        enabled = str(queue.get("enabled", True))
+        found[name] |= {"enabled": enabled, "started": enabled}
+    if not table.torque:
+        print(_json({**head, "Queue": found}))
+        return
+    for name, attributes in found.items():
+        rows = dict(attributes)
+        most = rows.pop("resources_max", {})
+        rows |= {f"resources_max.{key}": value for key, value in most.items()}
+        print("\n".join([f"Queue: {name}", *(f"    {key} = {rows[key]}" for key in rows), ""]))
 
 
 def _chosen(
@@ -876,33 +903,47 @@ def qselect(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
 
 def pbsnodes(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     running = [job for job in Table(folder, config).jobs if job["state"] == "running"]
-    jobs = {
-        node: [text_of_id(job) for job in running if node in job["nodes"]]
+    places = {
+        node: [(text_of_id(job), job["nodes"][node]) for job in running if node in job["nodes"]]
         for node in config["nodes"]
     }
+    memory = config.get("memory", 32)
     if config.get("torque"):
-        nodes = "".join(
-            f"<Node><name>{node}</name><state>free</state><np>{config['slots']}</np><jobs>{','.join(jobs[node])}</jobs>"
-            f"<gpus>{config['gpus']}</gpus></Node>"
-            for node in config["nodes"]
-        )
-        print(f"<Data>{nodes}</Data>")
+        for node in places:
+            jobs = ",".join(f"{_ranges(place['slots'])}/{id_}" for id_, place in places[node])
+            places[node] = [
+                f"<Node><name>{node}</name><state>free</state><power_state>Running</power_state>"
+                f"<np>{config['slots']}</np><ntype>cluster</ntype>{f'<jobs>{jobs}</jobs>' if jobs else ''}"
+                f"<status>opsys=linux,uname=Linux {node},physmem={memory * 2**20}kb,ncpus=2,state=free</status>"
+                f"<gpus>{config['gpus']}</gpus></Node>"
+            ]
+        print(f"<Data>{''.join(text for texts in places.values() for text in texts)}</Data>")
         return 0
-    resources = {"ncpus": config["slots"], "ngpus": config["gpus"]}
-    found = {
-        node: {"Mom": node, "state": "free", "jobs": jobs[node], "resources_available": resources}
-        for node in jobs
-    }
-    print(
-        _json(
-            {
-                "timestamp": int(time.time()),
-                "pbs_version": "23.06.06",
-                "pbs_server": SERVER,
-                "nodes": found,
-            }
+    found = {}
+    for node, taken in places.items():
+        used = {name: sum(len(place[kind]) for _, place in taken) for name, kind in (("ncpus", "slots"), ("ngpus", "gpus"))}  # fmt: skip
+        has = {"arch": "linux", "host": node, "mem": f"{memory}gb", "ncpus": config["slots"], "ngpus": config["gpus"], "vnode": node}  # fmt: skip
+        found[node] = {
+            "Mom": node, "ntype": "PBS", "state": "job-busy" if used["ncpus"] == config["slots"] else "free",
+            "jobs": [id_ for id_, _ in taken], "resources_available": has,
+            "resources_assigned": {name: number for name, number in used.items() if number},
+        }  # fmt: skip
+    head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
+    print(_json({**head, "nodes": found}))
+    return 0
+
+
+def qmgr(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    """Print the resources that the site has made; users may ask for nothing else here."""
+    engine.ask(folder, "query", "jobs")
+    if arguments != ["-c", "list resource"]:
+        return 1
+    names = ["ngpus", *config.get("resources", ())]
+    print("#\n# Create resources and set their properties.\n#")
+    for name in names:
+        print(
+            f"Resource {name}\n    type = {'long' if name in NUMERIC else 'string'}\n    flag = hn\n"
         )
-    )
     return 0
 
 
