@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from .. import errors
 from ..batch import process
 from ..batch.client import SchedulerClient
 from ..config.document import Document, Loc
@@ -23,15 +24,6 @@ from ..config.site import Site
 from ..config.sitefiles import cluster_name
 from ..config.spec import ClusterSpec, write_spec
 from ..config.trust import check_modules
-from ..errors import (
-    GpujobsError,
-    InputError,
-    Position,
-    Problem,
-    RefusedError,
-    UnavailableError,
-    UnusableError,
-)
 from ..injob.folder import EndKind
 from ..injob.names import HEAD
 from ..planning.plan import JobGroup, Machine, Plan, make_plan
@@ -195,8 +187,8 @@ def _problem(record: ClusterRecord, other: ClusterRecord) -> str:
     return ""
 
 
-def _error(spec: ClusterSpec, message: str, hint: str = "") -> InputError:
-    return InputError(Problem(message, spec.position("after"), hint=hint))
+def _error(spec: ClusterSpec, message: str, hint: str = "") -> errors.InputError:
+    return errors.InputError(errors.Problem(message, spec.position("after"), hint=hint))
 
 
 # -- from a specification to a plan and its scripts: everything before a submission ----------------
@@ -213,7 +205,7 @@ def make_cluster_plan(
     texts: list[Loc] = [("environment", "setup")]
     texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
     if problems := list(bash_problems(spec.document, texts)):
-        raise InputError(problems)
+        raise errors.InputError(problems)
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
     spec, own_modules = with_modules(spec, owned=elastic)
@@ -265,7 +257,7 @@ def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec
         return replace(spec, modules=""), ""
     try:
         check_modules(folder)
-    except InputError as error:
+    except errors.InputError as error:
         why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
         return replace(spec, modules=""), f"own modules of {script}: {why}"
     note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
@@ -292,14 +284,14 @@ def _folder_of(script: Path) -> Path:
     return Path(os.path.abspath(target)).parent  # noqa: PTH100 - links to folders stay
 
 
-def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[Problem]:
+def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[errors.Problem]:
     """Yield the syntax errors of the bash texts at ``places`` of a document."""
     for loc in places:
         text = document.value_at(loc)
         if isinstance(text, str) and (message := bash_error(text)):
             position = _line_inside(document.position(loc), message)
             name = ".".join(map(str, loc))
-            yield Problem(f"`{name}`: bash -n refuses it: {message}", position)
+            yield errors.Problem(f"`{name}`: bash -n refuses it: {message}", position)
 
 
 def bash_error(text: str) -> str:
@@ -313,7 +305,7 @@ def bash_error(text: str) -> str:
     return result.first_line.removeprefix(f"{BASH}: ")
 
 
-def _line_inside(position: Position, message: str) -> Position:
+def _line_inside(position: errors.Position, message: str) -> errors.Position:
     """Return the line of the file that bash means, if the text is a block of lines."""
     found = re.match(r"line (\d+):", message)
     if not found or not position.text.split("#")[0].rstrip().endswith("|"):
@@ -379,9 +371,9 @@ def undoing(
     """If the submissions of the block fail, cancel those before, and ``undo`` the rest."""
     try:
         yield
-    except UnavailableError as error:
+    except errors.UnavailableError as error:
         record = ledger.get(record.id)
-        if isinstance(error, UnusableError) and not record.submissions:
+        if isinstance(error, errors.UnusableError) and not record.submissions:
             undo()
             raise
         # The batch scheduler may have accepted a job without a reply; that job will find `ended`.
@@ -391,7 +383,7 @@ def undoing(
         raise
     except BaseException as error:
         record = ledger.get(record.id)
-        if record.submissions or not (record.planned and isinstance(error, RefusedError)):
+        if record.submissions or not (record.planned and isinstance(error, errors.RefusedError)):
             folders.end(record.path, EndKind.FAILED, FAILED, "the submission was aborted")
             _cancel_submitted(record, client)
         undo()
@@ -450,20 +442,20 @@ def send_text(
     try:
         client = replace(client, arguments=intent.arguments)
         submission_id = client.submit(text, record.id, [*known, *others], folder, [*after, *before])
-    except RefusedError as error:
+    except errors.RefusedError as error:
         ledger.update(record.id, intent=None)
         raise _refusal(error, intent.group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
 
 
-def _refusal(error: RefusedError, group: str, contact: str | None) -> RefusedError:
+def _refusal(error: errors.RefusedError, group: str, contact: str | None) -> errors.RefusedError:
     """Return the error with the group whose jobs were refused, and the site's contact."""
     message, hint = str(error.args[0]), error.hint
     if group not in ("", HEAD):
         message = f"group {group}: {message}"
     if contact and not hint:
         hint = f"contact for questions: {contact}"
-    return RefusedError(message, hint=hint)
+    return errors.RefusedError(message, hint=hint)
 
 
 def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRecord:
@@ -570,5 +562,5 @@ def _cancel_submitted(record: ClusterRecord, client: SchedulerClient) -> None:
         if not record.planned:  # of a copy of a job folder, jobs have the same name
             submissions |= client.find(record.id)
         client.cancel([JobId(submission) for submission in submissions], [record.id])
-    except GpujobsError as error:
+    except errors.GpujobsError as error:
         logger.warning("could not cancel the submitted jobs (%s); they exit when they start", error)

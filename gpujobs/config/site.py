@@ -9,6 +9,7 @@ from typing import Literal
 from ..schedulers import get_scheduler
 from ..text import matches
 from . import placeholders
+from . import sitekinds as kinds
 from .model import (
     ARGV,
     COUNT,
@@ -33,33 +34,6 @@ from .model import (
     required,
 )
 from .profile import RUNTIME, Runtime
-from .sitekinds import (
-    BINDS,
-    DEFAULTS,
-    FOLDER,
-    IMAGES,
-    LAUNCHER,
-    LAYOUTS,
-    NODE_LAUNCHER,
-    NOTES,
-    OPTION_DEFAULT,
-    OPTION_DIRECTIVE,
-    OPTION_NAME,
-    PORTS,
-    PROTOCOLS,
-    RESOURCES,
-    SHELL,
-    SITE_DIRECTIVES,
-    SUBMIT_ARGUMENTS,
-    VARIABLE_NAME,
-    VISIBLE_DEVICES,
-    WORKERS_LAUNCHER,
-    LayoutName,
-    Protocol,
-    SchedulerName,
-    VisibleDevices,
-    account_directive,
-)
 
 
 # -- the queues of a site file ---------------------------------------------------------------------
@@ -68,7 +42,7 @@ class Account(Model):
     """How the account (project, budget, bank) is named."""
 
     directive: str | None = optional(
-        Scalar(account_directive, {"type": "string"}),
+        Scalar(kinds.account_directive, {"type": "string"}),
         "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
     )
     required: bool = optional(FLAG, "refuse profiles without an account", default=False)
@@ -81,7 +55,7 @@ class Mpi(Model):
     """How one command is started on every node of a job."""
 
     command: tuple[str, ...] | None = optional(
-        LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
+        kinds.LAUNCHER, "launcher; {ranks} {nodes} {ranks_per_node} are replaced"
     )
     setup: str = optional(
         SCRIPT, "bash text before the launcher, e.g. module load openmpi", default=""
@@ -95,8 +69,8 @@ class SiteNetwork(Model):
     interface: str | None = optional(
         WORD, "as `ip link` names it on the compute nodes, e.g. ib0 or hsn0"
     )
-    protocols: tuple[Protocol, ...] = optional(
-        PROTOCOLS,
+    protocols: tuple[kinds.Protocol, ...] = optional(
+        kinds.PROTOCOLS,
         "allowed ones, best first; listing ucxx consents to unencrypted traffic inside the job",
         default=("tcp",),
     )
@@ -106,7 +80,7 @@ class SiteNetwork(Model):
         default="optional",
     )
     ports: str | None = optional(
-        PORTS, "range of ports between nodes, as 8000-8100; default: any port"
+        kinds.PORTS, "range of ports between nodes, as 8000-8100; default: any port"
     )
 
     def check(self) -> None:
@@ -119,9 +93,10 @@ class SiteNetwork(Model):
 class Option(Model):
     """A directive of the site with a value that a profile may choose."""
 
-    directive: str = required(OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    directive: str = required(kinds.OPTION_DIRECTIVE, "with {NAME}, the name of the option")
     default: str | None = optional(
-        OPTION_DEFAULT, "value for profiles without one; if left out, they have no directive"
+        kinds.OPTION_DEFAULT,
+        "value for profiles without one; if left out, they have no directive",
     )
     pattern: str = optional(
         PATTERN, "regular expression of a valid value", default=r"[A-Za-z0-9_.:+=,/-]+"
@@ -161,28 +136,32 @@ class _OfSiteOrQueue(Model):
     """Keys of a site that a queue may have, too. Those of the queue override those of the site."""
 
     request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
+        kinds.SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
     )
     cpu_request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "the same for jobs without GPUs"
+        kinds.SITE_DIRECTIVES, "the same for jobs without GPUs"
     )
     multi_node_request: tuple[str, ...] | None = optional(
-        SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
+        kinds.SITE_DIRECTIVES, "`request` of jobs of several nodes, if it differs"
     )
     submit_arguments: tuple[str, ...] = optional(
-        SUBMIT_ARGUMENTS, "arguments of sbatch, qsub or bsub, such as -g {account}", default=()
+        kinds.SUBMIT_ARGUMENTS,
+        "arguments of sbatch, qsub or bsub, such as -g {account}",
+        default=(),
     )
     options: dict[str, Option] = optional(
-        Table(OPTION_NAME, Section(Option)), "directives with values of the profile", default={}
+        Table(kinds.OPTION_NAME, Section(Option)),
+        "directives with values of the profile",
+        default={},
     )
     account: Account | None = optional(Section(Account), "how the account is named")
-    visible_devices: VisibleDevices | None = optional(
-        VISIBLE_DEVICES, "how a job finds out which GPUs it has"
+    visible_devices: kinds.VisibleDevices | None = optional(
+        kinds.VISIBLE_DEVICES, "how a job finds out which GPUs it has"
     )
-    layouts: tuple[LayoutName, ...] = optional(
-        LAYOUTS, "layouts of profiles that are allowed; default: all", default=()
+    layouts: tuple[kinds.LayoutName, ...] = optional(
+        kinds.LAYOUTS, "layouts of profiles that are allowed; default: all", default=()
     )
-    notes: tuple[str, ...] = optional(NOTES, "shown with every plan", default=())
+    notes: tuple[str, ...] = optional(kinds.NOTES, "shown with every plan", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +191,9 @@ class Queue(_OfSiteOrQueue):
         SIZE, "memory of a node that jobs may request, e.g. 490GiB"
     )
     resources: dict[str, int] = optional(
-        RESOURCES, "name → amount of a node; {NAME_per_node:GB} is the part of a job", default={}
+        kinds.RESOURCES,
+        "name → amount of a node; {NAME_per_node:GB} is the part of a job",
+        default={},
     )
     nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
     exclusive: bool = optional(FLAG, "jobs get whole nodes", default=False)
@@ -238,17 +219,17 @@ class Queue(_OfSiteOrQueue):
     )
     max_jobs: int | None = optional(POSITIVE, "most jobs of one user; checked per cluster")
     max_gpus_per_user: int | None = optional(POSITIVE, "most GPUs of one user; checked per cluster")
-    directives: tuple[str, ...] | None = optional(SITE_DIRECTIVES, "overrides the site's")
+    directives: tuple[str, ...] | None = optional(kinds.SITE_DIRECTIVES, "overrides the site's")
     setup: str | None = optional(SCRIPT, "overrides the site's")
-    scratch: str | None = optional(FOLDER, "overrides the site's")
+    scratch: str | None = optional(kinds.FOLDER, "overrides the site's")
     network: SiteNetwork | None = optional(
         Section(SiteNetwork), "overrides the keys of the site's that it has"
     )
     mpi: Mpi | None = optional(Section(Mpi), "overrides the site's")
     workers_launcher: tuple[str, ...] | None = optional(
-        WORKERS_LAUNCHER, "overrides the site's; []: none"
+        kinds.WORKERS_LAUNCHER, "overrides the site's; []: none"
     )
-    node_launcher: tuple[str, ...] | None = optional(NODE_LAUNCHER, "overrides the site's")
+    node_launcher: tuple[str, ...] | None = optional(kinds.NODE_LAUNCHER, "overrides the site's")
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
     )
@@ -310,10 +291,11 @@ class SiteEnvironment(Model):
     """An environment of the site that its jobs copy to their nodes."""
 
     staging: str | None = optional(
-        FOLDER, "tarball with bin/python that is unpacked once per node; jobs use its Python"
+        kinds.FOLDER,
+        "tarball with bin/python that is unpacked once per node; jobs use its Python",
     )
     staging_folder: str | None = optional(
-        FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
+        kinds.FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
     )
 
 
@@ -322,9 +304,11 @@ class Containers(Model):
     """How jobs run in containers."""
 
     runtime: Runtime | None = optional(RUNTIME, "for profiles that name none")
-    images: dict[str, str] = optional(IMAGES, "name → path or address of an image", default={})
+    images: dict[str, str] = optional(
+        kinds.IMAGES, "name → path or address of an image", default={}
+    )
     binds: tuple[str, ...] = optional(
-        BINDS, "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER", default=()
+        kinds.BINDS, "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER", default=()
     )
     args: tuple[str, ...] = optional(
         ARGV, "arguments of this runtime, before the profile's", default=()
@@ -344,7 +328,7 @@ class Site(_OfSiteOrQueue):
     source: str | None = optional(TEXT, "reference for these numbers, for administrators")
     contact: str | None = optional(TEXT, "contact address, for users")
     maintainers: tuple[str, ...] = optional(
-        NOTES, "who keeps this file up to date, e.g. @names of a repository", default=()
+        kinds.NOTES, "who keeps this file up to date, e.g. @names of a repository", default=()
     )
     hostnames: tuple[str, ...] = optional(
         Items(PATTERN, extendable=True),
@@ -357,7 +341,7 @@ class Site(_OfSiteOrQueue):
         default=(),
     )
     environment_variables: dict[str, str] = optional(
-        Table(VARIABLE_NAME, PATTERN),
+        Table(kinds.VARIABLE_NAME, PATTERN),
         "variable → regular expression; if all match, this selects the site before `hostnames`",
         default={},
     )
@@ -366,7 +350,7 @@ class Site(_OfSiteOrQueue):
         "regular expressions; Slurm's ClusterName selects the site if no host name does",
         default=(),
     )
-    scheduler: str = required(SchedulerName(), "the batch scheduler")
+    scheduler: str = required(kinds.SchedulerName(), "the batch scheduler")
     extends: str | None = optional(TEXT, "another site that this one is layered on")
     queues: dict[str, Queue] = required(
         Table(WORD, Section(Queue), empty="needs at least one queue", removable=True),
@@ -376,24 +360,26 @@ class Site(_OfSiteOrQueue):
         Section(Queue), "keys of all queues that do not have them", default=Queue()
     )
     directives: tuple[str, ...] = optional(
-        SITE_DIRECTIVES, "extra directives for every job", default=()
+        kinds.SITE_DIRECTIVES, "extra directives for every job", default=()
     )
     network: SiteNetwork = optional(
         Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
     )
     mpi: Mpi = optional(Section(Mpi), "how MPI is started", default=Mpi())
     workers_launcher: tuple[str, ...] = optional(
-        WORKERS_LAUNCHER, "starts the processes of a job on its node, such as jsrun", default=()
+        kinds.WORKERS_LAUNCHER,
+        "starts the processes of a job on its node, such as jsrun",
+        default=(),
     )
     node_launcher: tuple[str, ...] = optional(
-        NODE_LAUNCHER,
+        kinds.NODE_LAUNCHER,
         "starts a process on each node of a job (`layout: allocation`); with {node}, on one",
         default=(),
     )
     containers: Containers = optional(
         Section(Containers), "container runtime, images, binds", default=Containers()
     )
-    shell: str = optional(SHELL, "first line of every script", default="/bin/bash")
+    shell: str = optional(kinds.SHELL, "first line of every script", default="/bin/bash")
     environment: SiteEnvironment = optional(
         Section(SiteEnvironment),
         "environment that is copied to the nodes",
@@ -401,10 +387,10 @@ class Site(_OfSiteOrQueue):
     )
     setup: str = optional(SCRIPT, "bash text run first in every job, before the user's", default="")
     scratch: str = optional(
-        FOLDER, "node-local scratch space, as the job sees it", default="${TMPDIR:-/tmp}"
+        kinds.FOLDER, "node-local scratch space, as the job sees it", default="${TMPDIR:-/tmp}"
     )
     directory: str = optional(
-        FOLDER, "folder that login and compute nodes can write", default="~/.gpujobs"
+        kinds.FOLDER, "folder that login and compute nodes can write", default="~/.gpujobs"
     )
     cluster: str | None = optional(WORD, "multi-cluster name, repeated in each command")
     commands: dict[str, str] = optional(
@@ -420,7 +406,7 @@ class Site(_OfSiteOrQueue):
     max_idle_timeout: int | None = optional(
         DURATION, "longest time without tasks of clusters without run, longest client_timeout"
     )
-    defaults: dict[str, object] = optional(DEFAULTS, "any keys of a profile", default={})
+    defaults: dict[str, object] = optional(kinds.DEFAULTS, "any keys of a profile", default={})
 
     instead_of_required = "extends"
 

@@ -9,21 +9,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InputError
 from ..schedulers import get_scheduler, scheduler_names
-from . import fields, placeholders
-from .model import (
-    ANYTHING,
-    SIZE,
-    TEXT,
-    WORD,
-    Items,
-    Kind,
-    Place,
-    Scalar,
-    Schema,
-    Section,
-    Table,
-    choice,
-)
+from . import fields, model, placeholders
 from .profile import Profile, option_value
 
 
@@ -53,13 +39,13 @@ def account_directive(value: object) -> str:
     return text
 
 
-def _launcher(names: tuple[str, ...]) -> Items[str]:
+def _launcher(names: tuple[str, ...]) -> model.Items[str]:
     """Return the kind of a command line with the placeholders ``names``."""
 
     def word(value: object) -> str:
         return placeholders.check(fields.printable(value), names)
 
-    return Items(Scalar(word, {"type": "string"}), split=fields.argv, text_too=True)
+    return model.Items(model.Scalar(word, {"type": "string"}), split=fields.argv, text_too=True)
 
 
 def _shell(value: object) -> str:
@@ -130,10 +116,10 @@ LayoutName: TypeAlias = Literal["workers", "allocation", "mpi"]
 VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
 
 
-class _VisibleDevicesKind(Kind[VisibleDevices]):
+class _VisibleDevicesKind(model.Kind[VisibleDevices]):
     """One of two words, or a mapping with one key."""
 
-    def read(self, value: object, place: Place) -> VisibleDevices:
+    def read(self, value: object, place: model.Place) -> VisibleDevices:
         if value == "scheduler":
             return "scheduler"
         if value == "exclusive":
@@ -145,31 +131,31 @@ class _VisibleDevicesKind(Kind[VisibleDevices]):
         message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
         raise place.error(ValueError(message))
 
-    def schema(self, definitions: dict[str, Schema]) -> Schema:
+    def schema(self, definitions: dict[str, model.Schema]) -> model.Schema:
         words = {"enum": ["scheduler", "exclusive"]}
         return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
 
 
-class _Defaults(Table[object]):
+class _Defaults(model.Table[object]):
     """Keys of a profile. They are validated with a profile that uses them, at their position."""
 
-    def schema(self, definitions: dict[str, Schema]) -> Schema:
+    def schema(self, definitions: dict[str, model.Schema]) -> model.Schema:
         """Return the JSON Schema of a profile."""
-        return Section(Profile).schema(definitions)
+        return model.Section(Profile).schema(definitions)
 
 
-class SchedulerName(Kind[str]):
+class SchedulerName(model.Kind[str]):
     """The name of a batch scheduler that is registered or can be found."""
 
-    def read(self, value: object, place: Place) -> str:
-        name = WORD.read(value, place)
+    def read(self, value: object, place: model.Place) -> str:
+        name = model.WORD.read(value, place)
         try:
             get_scheduler(name)
         except InputError as error:
             raise place.error(error) from None
         return name
 
-    def schema(self, definitions: dict[str, Schema]) -> Schema:
+    def schema(self, definitions: dict[str, model.Schema]) -> model.Schema:
         return {"type": "string", "enum": scheduler_names()}
 
 
@@ -184,7 +170,7 @@ def _ports(value: object) -> str:
     return f"{first}-{last}"
 
 
-def _one_key(name: str) -> Schema:
+def _one_key(name: str) -> model.Schema:
     return {
         "type": "object",
         "properties": {name: VARIABLE_NAME.json_schema},
@@ -193,36 +179,42 @@ def _one_key(name: str) -> Schema:
     }
 
 
-VARIABLE_NAME = Scalar(
+VARIABLE_NAME = model.Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
 )
 _PATH = {"type": "string"}
-SITE_DIRECTIVES = Items(
-    Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
+SITE_DIRECTIVES = model.Items(
+    model.Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
 )
-OPTION_NAME = Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
+OPTION_NAME = model.Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
 # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
-OPTION_DIRECTIVE = Scalar(
+OPTION_DIRECTIVE = model.Scalar(
     lambda value: placeholders.check(fields.directive(value), None),
     {"type": "string", "pattern": "^-"},
 )
-OPTION_DEFAULT = Scalar(lambda value: placeholders.check(option_value(value)), {"type": "string"})
-SUBMIT_ARGUMENTS = Items(
-    Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True
+OPTION_DEFAULT = model.Scalar(
+    lambda value: placeholders.check(option_value(value)), {"type": "string"}
 )
-NOTES = Items(TEXT, extendable=True)
-FOLDER = Scalar(_folder, _PATH)
-IMAGES = Table(WORD, Scalar(_image, _PATH))
-BINDS = Items(Scalar(_bind, _PATH), extendable=True)
-SHELL = Scalar(_shell, _PATH)
+SUBMIT_ARGUMENTS = model.Items(
+    model.Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True
+)
+NOTES = model.Items(model.TEXT, extendable=True)
+FOLDER = model.Scalar(_folder, _PATH)
+IMAGES = model.Table(model.WORD, model.Scalar(_image, _PATH))
+BINDS = model.Items(model.Scalar(_bind, _PATH), extendable=True)
+SHELL = model.Scalar(_shell, _PATH)
 LAUNCHER = _launcher(placeholders.LAUNCH)
 NODE_LAUNCHER = _launcher(placeholders.NODE_LAUNCH)
 WORKERS_LAUNCHER = _launcher(placeholders.WORKERS_LAUNCH)
-PROTOCOLS: Items[Protocol] = Items(
-    choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
+PROTOCOLS: model.Items[Protocol] = model.Items(
+    model.choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )
-LAYOUTS: Items[LayoutName] = Items(choice("workers", "allocation", "mpi"), extendable=True)
-PORTS = Scalar(_ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
-RESOURCES = Table(Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), SIZE)
-DEFAULTS = _Defaults(TEXT, ANYTHING)
+LAYOUTS: model.Items[LayoutName] = model.Items(
+    model.choice("workers", "allocation", "mpi"), extendable=True
+)
+PORTS = model.Scalar(_ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
+RESOURCES = model.Table(
+    model.Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), model.SIZE
+)
+DEFAULTS = _Defaults(model.TEXT, model.ANYTHING)
 VISIBLE_DEVICES = _VisibleDevicesKind()
