@@ -155,7 +155,7 @@ class _OfSiteOrQueue(Model):
         default={},
     )
     account: Account | None = optional(Section(Account), "how the account is named")
-    visible_devices: kinds.VisibleDevices | None = optional(
+    visible_devices: str | None = optional(
         kinds.VISIBLE_DEVICES, "how a job finds out which GPUs it has"
     )
     layouts: tuple[kinds.LayoutName, ...] = optional(

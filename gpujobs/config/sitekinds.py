@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..errors import InputError
@@ -97,37 +96,19 @@ def _protocols(value: object) -> Sequence[object]:
     return protocols
 
 
-@dataclass(frozen=True)
-class Variable:
-    """The GPUs of a job are listed in this environment variable."""
-
-    variable: str
-
-
-@dataclass(frozen=True)
-class File:
-    """The GPUs of a job are listed in a file; this environment variable has its path."""
-
-    file: str
-
-
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
 LayoutName: TypeAlias = Literal["workers", "allocation", "mpi"]
-VisibleDevices: TypeAlias = Literal["scheduler", "exclusive"] | Variable | File
 
 
-class _VisibleDevicesKind(model.Kind[VisibleDevices]):
-    """One of two words, or a mapping with one key."""
+class _VisibleDevicesKind(model.Kind[str]):
+    """One of two words, or a mapping with one key, which is read as KEY:NAME."""
 
-    def read(self, value: object, place: model.Place) -> VisibleDevices:
-        if value == "scheduler":
-            return "scheduler"
-        if value == "exclusive":
-            return "exclusive"
-        if isinstance(value, dict) and list(value) == ["variable"]:
-            return Variable(VARIABLE_NAME.read(value["variable"], place.inside("variable")))
-        if isinstance(value, dict) and list(value) == ["file"]:
-            return File(VARIABLE_NAME.read(value["file"], place.inside("file")))
+    def read(self, value: object, place: model.Place) -> str:
+        if value in ("scheduler", "exclusive"):
+            return str(value)
+        for key in ("variable", "file"):
+            if isinstance(value, dict) and list(value) == [key]:
+                return f"{key}:{VARIABLE_NAME.read(value[key], place.inside(key))}"
         message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
         raise place.error(ValueError(message))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -26,30 +26,6 @@ IN_CONTAINER = '"${container[@]}"'
 """The words of the container's command, in a job."""
 
 
-@dataclass(frozen=True)
-class Mount:
-    """A folder of the node and its place in the container; both are words of bash."""
-
-    source: str
-    target: str
-
-    def __str__(self) -> str:
-        """Return the mount as all runtimes take it."""
-        return f"{self.source}:{self.target}"
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What a runtime starts. The texts are words of bash."""
-
-    mounts: Sequence[Mount]
-    workdir: str
-    args: Sequence[str]
-    variables: Mapping[str, str]
-    """The profile's `env`."""
-    gpus: bool
-
-
 class Runtime(ABC):
     """A program that starts another one in an image, which is ``$image`` in the job."""
 
@@ -63,14 +39,14 @@ class Runtime(ABC):
     """The only launcher of MPI and of single processes that understands `words`; "" for any."""
 
     @abstractmethod
-    def words(self, call: Invocation) -> list[str]:
-        """Return the words of ``container`` in a job, as bash."""
+    def words(self, container: Container, gpus: bool) -> list[str]:
+        """Return the words of ``container`` in a job with or without ``gpus``, as bash."""
 
-    def prepare(self, call: Invocation) -> list[str]:
+    def prepare(self, container: Container) -> list[str]:
         """Return lines of bash that come before the words."""
         return []
 
-    def environment(self, call: Invocation) -> dict[str, str]:
+    def environment(self, container: Container, gpus: bool) -> dict[str, str]:
         """Return further variables with which the words work."""
         return {}
 
@@ -92,20 +68,20 @@ class Apptainer(Runtime):
     name = "apptainer"
     program = "apptainer"
 
-    def words(self, call: Invocation) -> list[str]:
+    def words(self, container: Container, gpus: bool) -> list[str]:
         return [
             f"{self.program} exec",
-            *(["--nv"] if call.gpus else []),
-            *(f"--bind={mount}" for mount in call.mounts),
-            f"--pwd={call.workdir}",
-            *call.args,
+            *(["--nv"] if gpus else []),
+            *(f"--bind={mount}" for mount in container.mounts),
+            f"--pwd={container.workdir}",
+            *container.args,
             '"$image"',
         ]
 
-    def environment(self, call: Invocation) -> dict[str, str]:
+    def environment(self, container: Container, gpus: bool) -> dict[str, str]:
         """Return the profile's variables so that they have priority over the image's."""
         prefix = f"{self.program.upper()}ENV_"
-        return {f"{prefix}{name}": value for name, value in call.variables.items()}
+        return {f"{prefix}{name}": value for name, value in container.env.items()}
 
 
 class Singularity(Apptainer):
@@ -129,7 +105,7 @@ class Charliecloud(Runtime):
     """Variables with paths of the node."""
     _prefix = "GPUJOBS_ENV_"
 
-    def prepare(self, call: Invocation) -> list[str]:
+    def prepare(self, container: Container) -> list[str]:
         """Return the lines that find out if the image has variables."""
         return [
             'export USER="${USER:-$(id -un)}"',
@@ -137,23 +113,23 @@ class Charliecloud(Runtime):
             '[ ! -d "$image" ] || [ -e "$image/ch/environment" ] || of_image=()',
         ]
 
-    def words(self, call: Invocation) -> list[str]:
+    def words(self, container: Container, gpus: bool) -> list[str]:
         return [
             "env --unset=TMPDIR ch-run",
             *(f"--unset-env={name}" for name in self._unset),
             '"${of_image[@]}"',
-            *(f"--bind={mount}" for mount in call.mounts),
-            f"--cd={call.workdir}",
-            *call.args,
+            *(f"--bind={mount}" for mount in container.mounts),
+            f"--cd={container.workdir}",
+            *container.args,
             '--set-env=TMPDIR="$scratch"',
             # ch-run replaces $NAME: the values are not in its arguments, which others can read.
-            *(f"--set-env='{name}=${self._prefix}{name}'" for name in call.variables),
+            *(f"--set-env='{name}=${self._prefix}{name}'" for name in container.env),
             '"$image" --',
         ]
 
-    def environment(self, call: Invocation) -> dict[str, str]:
+    def environment(self, container: Container, gpus: bool) -> dict[str, str]:
         """Return the profile's variables under the names in `words`."""
-        return {f"{self._prefix}{name}": value for name, value in call.variables.items()}
+        return {f"{self._prefix}{name}": value for name, value in container.env.items()}
 
 
 class Pyxis(Runtime):
@@ -167,29 +143,29 @@ class Pyxis(Runtime):
     separators = ":, "
     launcher = "srun"
 
-    def prepare(self, call: Invocation) -> list[str]:
+    def prepare(self, container: Container) -> list[str]:
         """Return a check of the plugin, and the list of mounts, which `words` joins by commas."""
         return [
             "[[ $(srun --help 2>&1) == *--container-image* ]] ||",
             '    gpujobs_stop "srun has no option --container-image: Slurm has no plugin Pyxis"',
-            f"mounts=({command(map(str, call.mounts))})",
+            f"mounts=({command(container.mounts)})",
         ]
 
-    def words(self, call: Invocation) -> list[str]:
-        names = ",".join(call.variables)
+    def words(self, container: Container, gpus: bool) -> list[str]:
+        names = ",".join(container.env)
         return [
             '--container-image="$image"',
             '--container-mounts="$(IFS=,; echo "${mounts[*]}")"',
-            f"--container-workdir={call.workdir}",
+            f"--container-workdir={container.workdir}",
             "--no-container-remap-root",
             *([f"--container-env={names}"] if names else []),
-            *call.args,
+            *container.args,
         ]
 
-    def environment(self, call: Invocation) -> dict[str, str]:
+    def environment(self, container: Container, gpus: bool) -> dict[str, str]:
         """Return the variables that enroot's hooks read."""
         found = {"MELLANOX_VISIBLE_DEVICES": "all"}
-        if call.gpus:
+        if gpus:
             found["NVIDIA_VISIBLE_DEVICES"] = "all"  # of those that the job may open
             found["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
         return found
@@ -269,7 +245,9 @@ class Container:
     scratch_word: str
     """The scratch folder, as a word of bash."""
     workdir: str
+    """A word of bash."""
     args: tuple[str, ...]
+    """Words of bash."""
     env: Mapping[str, str]
     """The profile's."""
 
@@ -286,39 +264,19 @@ class Container:
         """The image as a word of bash."""
         return with_variables(self.image) if self.is_path else shlex.quote(self.image)
 
-    def words(self, gpus: bool) -> list[str]:
-        """Return the words of the runtime's command, as bash."""
-        return self.runtime.words(self._call(gpus))
-
-    def prepare(self, gpus: bool) -> list[str]:
-        """Return lines of bash that come before the words."""
-        return self.runtime.prepare(self._call(gpus))
-
-    def environment(self, gpus: bool) -> dict[str, str]:
-        """Return the variables of the runtime."""
-        return self.runtime.environment(self._call(gpus))
-
-    def _call(self, gpus: bool) -> Invocation:
-        return Invocation(
-            mounts=[*dict.fromkeys(self._mounts())],
-            workdir=shlex.quote(self.workdir),
-            args=[with_variables(word) for word in self.args],
-            variables=self.env,
-            gpus=gpus,
-        )
-
-    def _mounts(self) -> Iterator[Mount]:
+    @property
+    def mounts(self) -> list[str]:
+        """The folders that are mounted and their places in the container, as words of bash."""
+        mounts = []
         for bind in self.binds:
             source, _, target = bind.partition(":")
             word = with_variables(source)
-            yield Mount(word, shlex.quote(target) if target else word)
-        for folder in self.folders:
-            word = shlex.quote(folder) if folder else '"$gpujobs_root"'
-            yield Mount(word, word)
-        yield Mount('"$scratch"', '"$scratch"')
+            mounts.append(f"{word}:{shlex.quote(target) if target else word}")
+        words = [shlex.quote(folder) if folder else '"$gpujobs_root"' for folder in self.folders]
+        words.append('"$scratch"')
         if self.modules:  # which may be missing on the node
-            word = f'"${{{MODULES}:-$scratch}}"'
-            yield Mount(word, word)
+            words.append(f'"${{{MODULES}:-$scratch}}"')
+        return [*dict.fromkeys([*mounts, *(f"{word}:{word}" for word in words)])]
 
 
 def runtime_of(container: config.Container | None, site: Site) -> Runtime | None:
@@ -355,9 +313,9 @@ def plan_container(diagnostics: Diagnostics, root: str) -> Container | None:
         binds=site.containers.binds,
         folders=(root, workdir),
         modules=_has_own_mount(spec.modules, runtime, workdir),
-        scratch_word=_scratch_word(profile.workers, site),
-        workdir=workdir,
-        args=(*site_args, *wanted.args),
+        scratch_word=scratch_word(profile.workers, site),
+        workdir=shlex.quote(workdir),
+        args=tuple(map(with_variables, (*site_args, *wanted.args))),
         env=profile.env,
     )
 
@@ -367,7 +325,8 @@ def _has_own_mount(modules: str, runtime: Runtime, workdir: str) -> bool:
     return own and not set(modules) & set(runtime.separators)
 
 
-def _scratch_word(workers: Workers, site: Site) -> str:
+def scratch_word(workers: Workers, site: Site) -> str:
+    """Return the scratch folder of workers, as a word of bash."""
     if workers.local_directory:
         return with_variables(workers.local_directory)
     return f'"{site.scratch}"'

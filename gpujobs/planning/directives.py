@@ -10,12 +10,12 @@ from functools import cached_property
 
 from ..config import placeholders
 from ..config.site import Account, Option, Site
-from ..config.sitekinds import File, Variable
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
 from ..text import did_you_mean, matches
 from .bash import Diagnostics
-from .shape import JobShape, Place, Software, Values, resource_values
+from .containers import Container
+from .shape import JobShape, Place, Values, resource_values
 
 
 # -- checks directives: each by itself, and all of one job against each other ----------------------
@@ -174,10 +174,6 @@ class DirectiveWriter:
                 f"so queue {self.key} must be `exclusive: true`"
             )
             self.diagnostics.site_error(message, "visible_devices")
-        if isinstance(source, Variable):
-            return f"variable:{source.variable}"
-        if isinstance(source, File):
-            return f"file:{source.file}"
         return source
 
     def _default_visible_devices(self) -> str:
@@ -192,7 +188,7 @@ class DirectiveWriter:
         self.diagnostics.site_error(message, "queues", self.key, hint=hint)
         return ""
 
-    def launcher(self, software: Software) -> tuple[str, ...]:
+    def launcher(self, container: Container | None) -> tuple[str, ...]:
         """Return the words of the site's `workers_launcher`; () if there is none.
 
         In `layout: mpi`, and on several nodes, another launcher starts the processes.
@@ -200,7 +196,6 @@ class DirectiveWriter:
         words = self.site.workers_launcher
         if not words or self.shape.nodes > 1 or self.profile.layout == "mpi":
             return ()
-        container = software.container
         if container and container.runtime.launcher:
             message = (
                 f"{container.runtime.name} starts containers through {container.runtime.launcher}, "

@@ -17,7 +17,7 @@ from ..schedulers import Scheduler
 from ..text import plural
 from . import workeroptions
 from .bash import Diagnostics, with_variables
-from .containers import runtime_of
+from .containers import runtime_of, scratch_word
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
 
@@ -169,7 +169,7 @@ class WorkersLayout(Layout):
             f"--nthreads={jobs.shape.worker_threads}",
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
-            workeroptions.local_directory(workers, self.site.scratch),
+            f"--local-directory={scratch_word(workers, self.site)}",
             f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
             *transport.listen_options(self.site),
@@ -402,7 +402,7 @@ class RanksLayout(MpiLayout):
             f"--worker-class={worker_class}",
             f"--nthreads={shape.worker_threads}",
             *workeroptions.memory_limit(shape),
-            workeroptions.local_directory(workers, self.site.scratch),
+            f"--local-directory={scratch_word(workers, self.site)}",
             *transport.interface_option(),
             "--worker-options",
             shlex.quote(json.dumps(keywords)),

@@ -22,7 +22,7 @@ from ..schedulers.base import all_commands
 from ..text import did_you_mean
 from . import workeroptions
 from .bash import Diagnostics, expand_directory
-from .containers import PYTHON, choose_staging, plan_container
+from .containers import PYTHON, Container, Staging, choose_staging, plan_container
 from .demand import Machine, find_demand
 from .directives import DirectiveWriter, request_texts
 from .layouts import Layout, layout_of
@@ -34,7 +34,6 @@ from .shape import (
     JobShape,
     MemoryRequest,
     QueueMismatch,
-    Software,
     cpu_share,
     requested_memory,
 )
@@ -171,7 +170,7 @@ class GroupPlanner:
             visible_devices = writer.visible_devices()
             same = SameRequests(self.diagnostics.spec, scheduler, key, shape, walltime)
             report_same_requests(self.diagnostics, same)
-        software = self._software(diagnostics)
+        python, container, staging = self._software(diagnostics)
         return JobGroup(
             group=name,
             profile=profile,
@@ -182,16 +181,19 @@ class GroupPlanner:
             walltime=walltime,
             lines=lines,
             visible_devices=visible_devices,
-            software=software,
-            launcher=writer.launcher(software),
+            python=python,
+            container=container,
+            staging=staging,
+            launcher=writer.launcher(container),
             submit_arguments=writer.submit_arguments(),
             account=writer.account,
         )
 
-    def _software(self, diagnostics: Diagnostics) -> Software:
+    def _software(self, diagnostics: Diagnostics) -> tuple[str, Container | None, Staging | None]:
+        """Return the jobs' interpreter, and the container or the staging that has it."""
         container = plan_container(diagnostics, self.root)
         staging = None if container else choose_staging(diagnostics)
-        return Software("python" if staging else self._python(), container, staging)
+        return "python" if staging else self._python(), container, staging
 
     def _python(self) -> str:
         """Return the jobs' interpreter: the image's, or after a setup, the one on its PATH."""

@@ -320,8 +320,7 @@ def _portable(jobs: JobGroup, root: str) -> JobGroup:
     if not jobs.container:
         return jobs
     folders = tuple("" if folder == root else folder for folder in jobs.container.folders)
-    software = replace(jobs.software, container=replace(jobs.container, folders=folders))
-    return replace(jobs, software=software)
+    return replace(jobs, container=replace(jobs.container, folders=folders))
 
 
 def cluster_folder(plan: Plan, cluster_id: str) -> Path:
@@ -385,7 +384,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "mpi_setup": Bash(layout.setup),
         "environment_file": Bash(own_file) if plan.working_ranks else "",
         "inherits": INHERIT in jobs.submit_arguments,
-        "staging": jobs.software.staging,
+        "staging": jobs.staging,
         "python": jobs.python,
         "python_folder": str(python.parent) if on_path else "",
         "env": profile.env,
@@ -406,9 +405,9 @@ def _container_variables(plan: Plan, script: Script) -> dict[str, object]:
             "image": Bash(container.image_word),
             "is_path": container.is_path,
             "scratch": Bash(container.scratch_word),
-            "prepare": [Bash(line) for line in container.prepare(gpus)],
-            "environment": container.environment(gpus),
-            "command": command(container.words(gpus)),
+            "prepare": [Bash(line) for line in runtime.prepare(container)],
+            "environment": runtime.environment(container, gpus),
+            "command": command(runtime.words(container, gpus)),
             "supervisor": command(runtime.supervisor()),
         },
         "launcher": launcher(plan, script.jobs),

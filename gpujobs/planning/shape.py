@@ -60,16 +60,6 @@ class JobShape:
 
 
 @dataclass(frozen=True)
-class Software:
-    """The Python of jobs. ``python`` is the interpreter, with a container that of the image."""
-
-    python: str
-    container: Container | None = None
-    staging: Staging | None = None
-    """The copy of the site's environment that has the interpreter."""
-
-
-@dataclass(frozen=True)
 class JobGroup:
     """Equal jobs that are submitted as one array."""
 
@@ -90,23 +80,18 @@ class JobGroup:
     """Directives without their prefix: resources, account, extra directives."""
     visible_devices: str
     """scheduler, exclusive, variable:NAME or file:NAME; "" without GPUs."""
-    software: Software
+    python: str
+    """The interpreter; with a container that of the image."""
+    container: Container | None = None
+    """The container in which everything with `python` runs."""
+    staging: Staging | None = None
+    """The copy of the site's environment that has the interpreter."""
     launcher: tuple[str, ...] = ()
     """Words of the command that starts the job's processes, if the batch script itself does not."""
     submit_arguments: tuple[str, ...] = ()
     """Words after the command that submits the jobs."""
     account: str = ""
     """"" if the profile names none, or the site has none."""
-
-    @property
-    def python(self) -> str:
-        """The interpreter."""
-        return self.software.python
-
-    @property
-    def container(self) -> Container | None:
-        """The container in which everything with `python` runs."""
-        return self.software.container
 
     @property
     def n_workers(self) -> int:

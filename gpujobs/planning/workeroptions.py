@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..config.profile import Profile, Workers
 from ..injob.names import LOOPBACK
 from ..text import number_text, size_text
-from .bash import Diagnostics, with_variables
+from .bash import Diagnostics
 from .shape import JobShape
 
 Switches = tuple[str, str]
@@ -163,13 +163,6 @@ def memory_limit(shape: JobShape) -> list[str]:
     if not shape.worker_memory:
         return []
     return [f"--memory-limit={size_text(shape.worker_memory)}"]
-
-
-def local_directory(workers: Workers, scratch: str) -> str:
-    """Return the option for the scratch folder, as bash; ``scratch`` is the site's default."""
-    if workers.local_directory:
-        return f"--local-directory={with_variables(workers.local_directory)}"
-    return f'--local-directory="{scratch}"'
 
 
 def check(diagnostics: Diagnostics, shape: JobShape, gpu_memory: int | None) -> None:
