@@ -40,10 +40,7 @@ _ENGLISH = {"LC_MESSAGES": "C", "LC_NUMERIC": "C", "LC_TIME": "C", "LANGUAGE": "
 def environment(
     names: Iterable[str] = (), values: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a command: an allow-list, and messages in English.
-
-    ``names`` are passed as well, ``values`` are set.
-    """
+    """Return an allow-list of variables, with ``names`` and ``values``; messages in English."""
     passed = {name: os.environ[name] for name in (*_COMMON, *names) if name in os.environ}
     languages = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     language = next(filter(None, languages), "C.UTF-8")
@@ -140,9 +137,9 @@ class Talk(NamedTuple):
 
 
 def start(argv: Sequence[str], stderr: IO[bytes] | None = None) -> Talk:
-    """Start a program of this terminal that talks through pipes, such as ssh, with all variables.
+    """Start a program that talks through pipes, such as ssh. Raises UnavailableError.
 
-    ``stderr``: a file for its messages. Raises UnavailableError if the program is not here.
+    ``stderr``: a file for its messages; else those of this terminal.
     """
     pipe = subprocess.PIPE
     try:

@@ -132,20 +132,14 @@ progress = ReportProgress()
 
 
 def echo(text: str) -> None:
-    """Print data to stdout, without the control characters of names, reasons and files.
-
-    Raises OSError if stdout is full or closed.
-    """
+    """Print data to stdout, without control characters. Raises OSError if it is full or closed."""
     if sys.stdout is None:  # `>&-`
         raise OSError(errno.EBADF, "stdout is closed")
     click.echo(printable(text))
 
 
 def keep_descriptors() -> None:
-    """Open those of stdin, stdout and stderr that are closed: the next file would get their number.
-
-    Messages are lost without stderr; `echo` fails without stdout.
-    """
+    """Open those of stdin, stdout and stderr that are closed: the next file would get them."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < _FIRST_FILE:
         pass
     os.close(descriptor)

@@ -47,10 +47,7 @@ OWNER_TIMEOUT = 60.0
 
 # -- files and folders that are private to the user ------------------------------------------------
 def write_new(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file that must not exist yet, with mode 0600.
-
-    ``durable``: return only after the content is on the disk. Raises FileExistsError.
-    """
+    """Write a new file, mode 0600; ``durable``: onto the disk. Raises FileExistsError."""
     data = content.encode() if isinstance(content, str) else content
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -95,10 +92,7 @@ def is_removed(folder: Path) -> bool:
 
 
 def private_folder(path: Path) -> None:
-    """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
-
-    Raises InputError if it is a symbolic link, belongs to another user or is writable by others.
-    """
+    """Make the folder ``path``, mode 0700. Raises InputError if others can write or replace it."""
     try:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
@@ -133,10 +127,7 @@ def check_folder(path: Path) -> None:
 
 
 def folder_problem(path: Path) -> str:
-    """Return why others could change the folder of a cluster; "" if they cannot, or it is missing.
-
-    Who can write the folder above could put another one in its place.
-    """
+    """Return why others could change a cluster's folder; "" if they cannot, or it is missing."""
     try:
         check_folder(path)
     except InputError as error:
@@ -289,10 +280,7 @@ def _now_at(folder: Path) -> float:
 
 
 def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
-    """Return the last lines of a log of a cluster, without control characters.
-
-    At most 64 KiB are read, and nothing of a folder that others can change.
-    """
+    """Return the last lines of a log, in 64 KiB; none of a folder that others can change."""
     path = folder / "logs" / log
     if folder_problem(folder):
         return []

@@ -40,10 +40,7 @@ _STATE_OF_KIND = {
 
 
 def current_attempt(folder: FolderState, jobs: tuple[JobReport, ...]) -> int:
-    """Return which start of the cluster this is: the first one with jobs that have not ended.
-
-    After the end of the cluster, that of the last head.
-    """
+    """Return which start of the cluster this is; after its end, that of the last head."""
     if folder.ended is not None:
         return next((job.attempt for job in jobs if job.number == folder.head), 1)
     last = max((job.attempt for job in jobs), default=1)
@@ -199,10 +196,7 @@ def _excused(job: JobReport) -> JobReport:
 def unlisted_since(
     record: ClusterRecord, folder: FolderState, answers: Answers, now: float
 ) -> dict[str, float]:
-    """Return the record's ``unlisted`` after the ``answers`` of one query.
-
-    Of jobs that were not asked for, it stays: another process may have asked.
-    """
+    """Return the record's ``unlisted`` after a query; of jobs without an answer it stays."""
     unlisted = dict(record.unlisted)
     for number, job in record.current_jobs(folder.claims).items():
         if number in folder.exits or answers.get(job, NOT_LISTED) != NOT_LISTED:
@@ -441,10 +435,7 @@ class _Judge:
         return JobPhase.PENDING if known else JobPhase.SUBMITTED
 
     def _final_phase(self, number: int, status: JobStatus, served: bool) -> JobPhase:
-        """A job that ends before its workers connect has failed, whatever its exit code.
-
-        Only the end of the cluster, or that it was asked to leave, excuses that.
-        """
+        """A job that ends before its workers connect has failed, unless it was asked to end."""
         asked = self.folder.ended is not None or number in self.record.removed
         excused = asked and status.state is not JobState.FAILED
         return JobPhase.ENDED if served or excused else JobPhase.FAILED

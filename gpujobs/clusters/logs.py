@@ -26,11 +26,7 @@ logger = logging.getLogger("gpujobs")
 
 
 def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths:
-    """Return a function that lists the chosen logs.
-
-    These are the output of `run`, the log of the job of ``worker``, or all logs so far. Raises
-    InputError if there is no such worker.
-    """
+    """Return a function that lists the chosen logs. Raises InputError for an unknown worker."""
     check_folder(record.path)
     folder = record.path / "logs"
     if everything:

@@ -88,10 +88,7 @@ class ClusterMonitor:
         return self.system.monotonic() - self._last_query
 
     def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
-        """Return a report on every cluster; query the batch scheduler if that is due.
-
-        ``connected``: see `judge`; only for a monitor of one cluster.
-        """
+        """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`."""
         self.records = [self._current(record) for record in self.records]
         states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
@@ -273,10 +270,7 @@ def _write_job_ids(record: ClusterRecord, scheduler: Scheduler) -> None:
 def recover_submission(
     record: ClusterRecord, ledger: Ledger, *, at_once: bool = False, system: System = HOST
 ) -> ClusterRecord:
-    """Complete a submission that was interrupted before the batch scheduler replied.
-
-    One that may still be under way is left alone. ``at_once``: its job is looked for all the same.
-    """
+    """Complete an interrupted submission; one that may be under way only if ``at_once``."""
     if record.intent is None:
         return record
     recent = system.time() - record.intent.time < RECOVERY_AGE

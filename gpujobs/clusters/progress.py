@@ -41,10 +41,7 @@ class Progress:
 
 
 class LibraryProgress(Progress):
-    """The progress of a call in Python: silent unless a person watches.
-
-    That is on a terminal, or in a notebook, whose output understands a carriage return.
-    """
+    """The progress of a call in Python: only on a terminal, or in a notebook."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__()

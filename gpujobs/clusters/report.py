@@ -277,10 +277,7 @@ def has_all_workers(record: ClusterRecord, jobs: Iterable[JobReport]) -> bool:
 
 
 def gone_jobs(record: ClusterRecord, jobs: Iterable[JobReport]) -> dict[int, str]:
-    """Return why jobs bring no workers any more, by number.
-
-    Not of those that were asked to leave, or left when they had done their work.
-    """
+    """Return why jobs that were not asked to leave bring no workers any more, by number."""
     return {
         job.number: job.loss
         for job in jobs

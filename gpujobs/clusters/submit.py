@@ -46,10 +46,7 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
 
 
 def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
-    """Yield notes about the command of ``plan``; reads the names in its working directory.
-
-    ``folder``: that of the profile, where the script may be instead.
-    """
+    """Yield notes about the command of ``plan``; ``folder``: that of the profile."""
     run = plan.profile.run
     if not run:
         return
@@ -153,10 +150,7 @@ class Predecessor:
 def find_predecessor(
     spec: ClusterSpec, record: ClusterRecord, ledger: Ledger
 ) -> Predecessor | None:
-    """Return the cluster for which the new cluster ``record`` waits; None if it has ended.
-
-    Raises NoSuchClusterError, or InputError if it has failed or cannot be waited for.
-    """
+    """Return the cluster for which ``record`` waits; None if it has ended. Raises InputError."""
     after = spec.profile.after
     if after is None:
         return None
@@ -198,10 +192,7 @@ BASH = "/bin/bash"
 def make_cluster_plan(
     spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
 ) -> Plan:
-    """Return the plan of ``spec`` (see `make_plan`); the local site inspects this machine.
-
-    ``devices``: GPUs of this machine to use; None: those that are free.
-    """
+    """Return the plan of ``spec``; ``devices``: GPUs of this machine, None: the free ones."""
     texts: list[Loc] = [("environment", "setup")]
     texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
     if problems := list(bash_problems(spec.document, texts)):
@@ -295,10 +286,8 @@ def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[errors.
 
 
 def bash_error(text: str) -> str:
-    """Return the first message of ``bash -n`` for ``text``; "" if it is correct, or without bash.
-
-    ``bash -n`` does not execute ``shopt -s extglob``, so it has the option from the beginning.
-    """
+    """Return the first error of ``bash -n`` in ``text``; "" if it is correct, or without bash."""
+    # It does not execute `shopt -s extglob`, and so has the option from the beginning.
     result = process.run([BASH, "-O", "extglob", "-n"], stdin=text)
     if not result.started or (result.exit_code == 0 and not result.stderr):
         return ""
@@ -546,10 +535,7 @@ def _occupied_nodes(plan: Plan, jobs: Mapping[str, int]) -> Counter[str]:
 
 
 def array_limit(plan: Plan, client: SchedulerClient, jobs: int) -> int | None:
-    """Return the most jobs of one array: the site's number, or the batch scheduler's, or None.
-
-    The batch scheduler is queried only for several ``jobs``.
-    """
+    """Return the most jobs of one array; the batch scheduler is asked if ``jobs`` are several."""
     if plan.site.max_array_size or jobs == 1:
         return plan.site.max_array_size
     return client.array_limit()

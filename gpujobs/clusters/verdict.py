@@ -141,10 +141,7 @@ def tell_head(report: ClusterReport) -> None:
 
 
 def main(path: str, request: str = "") -> None:
-    """Ask about the jobs of the cluster in the folder ``path``, from one of them.
-
-    ``request``: a file for `_Outside`; "" if the commands are run here.
-    """
+    """Ask about the jobs of a cluster from one of them; ``request``: a file for `_Outside`."""
     folder = Folder(path)
     before = folder.read(VERDICT)
     record = parse(folder.load(RECORD)).at(folder.path)

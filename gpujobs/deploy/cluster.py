@@ -540,10 +540,7 @@ class GPULocalCluster(GPUJobQueueCluster):
 
 
 def _workers_on_free_gpus(devices: tuple[str, ...] | None, keywords: Mapping[str, Any]) -> int:
-    """Return how many workers fit on the free GPUs, in whole jobs; 0 with CPU workers.
-
-    Raises InputError.
-    """
+    """Return how many workers fit on the free GPUs, in whole jobs. Raises InputError."""
     per_worker = keywords.get("gpus_per_worker", keywords.get("worker_gpu", 1))
     per_job, per_gpu = keywords.get("gpus_per_job", per_worker), keywords.get("workers_per_gpu", 1)
     numbers = per_worker, per_job, per_gpu

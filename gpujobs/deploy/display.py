@@ -57,10 +57,7 @@ def ipywidgets_module() -> ModuleType | None:
 
 
 class ClusterWidget:
-    """Tabs with the state of a cluster, its jobs, and buttons that scale it.
-
-    ``tabs`` is displayed by the notebook.
-    """
+    """Tabs with the state of a cluster, its jobs, and buttons that scale it."""
 
     def __init__(
         self,

@@ -180,11 +180,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     @property
     def dashboard_link(self) -> str:
-        """Link to the dashboard.
-
-        One on the loopback interface is reached from its host, or by the tunnel of
-        `gpujobs connect`.
-        """
+        """Link to the dashboard; `gpujobs connect` prints the tunnel to a loopback interface."""
         server = getattr(self.scheduler, "http_server", None)  # of a dask scheduler in this process
         if server is not None and server.address == LOOPBACK:
             return str(format_dashboard_link(LOOPBACK, server.port))

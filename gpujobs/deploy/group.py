@@ -132,10 +132,7 @@ class WorkerGroup:
         return {"nthreads": shape.worker_threads, "memory_limit": shape.worker_memory or 0}
 
     def demand(self, cluster_id: str, groups: Iterable[JobGroup]) -> dict[str, object]:
-        """Return the arguments of `gpujobs.injob.demand`; ``groups``: all of the cluster.
-
-        Tasks that ask for no resource are for groups without GPUs, if there are any.
-        """
+        """Return the arguments of `gpujobs.injob.demand`; ``groups``: all of the cluster."""
         jobs = self.jobs
         return {
             "prefix": group_prefix(cluster_id, self.name),

@@ -198,10 +198,7 @@ class PoolJobs:
         return changed
 
     def _take_back(self, job: JobReport) -> None:
-        """Add a job in the queue again if it had ended: the batch scheduler has requeued it since.
-
-        As after the failure of a node, or of the batch scheduler itself.
-        """
+        """Add a job in the queue again if it had ended: the batch scheduler has requeued it."""
         number = job.number
         if number in self.active or number in self.released or number not in self._all:
             return

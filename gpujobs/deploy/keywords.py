@@ -143,10 +143,7 @@ WORKER_OPTIONS: dict[str, Reader] = {
 
 
 def extra_args_settings(value: Any) -> Iterator[Setting]:
-    """Yield the settings of words of dask's command line. Raises ValueError.
-
-    A word may have several parts, as in ``["--resources GPU=2", "--lifetime", "1h"]``.
-    """
+    """Yield the settings of words of dask's command line, as ``["--resources GPU=2"]``."""
     for name, option in _options(_split(value)).items():
         read = WORKER_OPTIONS.get(name)
         yield from read(option) if read else worker_settings({name: option})
@@ -480,10 +477,7 @@ def _worker_size(profile: Mapping[str, Any]) -> WorkerSize:
 
 
 def _site_of(document: Document, batch_scheduler: str) -> SiteFile:
-    """Return a site with one queue, as far as the keywords describe it.
-
-    Users of dask-jobqueue have no site file.
-    """
+    """Return a site with one queue from the keywords: users of dask-jobqueue have no site file."""
     profile = document.value
     queue: dict[str, Any] = {
         f"{resource}_per_node": profile[f"{resource}_per_job"]
@@ -508,10 +502,7 @@ def document_of(
     configuration: Configuration | None = None,
     vocabulary: Vocabulary = JOBQUEUE,
 ) -> Document:
-    """Return the profile that keywords and the user's dask configuration describe.
-
-    Every position names its keyword. Raises InputError with all problems.
-    """
+    """Return the profile of keywords and dask's configuration. Raises InputError."""
     converter = _Converter(vocabulary)
     found = _given(keywords, configuration or Configuration(), vocabulary)
     for given in found:

@@ -116,10 +116,7 @@ class Submitter:
     def worker_scripts(
         self, group: JobGroup, count: int, used_devices: Collection[str], limit: int | None = None
     ) -> list[Script]:
-        """Return the scripts of ``count`` jobs of a group, at most ``limit`` jobs each.
-
-        Raises RefusedError without free GPUs.
-        """
+        """Return the scripts of ``count`` jobs. Raises RefusedError without free GPUs."""
         devices = self._free_devices(group, count, used_devices)
         return self._render(group, WORKERS, count, devices, limit)
 
@@ -142,10 +139,7 @@ class Submitter:
     def jobs_of(
         self, submission: Submission, now: float, devices: tuple[str, ...] = ()
     ) -> Iterator[PoolJob]:
-        """Yield the jobs of a submission that was accepted at ``now``, of the monotonic clock.
-
-        ``devices``: the GPUs of this machine that all of them use.
-        """
+        """Yield the jobs of a submission, accepted at ``now``; ``devices``: of all of them."""
         workers = submission.group != HEAD
         jobs = next(jobs for jobs in self.plan.all_jobs if jobs.group == submission.group)
         gpus = jobs.shape.gpus
@@ -281,10 +275,7 @@ class JobPool:
         return min(group.target - self.present(group), self.room(group))
 
     def room(self, group: WorkerGroup) -> int:
-        """Return how many more jobs of a group may be submitted now.
-
-        Jobs that leave count until they have ended.
-        """
+        """Return how many more jobs may be submitted now; jobs that leave count until they end."""
         occupied = self.jobs.occupied()
         halts = [*self.halts(group), *self._limits(group, sys.maxsize, occupied)]
         most = [halt.jobs for halt in halts]

@@ -41,10 +41,7 @@ class Retirer:
             self._names.difference_update(new)
 
     def retire_late(self, released: Iterable[PoolJob]) -> None:
-        """Retire, in the background, connected workers of jobs that are to be cancelled.
-
-        They have connected after the release, and would get tasks until the cancel is confirmed.
-        """
+        """Retire workers that connected after the release of their jobs: they would get tasks."""
         connected = (self._dask.connected or frozenset()).difference(self._names)
         late = [name for job in released for name in job.report.workers if name in connected]
         if late:
@@ -106,10 +103,7 @@ class Scaler:
             )
 
     async def reach_targets(self) -> None:
-        """Submit or remove jobs until all targets are met; of each group all jobs, or none.
-
-        Raises the first error, after all groups have been tried.
-        """
+        """Submit or remove jobs until all targets are met; then raise the first error."""
         errors: list[Exception] = []
         async with self._lock:
             self._check_scheduler()
@@ -210,20 +204,14 @@ class Scaler:
             await self.pool.remove(chosen, self._retirer.retire)
 
     def set_demand(self, group: str, jobs: int, maximum: int) -> None:
-        """Want ``jobs`` jobs of a group, of which there may be ``maximum`` at any time.
-
-        Jobs above that stay until they are released.
-        """
+        """Want ``jobs`` jobs of a group; those above stay, up to ``maximum``, until released."""
         self.pool.groups[group].target = jobs
         self.pool.groups[group].maximum = maximum
         self.pool.lower_targets()  # otherwise each second writes two targets
         self.pool.write_groups()
 
     async def grow(self, name: str, workers: int) -> None:
-        """Raise the target of a group to ``workers``, or to as many as are possible, for `adapt`.
-
-        Failures are not forgotten: adaptive scaling asks every second.
-        """
+        """Raise a target for `adapt`, as far as possible; failures are not forgotten."""
         pool, group = self.pool, self.pool.groups[name]
         if not pool.stopped(group):
             group.target, why_not = pool.possible(group, group.jobs_for(workers))

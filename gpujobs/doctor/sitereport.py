@@ -70,10 +70,7 @@ class SiteReport:
 
 
 def check_offline(site: str, settings: Document = NO_SETTINGS) -> SiteReport:
-    """Return the report of all checks that need no batch scheduler.
-
-    ``settings``: keys of the profiles that are tried. Raises NoSuchSiteError.
-    """
+    """Return the report of all checks without a batch scheduler. Raises NoSuchSiteError."""
     try:
         site_file = load_site(site)
     except NoSuchSiteError:
@@ -344,10 +341,7 @@ class Comparison:
 
 
 def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, str]]:
-    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message.
-
-    Without a limit in the file, jobs may have all ``nodes`` of the queue, and any walltime.
-    """
+    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message."""
     name, user_gpus = live.name, live.gpus_of_user(queue.type_name(None))
     jobs = f"jobs in queue {name} have at"
     if _above(queue.max_walltime or NO_LIMIT, live.max_walltime):
@@ -382,10 +376,7 @@ OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"
 
 
 def take_survey(client: SchedulerClient) -> Survey | None:
-    """Return the queues and nodes of the batch scheduler; None if gpujobs cannot ask for them.
-
-    Raises UnavailableError if the first command fails; the answers of others may be missing.
-    """
+    """Return queues and nodes, None if they cannot be asked for. Raises UnavailableError."""
     kind = client.scheduler.inventory
     if kind is None:
         return None
@@ -394,11 +385,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
-    """Return the batch scheduler of this host, and its queues and nodes.
-
-    ``name``: the value of `scheduler`; None: the first one that answers. Raises InputError if there
-    is none.
-    """
+    """Return the batch scheduler ``name``, or the first that answers. Raises InputError."""
     reasons = []
     for client in _clients(name):
         try:
