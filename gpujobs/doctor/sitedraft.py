@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..schedulers import Scheduler
 from ..schedulers.inventory import LiveNode, LiveQueue, Survey
@@ -36,6 +36,8 @@ class Entry:
     cpus: int
     memory: int | None
     nodes: int
+    whole_nodes: bool = False
+    """A job takes all GPUs of a node, since nothing lists those of a job."""
 
     def text(self) -> str:
         """Return the entry as a line of YAML."""
@@ -48,7 +50,7 @@ class Entry:
             "cpus_per_node": self.cpus or None,
             "memory_per_node": size_text(memory) if memory else None,
             "nodes": self.nodes or None,
-            "exclusive": "true" if queue.exclusive else None,
+            "exclusive": "true" if queue.exclusive or self.whole_nodes else None,
             "max_walltime": _time(queue.max_walltime),
             "min_walltime": _time(queue.min_walltime),
             "max_nodes": queue.max_nodes,
@@ -62,7 +64,12 @@ class Entry:
 
 def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
     """Return a commented site file. Marks what the batch scheduler did not report."""
-    entries = [entry for queue in survey.queues for entry in _entries(queue, survey.nodes)]
+    whole = survey.visible_devices == "exclusive"
+    entries = [
+        replace(entry, whole_nodes=whole and entry.gpus > 0)
+        for queue in survey.queues
+        for entry in _entries(queue, survey.nodes)
+    ]
     return "\n".join(
         [
             *_about(scheduler, host, survey),

@@ -72,8 +72,11 @@ class LSFInventory(Inventory):
             survey,
             request=_shared_request(name),
             cpu_request=_CPU_REQUEST,
-            visible_devices="",
-            comments=(f"the GPUs are the shared resource {name}",),
+            visible_devices="exclusive",
+            comments=(
+                f"the GPUs are the shared resource {name}, and nothing lists those of a job:",
+                "each job takes all of its nodes; see `visible_devices` in docs/sites.md",
+            ),
         )
 
 

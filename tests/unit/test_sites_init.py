@@ -251,6 +251,9 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     assert loaded.site.request and '-R "rusage[ngpus={gpus_per_node}]"' in loaded.site.request
     assert loaded.site.cpu_request and "mem=" not in " ".join(loaded.site.cpu_request)
     assert "the shared resource ngpus" in text
+    # Nothing lists the GPUs of a job there, so that a part of a node would find none.
+    assert loaded.site.visible_devices == "exclusive"
+    assert loaded.site.queues["short"].exclusive and TO_BE_FILLED_IN not in text.split("visible")[1].split("\n")[0]
 
 
 def test_lsf_with_its_own_gpus(home: Path) -> None:
