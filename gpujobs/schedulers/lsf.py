@@ -176,9 +176,11 @@ _ALREADY_ENDED = re.compile(
 )
 _NO_JOBS = re.compile(r"\bno (\w+ )?jobs? found|is not found", re.I)
 _INTERACTIVE = re.compile(r"^(-I(p|s|sp|S|X|ps)?|-XF)$")
+_NO_OPTION = re.compile(r"(?:illegal option|option cannot have an argument) -- (\w+)")
 _REMEDIES = {
-    "rn": "leave out `requeue`: it needs `-rn`, without which a queue may start jobs again itself",
+    "r": "leave out `requeue`: it needs `-rn`, without which a queue may start jobs again itself",
     "gpu": "a `request` in the site file; `gpujobs sites init` drafts it",
+    "U": "leave out `reservation`: this LSF has none",
 }
 """Remedies by the option that a relative of LSF does not have."""
 _MOST_DETAILS = 100
@@ -285,7 +287,7 @@ class LSF(Scheduler):
         return ["-w", text] if text else []
 
     def remedy(self, result: CommandResult) -> str:
-        found = re.search(r"illegal option -- (\w+)", result.stderr)
+        found = _NO_OPTION.search(result.stderr)
         return _REMEDIES.get(found[1], "") if found else ""
 
     def find_command(self, name: str, user: str) -> list[str]:

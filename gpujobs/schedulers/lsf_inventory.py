@@ -57,7 +57,7 @@ class LSFInventory(Inventory):
             for node in self.nodes(ask)
         ]
         texts = re.split(r"^QUEUE: ", ask(["bqueues", "-l"]), flags=re.M)[1:]
-        config = ask(["bparams", "-a"])
+        config = ask(["bparams", "-l"])
         survey = Survey(
             queues=tuple(map(_queue, texts)),
             nodes=tuple(counted),

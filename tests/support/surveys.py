@@ -32,6 +32,8 @@ ANSWERS: dict[str, dict[str, tuple[str, str]]] = {
     "lsf": {
         "bhosts": ("hosts.txt", "hosts"),
         "bqueues -l": ("hosts.txt", "queue limits"),
+        "bparams -l": ("inventory.txt", "parameters, long"),
+        "lshosts -w": ("inventory.txt", "memory of hosts"),
     },
 }
 TEXTS = {

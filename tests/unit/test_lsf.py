@@ -397,6 +397,6 @@ def test_options_that_relatives_do_not_have() -> None:
     """The message is a page of usage."""
     refused = said("submit.txt", "gpu option of IBM LSF, not in this one")
     assert "sites init" in SCHEDULER.remedy(refused)
-    without_rn = replace(refused, stderr=refused.stderr.replace("-- gpu", "-- rn"))
-    assert SCHEDULER.remedy(without_rn).startswith("leave out `requeue`")
+    assert SCHEDULER.remedy(said("refused.txt", "no -rn")).startswith("leave out `requeue`")
+    assert SCHEDULER.remedy(said("refused.txt", "reservation")).startswith("leave out `reservation`")
     assert SCHEDULER.remedy(said("submit.txt", "unknown queue")) == ""

@@ -251,6 +251,8 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     assert loaded.site.request and '-R "rusage[ngpus={gpus_per_node}]"' in loaded.site.request
     assert loaded.site.cpu_request and "mem=" not in " ".join(loaded.site.cpu_request)
     assert "the shared resource ngpus" in text
+    assert loaded.site.max_array_size == 1000, "bparams has no -a there"
+    assert loaded.site.queues["short"].memory_per_node == 23 * 2**30
     # Nothing lists the GPUs of a job there, so that a part of a node would find none.
     assert loaded.site.visible_devices == "exclusive"
     assert loaded.site.queues["short"].exclusive and TO_BE_FILLED_IN not in text.split("visible")[1].split("\n")[0]
