@@ -67,7 +67,7 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
         return None
     if job.phase is JobPhase.FAILED and _HARDWARE.search(job.reason):
         return True
-    if folder.ended is not None:
+    if folder.ended is not None or job.state in (JobState.CANCELLED, JobState.PREEMPTED):
         return None
     if job.phase is JobPhase.FAILED and job.started:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)

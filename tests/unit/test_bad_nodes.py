@@ -32,13 +32,17 @@ from .support import SLURM, made_plan
 NO_DRIVER = "worker svd-0000-1 ended (exit code 1): the node has no NVIDIA driver (NVMLError_LibraryNotFound)"
 
 
-def failed_job(reason: str, *, seen: int = 0, exit_code: int = 1, **state: object) -> ClusterReport:
-    """Return a cluster whose job 1 has ended on node2 a minute after its start."""
+def failed_job(
+    reason: str, *, seen: int = 0, exit_code: int = 1, says: JobState | None = None, **state: object
+) -> ClusterReport:
+    """Return a cluster whose job 1 has ended on node2 a minute after its start; ``says``: as the batch scheduler says."""
     folder = FolderState(
         seen=frozenset(WORKERS[:seen]), exits={1: ExitRecord(exit_code, "node2")}, reasons={1: reason},
         nodes={1: "node2"}, began={1: START},
     )  # fmt: skip
     answers = {JobId("7", 0): JobStatus(JobState.RUNNING, node="node1")}
+    if says:
+        answers[JobId("7", 1)] = JobStatus(says, node="node2", exit_code=exit_code)
     return judge(RECORD, replace(folder, **state), answers, now=START + 60)  # type: ignore[arg-type]
 
 
@@ -50,6 +54,9 @@ def failed_job(reason: str, *, seen: int = 0, exit_code: int = 1, **state: objec
         (failed_job(NO_DRIVER, ended=Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 50)), True),
         (failed_job("ModuleNotFoundError: No module named 'x'"), None),  # as on all nodes
         (failed_job("ModuleNotFoundError: No module named 'x'", seen=2), True),  # only on this one
+        (failed_job("", seen=2, exit_code=143, says=JobState.CANCELLED), None),  # by hand, while it started
+        (failed_job("", seen=2, exit_code=143, says=JobState.PREEMPTED), None),
+        (failed_job(NO_DRIVER, says=JobState.CANCELLED), True),
         (failed_job("killed", seen=4), False),  # its workers had connected
         (failed_job("killed", seen=4, began={1: START - 600}), None),
         (failed_job("killed", seen=4, ended=Ended(EndKind.FAILED, 1, "x", 1, START + 50)), None),
