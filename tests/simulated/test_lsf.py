@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -14,7 +15,9 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.schedulers import CommandResult, JobId, JobState
 from gpujobs.schedulers.lsf import LSF
 
-from ..support.fake_lsf import LsfBackend
+from ..conftest import fresh_folder, make_cli
+from ..support.cli import NVML
+from ..support.fake_lsf import LsfBackend, RelativeOfLsf
 from ..support.processes import patience, until
 from ..support.transcripts import recorded
 
@@ -315,3 +318,73 @@ def test_somebody_elses(lsf: LsfBackend, script: Callable[..., str]) -> None:
     done = run(["bkill", number], env={**lsf.env(), "HOME": "/"}, user="nobody", cwd=Path("/"))
     real = said("cancel.txt", "somebody else's")
     assert (done.returncode, shape(done.stderr)) == (real.exit_code, shape(real.stderr))
+
+
+# -- a relative without -gpu -----------------------------------------------------------------------
+@pytest.fixture
+def relative(shared_folder: Path) -> Iterator[RelativeOfLsf]:
+    folder = fresh_folder(shared_folder, "relative")
+    with RelativeOfLsf(folder).running() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("title", "line"),
+    [
+        ("no -rn", "-rn"), ("unit of memory", "-R 'rusage[mem=1024MB]'"), ("reservation", "-U nores"),
+        ("avoid", """-R "select[hname!='node1'] rusage[ngpus=4]\""""),
+    ],
+)  # fmt: skip
+def test_what_a_relative_refuses(relative: RelativeOfLsf, title: str, line: str) -> None:
+    done = relative.command("bsub", stdin=f"#BSUB {line}\ntrue\n")
+    real = said("refused.txt", title)
+    assert done.returncode == real.exit_code
+    assert done.stderr.splitlines()[:1] == real.stderr.splitlines()[:1]
+    assert shape(done.stdout) == shape(real.stdout)
+
+
+def test_what_a_relative_reports(relative: RelativeOfLsf) -> None:
+    """Each line is one of the recorded lines, but for the numbers."""
+    fill = ["#BSUB -n 16", "#BSUB -R 'rusage[ngpus=4]'", f"{SLEEP}"]
+    ids = [relative.command("bsub", stdin="\n".join(fill)).stdout for _ in range(relative.nodes)]
+    assert len(ids) == relative.nodes
+    until(lambda: {job["state"] for job in relative.jobs()} == {"running"}, 20)
+    for title in (
+        "hosts, wide",
+        "resources",
+        "queue limits",
+        "memory of hosts",
+        "parameters, long",
+        "version",
+    ):
+        real = said("inventory.txt", title)
+        done = relative.command(*real.argv)
+        assert done.returncode == 0
+        assert set(shape(done.stdout)) <= set(shape(real.stdout)), title
+    for title in ("no GPUs of lshosts", "parameters"):
+        real = said("inventory.txt", title)
+        done = relative.command(*real.argv)
+        assert (done.returncode, done.stdout) == (real.exit_code, real.stdout)
+        assert done.stderr.splitlines()[0] == real.stderr.splitlines()[0]
+
+
+def test_a_node_is_avoided(relative: RelativeOfLsf) -> None:
+    line = LSF().avoid(["node1", "node2"])
+    done = relative.command("bsub", stdin=f"#BSUB {line}\n{SLEEP}\n")
+    assert done.returncode == 0, done.stderr
+    until(lambda: bool(relative.jobs()[0]["nodes"]), 20)
+    assert list(relative.jobs()[0]["nodes"]) == ["node3"]
+
+
+def test_a_draft_of_a_relative_runs_a_job_unchanged(relative: RelativeOfLsf, home: Path) -> None:
+    cli = make_cli(relative, home, "ordinary")
+    done = cli("sites", "init", "--scheduler", "lsf", "-o", "drafted.yaml")
+    assert done.returncode == 0 and "no findings" in done.stderr
+    site = str(cli.work / "drafted.yaml")
+    done = cli("sites", "check", site, "--live", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["findings"] == []
+    settings = [f"--set=env.PYTHONPATH={NVML}", "--set=env.DASK_CUDA_TEST_SINGLE_GPU=1"]
+    done = cli("doctor", "--run", "--site", site, *settings, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
+    assert checks["job"] == checks["GPUs"] == "ok"

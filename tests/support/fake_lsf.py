@@ -42,3 +42,10 @@ class LsfBackend(FakeBackend):
     def kill_job(self, job: str) -> None:
         done = self.command("bkill", job)
         assert done.returncode == 0, done.stderr
+
+
+class RelativeOfLsf(LsfBackend):
+    """Volclava, which has no ``-gpu`` and does not set CUDA_VISIBLE_DEVICES."""
+
+    commands = (*LsfBackend.commands, "bhosts", "bqueues", "lshosts", "bparams", "lsid")
+    settings: ClassVar[dict[str, Any]] = {**LsfBackend.settings, "relative": True}

@@ -54,7 +54,10 @@ def failed_job(
         (failed_job(NO_DRIVER, ended=Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 50)), True),
         (failed_job("ModuleNotFoundError: No module named 'x'"), None),  # as on all nodes
         (failed_job("ModuleNotFoundError: No module named 'x'", seen=2), True),  # only on this one
-        (failed_job("", seen=2, exit_code=143, says=JobState.CANCELLED), None),  # by hand, while it started
+        (
+            failed_job("", seen=2, exit_code=143, says=JobState.CANCELLED),
+            None,
+        ),  # by hand, while it started
         (failed_job("", seen=2, exit_code=143, says=JobState.PREEMPTED), None),
         (failed_job(NO_DRIVER, says=JobState.CANCELLED), True),
         (failed_job("killed", seen=4), False),  # its workers had connected

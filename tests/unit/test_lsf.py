@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -398,5 +397,7 @@ def test_options_that_relatives_do_not_have() -> None:
     refused = said("submit.txt", "gpu option of IBM LSF, not in this one")
     assert "sites init" in SCHEDULER.remedy(refused)
     assert SCHEDULER.remedy(said("refused.txt", "no -rn")).startswith("leave out `requeue`")
-    assert SCHEDULER.remedy(said("refused.txt", "reservation")).startswith("leave out `reservation`")
+    assert SCHEDULER.remedy(said("refused.txt", "reservation")).startswith(
+        "leave out `reservation`"
+    )
     assert SCHEDULER.remedy(said("submit.txt", "unknown queue")) == ""

@@ -255,7 +255,10 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     assert loaded.site.queues["short"].memory_per_node == 23 * 2**30
     # Nothing lists the GPUs of a job there, so that a part of a node would find none.
     assert loaded.site.visible_devices == "exclusive"
-    assert loaded.site.queues["short"].exclusive and TO_BE_FILLED_IN not in text.split("visible")[1].split("\n")[0]
+    assert (
+        loaded.site.queues["short"].exclusive
+        and TO_BE_FILLED_IN not in text.split("visible")[1].split("\n")[0]
+    )
 
 
 def test_lsf_with_its_own_gpus(home: Path) -> None:

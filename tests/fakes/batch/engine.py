@@ -90,7 +90,7 @@ class Server:
     """``jobs`` has one dictionary per job (member of an array), in the order of submission:
 
     id, index (None outside arrays), count (of its array), name, user, uid, queue, script, cwd, needs {nodes, slots,
-    gpus, exclusive}, walltime, extra (the dialect's own); state: waiting, held, running, done; submitted, started,
+    gpus, exclusive, avoided}, walltime, extra (the dialect's own); state: waiting, held, running, done; submitted, started,
     ended (epoch); comment (why it waits); nodes: {name: {"slots": [0, 1], "gpus": [2]}}; pid; end: "" (by itself),
     delete or timeout; by (who deleted it); exit_code, signal (one of them is None); after (ids of jobs that must have
     ended before).
@@ -301,6 +301,8 @@ class Server:
         """Return slots and GPUs on as many different nodes as needed, or why there are none now."""
         found, config = {}, self.config
         for node in config["nodes"]:
+            if node in needs.get("avoided", ()):
+                continue
             used = [
                 job["nodes"][node]
                 for job in self.jobs

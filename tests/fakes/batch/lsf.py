@@ -2,7 +2,8 @@
 
 Their output and their refusals are those of volclava 2.2 (a test compares them with recordings), except for ``-gpu``
 and units in ``rusage[mem=5MB]``, which are IBM's. ``config.json`` has more than the engine reads: ``queues`` {name: most
-minutes or null}, the first one the default; ``clean_period``, seconds for which bjobs knows a job that has ended.
+minutes or null}, the first one the default; ``clean_period``, seconds for which bjobs knows a job that has ended;
+``relative``, true for volclava without what is IBM's. Only then are bhosts, bqueues, lshosts, bparams and lsid here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ VALUES = {
     "-J", "-o", "-oo", "-e", "-eo", "-W", "-q", "-n", "-R", "-M", "-P", "-G", "-gpu", "-u", "-m", "-w", "-i", "-c", "-L",
     "-cwd",
 }  # fmt: skip
-RESOURCES = {"mem", "swp", "tmp", "ngpus", "ngpus_excl_p", "type", "any", "model", "r1m", "ut"}
+RESOURCES = {
+    "hname",
+    "mem",
+    "swp",
+    "tmp",
+    "ngpus",
+    "ngpus_excl_p",
+    "type",
+    "any",
+    "model",
+    "r1m",
+    "ut",
+}
 HEADER = "JOBID   USER    STAT  QUEUE      FROM_HOST   EXEC_HOST   JOB_NAME   SUBMIT_TIME"
 SUMMARY = "Summary of time in seconds spent in various states"
 LOAD = """
@@ -57,7 +70,7 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     }  # fmt: skip
     if index is not None:
         env |= {"LSB_JOBINDEX_END": str(job["count"]), "LSB_JOBINDEX_STEP": "1"}
-    if job["needs"]["gpus"]:
+    if extra["own_gpus"]:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in job["nodes"][nodes[0]]["gpus"])
     output = extra["output"].replace("%J", str(job["id"])).replace("%I", str(index or 0))
     # Where the folder of the output is missing, a real one mails it.
@@ -71,9 +84,8 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
 # -- bsub --------------------------------------------------------------------------------------------------------
 def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
     script = sys.stdin.read()
-    given = options_of(
-        [word for line in script.splitlines() for word in directive(line)]
-    ) | options_of(arguments)
+    words = [word for line in script.splitlines() for word in directive(line)]
+    given = options_of(words, config) | options_of(arguments, config)
     if not [
         line for line in script.splitlines() if line.strip() and not line.strip().startswith("#")
     ]:
@@ -99,7 +111,7 @@ def bsub(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
         after=after_of(given.get("-w", "")),
         indexes=list(range(int(found[1]), int(found[2] or found[1]) + 1)) if found else None,
         extra={"env": dict(os.environ), "spec": spec, "output": given.get("-o", "/dev/null"), "project": given.get("-P", "default"),
-               "limit": minutes, "umask": mask},
+               "limit": minutes, "umask": mask, "own_gpus": "-gpu" in given},
     )  # fmt: skip
     if answer["fault"] == "refuse":
         raise Refused(f"{queue}: Queue has been closed")
@@ -127,8 +139,9 @@ def directive(line: str) -> list[str]:
     return shlex.split(found[1], comments=True) if found else []
 
 
-def options_of(words: list[str]) -> dict[str, str]:
+def options_of(words: list[str], config: dict[str, Any]) -> dict[str, str]:
     """Return the options; ``--foo`` ends them, silently."""
+    unknown = {"-gpu", "-rn"} if config.get("relative") else set()
     found: dict[str, str] = {}
     left = list(words)
     while left:
@@ -137,15 +150,14 @@ def options_of(words: list[str]) -> dict[str, str]:
             break
         if word == "-R" and "-R" in found:
             raise Refused("Invalid syntax; the -R option was used more than once.\n")
-        if word in VALUES:
+        if word in VALUES - unknown:
             found[word] = left.pop(0) if left else ""
-        elif word in FLAGS:
+        elif word in FLAGS - unknown:
             found[word] = ""
         elif word.startswith("-"):
-            print(
-                f"bsub: illegal option -- {word[1:]}\nUsage: bsub [-h] [-V] [-x] [-H]",
-                file=sys.stderr,
-            )
+            what = "option cannot have an argument -- r"
+            what = what if word == "-rn" else f"illegal option -- {word[1:]}"
+            print(f"bsub: {what}\nUsage: bsub [-h] [-V] [-x] [-H]", file=sys.stderr)
             raise SystemExit(255)
     return found
 
@@ -169,10 +181,10 @@ def needs_of(given: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
     text = given.get("-R", "")
     rest = re.sub(r"(select|span|rusage|order|same)\[[^\[\]]*\]", "", text).strip()
     sections = dict(re.findall(r"(\w+)\[([^\]]*)\]", text)) | ({"select": rest} if rest else {})
-    used = re.findall(
-        r"[A-Za-z_]\w*",
-        re.sub(r"=\d+[KMGT]B", "", sections.get("rusage", "") + " " + sections.get("select", "")),
-    )
+    avoided = re.findall(r"hname!='([\w.-]+)'", sections.get("select", ""))
+    wanted = re.sub(r"'[\w.-]+'", "", sections.get("rusage", "") + " " + sections.get("select", ""))
+    unit = r"$^" if config.get("relative") else r"=\d+[KMGT]B"
+    used = re.findall(r"[A-Za-z_]\w*", re.sub(unit, "", wanted))
     if (
         set(used) - RESOURCES
         or re.search(r"[\[\]]", rest)
@@ -193,6 +205,7 @@ def needs_of(given: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
         "slots": on_node,
         "gpus": int(gpus[1]) if gpus else 0,
         "exclusive": "-x" in given,
+        "avoided": avoided,
     }
 
 
@@ -396,6 +409,84 @@ def wrapped(line: str) -> str:
     """Break a line of bhist as it does: after 79 characters, wherever that is."""
     first, rest = line[:79], line[79:]
     return "\n".join([first, *[" " * 21 + rest[at : at + 58] for at in range(0, len(rest), 58)]])
+
+
+# -- bhosts, bqueues, lshosts, bparams, lsid: the relative -----------------------------------------------------
+def bhosts(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    jobs = [job for job in asked(folder, "query", "jobs")["jobs"] if job["state"] == "running"]
+    places = {
+        node: [job["nodes"][node] for job in jobs if node in job["nodes"]]
+        for node in config["nodes"]
+    }
+    taken = {node: [sum(len(place[kind]) for place in own) for kind in ("slots", "gpus")] for node, own in places.items()}  # fmt: skip
+    if arguments == ["-w"]:
+        print("HOST_NAME          STATUS          JL/U    MAX  NJOBS    RUN  SSUSP  USUSP    RSV ")
+        for node, (slots, _) in taken.items():
+            status = "ok" if slots < config["slots"] else "closed_Full"
+            print(
+                f"{node:<18} {status:<15}    - {config['slots']:>6} {slots:>6} {slots:>6}      0      0      0"
+            )
+        return 0
+    if arguments == ["-s"]:
+        print("RESOURCE                 TOTAL       RESERVED       LOCATION")
+        for node, (_, gpus) in taken.items():
+            print(
+                f"ngpus               {config['gpus'] - gpus:>8}.0        {gpus:>7}.0       {node} "
+            )
+        return 0
+    return no_option("bhosts", arguments)
+
+
+def bqueues(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    if arguments != ["-l"]:
+        return no_option("bqueues", arguments)
+    texts = []
+    for queue, minutes in config["queues"].items():
+        limit = (
+            f" RUNLIMIT                \n {minutes}.0 min                \n\n" if minutes else ""
+        )
+        about = "ten minutes at most" if minutes else "default queue  This is the default queue."
+        texts.append(
+            f"\nQUEUE: {queue}\n  -- {about}\n\nPARAMETERS/STATISTICS\n"
+            "PRIO NICE STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN SSUSP USUSP  RSV \n"
+            " 30    0  Open:Active       -    -    -    -     0     0     0     0     0    0\n"
+            f"Interval for a host to accept two jobs is 0 seconds\n\n{limit}USERS:  all\nHOSTS:  all\n"
+        )
+    print(("\n" + "-" * 79 + "\n").join(texts))
+    return 0
+
+
+def lshosts(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    if arguments != ["-w"]:
+        return no_option("lshosts", arguments)
+    print(
+        "HOST_NAME                       type       model  cpuf ncpus maxmem maxswp server RESOURCES"
+    )
+    for node in config["nodes"]:
+        print(f"{node:<30} linux     IntelI5 100.0     2 24105M      -    Yes (cs)")
+    return 0
+
+
+def bparams(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    if arguments != ["-l"]:
+        return no_option("bparams", arguments)
+    print("\nThe maximum number of jobs in a job array.\n    MAX_JOB_ARRAY_SIZE = 1000\n")
+    return 0
+
+
+def lsid(folder: Path, config: dict[str, Any], arguments: list[str]) -> int:
+    print(
+        "volclava project 2.2, Nov 24 2026\n\nMy cluster name is volclava\nMy master name is node1"
+    )
+    return 0
+
+
+def no_option(command: str, arguments: list[str]) -> int:
+    print(
+        f"{command}: invalid option -- '{arguments[0][1]}'\nUsage: {command} [-h] [-V]",
+        file=sys.stderr,
+    )
+    return 255
 
 
 # -- bkill -------------------------------------------------------------------------------------------------------
