@@ -64,12 +64,12 @@ class Entry:
 
 def draft(scheduler: type[Scheduler], survey: Survey, host: Host) -> str:
     """Return a commented site file. Marks what the batch scheduler did not report."""
-    whole = survey.visible_devices == "exclusive"
-    entries = [
-        replace(entry, whole_nodes=whole and entry.gpus > 0)
-        for queue in survey.queues
-        for entry in _entries(queue, survey.nodes)
-    ]
+    entries = [entry for queue in survey.queues for entry in _entries(queue, survey.nodes)]
+    if survey.visible_devices == "exclusive":
+        entries = [
+            *(replace(entry, whole_nodes=entry.gpus > 0) for entry in entries),
+            *_cpus(entries),
+        ]
     return "\n".join(
         [
             *_about(scheduler, host, survey),
@@ -168,6 +168,13 @@ def _entries(queue: LiveQueue, nodes: Sequence[LiveNode]) -> Iterator[Entry]:
     for shape in shapes:
         alike = [node for node in own if _shape(node) == shape]
         yield _entry(queue, _key(queue.name, *shape, shapes), alike)
+
+
+def _cpus(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield an entry for CPU workers, which need no whole nodes, for each queue with GPUs."""
+    for entry in entries:
+        if entry.gpus:
+            yield replace(entry, key=f"{entry.key}-cpu", gpus=0, gpu_type="")
 
 
 def _shape(node: LiveNode) -> tuple[int, str]:

@@ -388,3 +388,6 @@ def test_a_draft_of_a_relative_runs_a_job_unchanged(relative: RelativeOfLsf, hom
     assert done.returncode == 0, done.stdout + done.stderr
     checks = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
     assert checks["job"] == checks["GPUs"] == "ok"
+    profile = cli.write("cpu.yaml", {"gpus": 0, "workers": {"count": 2}, "run": ["true"]})
+    done = cli("submit", str(profile), "--site", site, "--wait")
+    assert done.returncode == 0, done.stderr

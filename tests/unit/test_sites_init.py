@@ -47,7 +47,7 @@ def test_every_draft_passes_the_check(home: Path, name: str) -> None:
             "sge": {"main": 4, "short": 4},
             "pbs": {"gpuq": 4},
             "torque": {"short": 4, "batch": 4},
-            "lsf": {"short": 4},
+            "lsf": {"short": 4, "short-cpu": None},
         }[name]
     )
 
