@@ -127,11 +127,15 @@ def _no_output(report: ClusterReport) -> str:
     help='Print lines for a shell: eval "$(gpujobs connect ID --env)".',
 )
 @click.option("--for-host", is_flag=True, hidden=True)
-def connect(cluster_id: str, as_environment: bool, for_host: bool) -> None:
+@click.option("--wait", is_flag=True, hidden=True)
+def connect(cluster_id: str, as_environment: bool, for_host: bool, wait: bool) -> None:
     """Show how to connect from Python."""
-    from ..clusters import connect
+    from ..clusters import connect, handle
 
-    record = options.open_ledger().get(cluster_id)
+    ledger = options.open_ledger()
+    record = ledger.get(cluster_id)
+    if wait:
+        handle.ClusterHandle(cluster_id, ledger).wait_for_address()
     if for_host:
         echo(json.dumps(connect.endpoint(record)))
     elif as_environment:

@@ -7,6 +7,7 @@ import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -49,10 +50,15 @@ def security_of(record: ClusterRecord, state: FolderState) -> Security | None:
     """Return distributed's Security for the cluster, None if its traffic is not encrypted."""
     if not record.encrypted or (state.address is not None and not state.encrypted):
         return None
+    return security_in(record.path)
+
+
+def security_in(folder: Path) -> Security:
+    """Return distributed's Security with the key and the certificate in ``folder``."""
     from distributed.security import Security
 
-    certificate = str(record.path / CERTIFICATE)
-    files = {"cert": certificate, "key": str(record.path / KEY)}
+    certificate = str(folder / CERTIFICATE)
+    files = {"cert": certificate, "key": str(folder / KEY)}
     options = {
         f"tls_{role}_{kind}": path
         for role in ("scheduler", "worker", "client")
@@ -100,6 +106,7 @@ def endpoint(record: ClusterRecord) -> dict[str, object]:
         "dashboard": state.dashboard if record.dashboard != "off" else None,
         "node": "" if host == LOOPBACK else node,
         "user": user_name(),
+        "groups": {group.name: group.workers_per_job for group in record.groups},
     }
 
 

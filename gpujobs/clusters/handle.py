@@ -132,6 +132,11 @@ class ClusterHandle:
             raise JobFailedError(f"{self.id}: {report.reason}", hint=hint, code=report.exit_code)
         return report
 
+    def wait_for_address(self) -> None:
+        """Wait until the dask scheduler has an address, or the cluster has ended."""
+        while (report := self.status()).folder.address is None and not report.finished:
+            time.sleep(WAIT_INTERVAL)
+
     def _wait_until_done(
         self, timeout: float | None, watch: Callable[[ClusterReport], None]
     ) -> ClusterReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
@@ -11,7 +12,9 @@ import os
 import shlex
 import socket
 import stat
+import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +23,15 @@ from typing import IO, Any, BinaryIO, NoReturn
 from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
-from ..config.sitefiles import SiteFile, data_folder
-from ..errors import InputError, UnavailableError
+from ..config.sitefiles import NoSuchSiteError, SiteFile, data_folder, load_site
+from ..errors import (
+    GpujobsError,
+    InputError,
+    JobFailedError,
+    NoSuchClusterError,
+    RefusedError,
+    UnavailableError,
+)
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
 from ..text import plural, size_text
@@ -182,7 +192,7 @@ class Session:
     def _fail(self) -> NoReturn:
         code = self.process.wait()
         if code == _LOST:
-            raise UnavailableError(f"ssh {self.host.name} failed; its message is above")
+            raise UnavailableError(f"ssh {self.host.name} failed (see its message)")
         if code == ssh.NOTHING:
             hint = (
                 "load one in the start-up file of the login shell there, for example with `module "
@@ -234,6 +244,72 @@ def run(
             output.write(data)
             output.flush()
         return session.end()
+
+
+_ERRORS = {
+    error.exit_code: error
+    for error in (RefusedError, InputError, UnavailableError, NoSuchClusterError, JobFailedError)
+}
+
+
+def output_of(host: ssh.Host, request: Request) -> bytes:
+    """Return the output of a command on a login node. Raises its error, or that of ssh."""
+    output = io.BytesIO()
+    with tempfile.TemporaryFile() as messages:
+
+        def text() -> str:
+            messages.seek(0)
+            return messages.read().decode(errors="replace").strip()
+
+        try:
+            code = run(host, request, output, messages)
+        except UnavailableError as error:
+            raise UnavailableError(f"{error}\n{text()}") from None
+        if code:
+            raise _ERRORS.get(code, GpujobsError)(text().rpartition("error: ")[2])
+    return output.getvalue()
+
+
+class RemoteCluster:
+    """A cluster that is submitted on a login node, for a Python process on this computer."""
+
+    def __init__(self, host: str, profile: bytes, *, site: str | None, soonest: bool) -> None:
+        """Submit ``profile``. Raises the errors of `gpujobs submit` there."""
+        self.host = login_node(host)
+        request = Request(["submit"])
+        request.argv += ["--soonest"] * soonest
+        if name := site or os.environ.get("GPUJOBS_SITE"):
+            with contextlib.suppress(NoSuchSiteError):  # the login node may have it
+                found = load_site(name)
+                request.add_site(found)
+                name = found.name
+            request.argv += ["--site", name]
+        request.argv.append(request.add_file("dask.yaml", profile))
+        self.id = output_of(self.host, request).decode().strip()
+
+    def _call(self, *words: str) -> bytes:
+        return output_of(self.host, Request(list(words)))
+
+    def endpoint(self) -> dict[str, Any]:
+        """Wait until the dask scheduler runs, also if ssh fails; return `connect.endpoint`."""
+        while True:
+            try:
+                found: dict[str, Any] = json.loads(
+                    self._call("connect", self.id, "--for-host", "--wait")
+                )
+                return found
+            except UnavailableError as error:
+                logger.warning("%s: %s", self.id, error)
+                time.sleep(INTERVAL)
+
+    def scale(self, workers: int | None = None, **groups: int) -> None:
+        """Change the number of workers, as `ClusterHandle.scale` does."""
+        numbers = [f"{group}={number}" for group, number in groups.items()]
+        self._call("scale", self.id, *([str(workers)] if workers is not None else numbers))
+
+    def cancel(self) -> None:
+        """End the cluster and cancel its jobs."""
+        self._call("cancel", self.id)
 
 
 # -- tunnels to the dask scheduler and to the dashboard of a cluster -------------------------------

@@ -1,43 +1,32 @@
-"""The cluster classes: in batch jobs, on this machine, and of another process."""
+"""The cluster classes: in batch jobs, and on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import threading
-from collections.abc import Awaitable, Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from distributed.core import Status, rpc
-from distributed.deploy.cluster import Cluster
+from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
-from distributed.objects import SchedulerInfo
-from distributed.utils import format_dashboard_link
 from tornado.ioloop import PeriodicCallback
 
 from ..clusters import folder as folders
-from ..clusters.connect import address_of, security_of, silence_ucx
-from ..clusters.folder import read_state
+from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
-from ..clusters.handle import ClusterHandle
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
-from ..clusters.monitor import with_log
-from ..clusters.notebook import Card
-from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names
 from ..clusters.submit import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
 from ..injob.folder import EndKind
-from ..injob.names import LOOPBACK, WorkerSize
+from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
-from ..schedulers import JobState
-from .display import Controls, JobsDisplay
+from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, job_scheduler, local_scheduler, with_usable_protocols
 from .keywords import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, document_of, job_notes, spec_of
@@ -52,168 +41,6 @@ from .options import (
 )
 from .pool import JobPool
 from .scaler import Scaler
-
-# -- a cluster that another process started --------------------------------------------------------
-REFRESH_INTERVAL = 1000
-"""Milliseconds between two updates of the list of workers."""
-
-
-class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
-    """A `ClusterHandle` as a cluster of dask; `GPUJobQueueCluster.from_name` returns it.
-
-    `close` detaches, `shutdown` ends the cluster. A cluster that `gpujobs submit` started can be
-    scaled. One that another Python process owns is scaled by its owner.
-    """
-
-    status: Status
-
-    def __init__(self, name: str, *, asynchronous: bool = False, loop: Any = None) -> None:
-        self._handle = ClusterHandle(name)
-        record = self._handle.record
-        self._reporting = threading.Lock()
-        state = read_state(record.path)
-        self._address = address_of(record, state)
-        silence_ucx(self._address.split("://")[0])
-        self.id = name
-        self._folder = record.path
-        self._group_sizes = {group.name: group.workers_per_job for group in record.groups}
-        self.security = security_of(record, state)
-        Cluster.__init__(self, asynchronous=asynchronous, loop=loop, name=name)
-        self.shutdown_on_close = False
-        if not self.called_from_running_loop:
-            self._loop_runner.start()
-            self.sync(self._start)
-
-    async def _start(self) -> None:
-        if self.status == Status.running:
-            return
-        arguments = self.security.get_connection_args("client") if self.security else {}
-        self.scheduler_comm = rpc(self._address, connection_args=arguments)
-        # Cluster._start subscribes to worker events, and would take the owner's subscription.
-        self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
-        refreshing = PeriodicCallback(self._refresh, REFRESH_INTERVAL)
-        self.periodic_callbacks["gpujobs-refresh"] = refreshing
-        refreshing.start()
-        self.status = Status.running
-
-    async def _refresh(self) -> None:
-        with contextlib.suppress(OSError):  # the dask scheduler is gone, or busy
-            self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
-
-    def __await__(self) -> Generator[Any, None, AttachedCluster]:
-        return self.__aenter__().__await__()
-
-    async def __aenter__(self) -> AttachedCluster:
-        await self._start()
-        return self
-
-    def close(self, timeout: float | None = None) -> Any:
-        """Detach: the cluster continues."""
-        result = super().close(timeout)
-        if not self.asynchronous:
-            self._loop_runner.stop()
-        return result
-
-    def shutdown(self) -> Any:
-        """End the cluster, then detach."""
-        self._handle.cancel()
-        return self.close()
-
-    @property
-    def dashboard_link(self) -> str:
-        """Link to the dashboard; by default it listens on the loopback interface only."""
-        port = self.scheduler_info.get("services", {}).get("dashboard")
-        local = self._handle.record.dashboard == "local"
-        if port and (local or read_state(self.folder).head is None):
-            return str(format_dashboard_link(LOOPBACK, port))
-        return str(super().dashboard_link)
-
-    # -- scale -------------------------------------------------------------------------------------
-    def scale(
-        self,
-        n: int | None = None,
-        jobs: int | None = None,
-        memory: object = None,
-        cores: object = None,
-        **groups: int,
-    ) -> Awaitable[None] | None:
-        """Change a cluster that `gpujobs submit` started to ``n`` workers, or ``jobs`` jobs.
-
-        In a cluster with groups: to workers of groups, as ``scale(gpu=8)``. Jobs that are lost
-        later are not replaced.
-        """
-        whole = [number for number in (n, jobs) if number is not None]
-        if memory is not None or cores is not None or len(whole) + bool(groups) != 1:
-            raise InputError("scale: an attached cluster takes a number of workers, or jobs=")
-        if whole:
-            check_group_names(list(self._group_sizes), [""])
-            n = n if n is not None else (jobs or 0) * self._group_sizes[""]
-        if self.asynchronous or self.called_from_running_loop:
-            return asyncio.ensure_future(asyncio.to_thread(self._handle.scale, n, **groups))
-        self._handle.scale(n, **groups)
-        return None
-
-    scale_up = scale
-
-    def adapt(self, *args: object, **kwargs: object) -> None:
-        """Raise InputError: only the owner adapts a cluster."""
-        message = f"{self.id} can only be adapted by the process that owns it"
-        raise InputError(message, hint="use scale() instead")
-
-    @property
-    def plan(self) -> set[str]:
-        """Names of the workers that there should be."""
-        return {name for job in self._report().jobs if job.active for name in job.workers}
-
-    @property
-    def requested(self) -> set[str]:
-        """Names of the workers whose jobs are submitted."""
-        return self.plan
-
-    @property
-    def folder(self) -> Path:
-        """The cluster's folder."""
-        return self._folder
-
-    # -- display -----------------------------------------------------------------------------------
-    def job_script(self) -> str:
-        """Return the script of the worker jobs, as it was submitted."""
-        folder = self.folder / "scripts"
-        scripts = sorted(path for path in folder.glob("*.sh") if not path.match("head-*"))
-        return scripts[-1].read_text(encoding="utf-8") if scripts else ""
-
-    def _report(self) -> ClusterReport:
-        with self._reporting:
-            return self._handle.status()
-
-    def _job_reports(self) -> list[JobReport]:
-        report = self._report()
-        return [
-            with_log(report.record, job) if job.state is JobState.FAILED else job
-            for job in report.jobs
-        ]
-
-    def _card(self) -> Card:
-        report = self._report()
-        status = ""
-        if self.status != Status.running and not report.finished:
-            status = "detached"
-        link = self.dashboard_link
-        return Card(report=report, title=type(self).__name__, status=status, dashboard=link)
-
-    async def _live_card(self) -> Card:
-        return await asyncio.to_thread(self._card)  # it may query the batch scheduler
-
-    def _controls(self) -> Controls:
-        record = self._handle.record
-        if record.owner == "client" or not record.elastic:
-            return Controls()
-        groups = {group.name: group.workers for group in record.groups}
-        return Controls(groups, self._scale_group)
-
-    def _scale_group(self, group: str, workers: int) -> Awaitable[None] | None:
-        return self.scale(**{group or "n": workers})
-
 
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------
 LEASE_INTERVAL = 10_000
@@ -240,6 +67,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         in the order of the site.
     asynchronous, loop, silence_logs, quiet
         As in dask's clusters.
+    host
+        A login node, on which the cluster is submitted through ssh: see docs/laptop.md.
     log_directory
         Folder for the jobs' logs; default: the cluster's folder.
     **keywords
@@ -271,6 +100,14 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     _devices: tuple[str, ...] | None = None
     """On this machine: the GPUs to use; None: the free ones."""
 
+    def __new__(cls, *arguments: Any, host: str | None = None, **keywords: Any) -> Any:
+        """Return the cluster; with ``host`` a `HostCluster`."""
+        if host is None or cls.vocabulary is not JOBQUEUE:
+            return super().__new__(cls)
+        section = keywords.pop("config_name", None)
+        configuration = configured(next(iter(cls.batch_schedulers), ""), section)
+        return HostCluster(host, configuration, *arguments, **keywords)
+
     def __init__(
         self,
         site: str | None = None,
@@ -284,6 +121,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         loop: Any = None,
         silence_logs: Any = "error",
         quiet: bool = False,
+        host: None = None,
         **keywords: Any,
     ) -> None:
         batch_scheduler = next(iter(self.batch_schedulers), "")
@@ -319,7 +157,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         class that are not keys of a profile.
         """
         spec = with_order(load_spec(Path(path), site=site), soonest=soonest)
-        self = cls.__new__(class_for(spec.site.site.scheduler, cls))
+        self: GPUJobQueueCluster = cls.__new__(class_for(spec.site.site.scheduler, cls))
         self._open(spec, ClusterOptions.of(options), None)
         return self
 
@@ -336,7 +174,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         options = ClusterOptions.of({name: keywords.pop(name) for name in names})
         with hints_in_python():
             spec, devices, note = cluster_here(document_of(keywords, vocabulary=LOCAL), site=site)
-            self = GPULocalCluster.__new__(GPULocalCluster)
+            self: GPULocalCluster = GPULocalCluster.__new__(GPULocalCluster)
             self._devices = devices
             self._open(spec, options, None, [note])
         return self

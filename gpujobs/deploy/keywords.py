@@ -37,7 +37,7 @@ PER_JOB = ("cores", "memory", "processes")
 """dask-jobqueue's numbers of one job, which are converted together."""
 PARAMETERS = (
     "site", "n_workers", "log_directory", "scheduler", "scheduler_options", "soonest",
-    "asynchronous", "loop", "silence_logs", "quiet",
+    "asynchronous", "loop", "silence_logs", "quiet", "host",
 )  # fmt: skip
 """Parameters of the classes that are not part of the profile."""
 
@@ -103,6 +103,13 @@ def worker_settings(options: Any) -> Iterator[Setting]:
 def gpus_settings(value: Any) -> list[Setting]:
     """Return the setting of `gpus_per_job`; 0: jobs of CPU workers."""
     return [(("gpus",), 0)] if count(value) == 0 else [(("gpus_per_job",), value)]
+
+
+def scheduler_settings(value: Any) -> list[Setting]:
+    """Return no setting: the dask scheduler of a cluster on a login node is in a job."""
+    if value != "job":
+        raise ValueError(f"{value!r} is not 'job': with host=…, the dask scheduler is in a job")
+    return []
 
 
 def device_size(value: Any) -> Any:
@@ -329,7 +336,6 @@ JOBQUEUE = Vocabulary(
         "worker_command": "use worker_class",
         "shared_temp_directory": "use `directory` of the site file: it holds the certificates",
         "security": "use network={'encryption': …}: each cluster makes its own certificate",
-        "host": "use scheduler_options={'host': …}",
         "dashboard_address": "use scheduler_options={'dashboard_address': …}",
         "scheduler_cls": "use scheduler_options",
         "job_cls": "use site",
@@ -348,12 +354,12 @@ JOBQUEUE = Vocabulary(
 )
 """Of dask-jobqueue, with the same meaning here."""
 
-_OWN_PARAMETERS = ("host", "dashboard_address")
-"""Keywords of dask-jobqueue without a meaning that GPULocalCluster has."""
+_OF_SUBMIT = ("after", "client_timeout", "idle_timeout", "requeue")
+"""Keys of the profile that a cluster of a Python process does not have."""
 
 LOCAL = Vocabulary(
     {
-        **{name: word for name, word in JOBQUEUE.items() if name not in _OWN_PARAMETERS},
+        **{name: word for name, word in JOBQUEUE.items() if name != "dashboard_address"},
         **{name: to(f"workers.{name}") for name in CUDA},
         "device_memory_limit": to("workers.device_memory_limit", device_size),
         "rmm_pool_size": to("workers.rmm_pool_size", device_size),
@@ -380,6 +386,18 @@ LOCAL = Vocabulary(
     }
 )
 """Of LocalCUDACluster and dask-jobqueue."""
+
+HOST = Vocabulary(
+    {
+        **{name: word for name, word in JOBQUEUE.items() if name not in _OF_SUBMIT},
+        "scheduler": scheduler_settings,
+        **dict.fromkeys(
+            ("scheduler_options", "log_directory", "asynchronous", "loop", "silence_logs", "quiet"),
+            "leave it out: with host=…, the dask scheduler and the logs are on the host",
+        ),
+    }
+)
+"""Of a cluster on a login node, which `gpujobs submit` starts there."""
 
 
 # -- keywords as a profile -------------------------------------------------------------------------
@@ -413,8 +431,7 @@ def spec_of(
     Raises InputError, also if the site's batch scheduler is not one of ``batch_schedulers``.
     """
     _check_site(site)
-    _check_number(n_workers)
-    document = _with_size(document_of(keywords, configuration, vocabulary), n_workers)
+    document = profile_of(keywords, n_workers, configuration, vocabulary)
     try:
         spec = make_spec(document, site=site)
     except NoSiteHereError:
@@ -426,6 +443,17 @@ def spec_of(
         message = f"site {spec.site.name} uses {found}, not {' or '.join(batch_schedulers)}"
         raise InputError(message, hint="use GPUJobQueueCluster, which takes any site")
     return spec
+
+
+def profile_of(
+    keywords: Mapping[str, Any],
+    n_workers: int,
+    configuration: Configuration | None,
+    vocabulary: Vocabulary,
+) -> Document:
+    """Return the profile that keywords describe, with a number of GPUs. Raises InputError."""
+    _check_number(n_workers)
+    return _with_size(document_of(keywords, configuration, vocabulary), n_workers)
 
 
 def _check_site(site: object) -> None:

@@ -8,6 +8,7 @@ The comment above a block says how it is executed:
 - ``local``: on this machine, with fake GPUs and a fake ucxx
 - ``quoted``: not here: the code of this package has these lines (see test_add_a_scheduler.py)
 - ``here``: in a job, by test_here.py
+- ``laptop``: through an sshd, by test_laptop.py
 - ``gloo``: on this machine, with two CPU workers in the place of eight GPUs, if PyTorch is here
 """
 

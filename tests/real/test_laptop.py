@@ -13,7 +13,7 @@ import pytest
 
 from ..conftest import fresh_folder, make_cli, nothing_left, unavailable
 from ..support.backend import SlurmBackend
-from ..support.cli import Cli
+from ..support.cli import ROOT, Cli
 from ..support.processes import patience, until
 from ..support.sshd import LoginNode, missing
 
@@ -150,6 +150,48 @@ def test_connect(laptop: Cli, node: LoginNode) -> None:
         tunnel.communicate(timeout=patience(60))
     assert laptop.status(cluster)["state"] == "RUNNING"
     assert laptop("cancel", cluster).returncode == 0
+
+
+PYTHON = """
+import gpujobs
+try:
+    gpujobs.GPUSLURMCluster(host="login", queue="none")
+except ValueError as error:
+    print("queue" in str(error) and "banner" not in str(error), flush=True)
+BLOCK
+    print(cluster.id, flush=True)
+    print(client.submit(sum, [1, 2]).result())
+    client.wait_for_workers(4)
+    print(len(client.scheduler_info()["workers"]), flush=True)
+    input()
+    client.close()
+    while True:
+        try:
+            with cluster.get_client() as client:
+                print(client.submit(sum, [3, 4]).result(), flush=True)
+                break
+        except OSError:
+            pass
+    input()
+"""
+
+
+def test_a_cluster_of_python(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:
+    """That of the documentation: `close` ends it; the tunnel is opened again."""
+    page = (ROOT / "docs" / "laptop.md").read_text()
+    block = page.partition("<!-- python laptop -->\n```python\n")[2].partition("```")[0]
+    laptop.env["GPUJOBS_REMOTE"] = laptop.command
+    with laptop.start_python(PYTHON.replace("BLOCK", block)) as process:
+        assert process.stdin and process.stdout
+        lines = [process.stdout.readline().strip() for _ in range(4)]
+        assert lines[0] == "True" and lines[2:] == ["3", "4"], process.communicate()
+        node.disconnect()
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "7\n", process.communicate()
+        assert laptop.status(lines[1])["state"] == "RUNNING"
+        _, messages = process.communicate("\n", timeout=patience(60))
+    assert process.returncode == 0 and "the tunnel is open again" in messages, messages
+    assert laptop.status(lines[1])["state"] == "CANCELLED"
 
 
 def test_ssh_is_killed(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:

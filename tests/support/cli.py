@@ -165,6 +165,13 @@ class Cli:
         jobs = self.status(cluster)["jobs"]
         return {gpu["worker"]: gpu for job in jobs for gpu in job["gpus"]}
 
+    def start_python(self, code: str) -> subprocess.Popen[str]:
+        """Start Python code of this user, with pipes."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [self.python, "-c", code], env=self.env, cwd=self.work, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+        )  # fmt: skip
+
     def python_run(
         self, code: str, *arguments: str, timeout: float = 180
     ) -> subprocess.CompletedProcess[str]:

@@ -150,7 +150,7 @@ def value_of(name: str, kind: str) -> tuple[Any, str]:
 
 OF_THE_CLASS = {
     "n_workers", "asynchronous", "loop", "silence_logs", "scheduler_options", "log_directory",
-    "config_name",
+    "config_name", "host",
 }  # fmt: skip
 """Keywords that are no part of a plan."""
 
@@ -509,6 +509,22 @@ def test_hints_about_values_are_in_python(home: Path) -> None:
 def test_parameters_of_the_classes() -> None:
     own = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
     assert set(own) - {"self", "keywords"} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"quiet": True}, "keyword quiet: has no meaning here"),
+        ({"scheduler": "local"}, "keyword scheduler: 'local' is not 'job'"),
+        ({"gpus": 2}, "use n_workers"),
+        ({"walltimes": "2h"}, "walltime"),
+        ({"n_workers": "2"}, "not a number of workers"),
+    ],
+)
+def test_keywords_that_a_host_refuses(keywords: dict[str, Any], words: str) -> None:
+    """Before ssh is started."""
+    with pytest.raises(InputError, match=words):
+        gpujobs.GPUSLURMCluster(host="login", **keywords)
 
 
 @pytest.mark.parametrize(

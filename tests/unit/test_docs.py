@@ -36,7 +36,7 @@ MODELS = {
     for name, model in inspect.getmembers(module, inspect.isclass)
     if issubclass(model, Model) and model is not Model and not name.startswith("_")
 }
-PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "gloo", "here")
+PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "gloo", "here", "laptop")
 """How a Python block is executed: the first word of the comment above it."""
 
 
