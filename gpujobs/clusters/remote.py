@@ -24,14 +24,7 @@ from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
 from ..config.sitefiles import NoSuchSiteError, SiteFile, data_folder, load_site
-from ..errors import (
-    GpujobsError,
-    InputError,
-    JobFailedError,
-    NoSuchClusterError,
-    RefusedError,
-    UnavailableError,
-)
+from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
 from ..text import plural, size_text
@@ -246,10 +239,7 @@ def run(
         return session.end()
 
 
-_ERRORS = {
-    error.exit_code: error
-    for error in (RefusedError, InputError, UnavailableError, NoSuchClusterError, JobFailedError)
-}
+_ERRORS = {error.exit_code: error for error in GpujobsError.__subclasses__()}
 
 
 def output_of(host: ssh.Host, request: Request) -> bytes:

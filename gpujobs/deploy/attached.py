@@ -30,7 +30,7 @@ from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState
 from .display import Controls, JobsDisplay
-from .keywords import HOST, profile_of
+from .keywords import JOBQUEUE, Setting, Vocabulary, profile_of
 from .options import Configuration
 
 REFRESH_INTERVAL = 1000
@@ -208,6 +208,30 @@ class AttachedCluster(JobsDisplay, ConnectedCluster):
 
 
 # -- a cluster on a login node ---------------------------------------------------------------------
+_OF_SUBMIT = ("after", "client_timeout", "idle_timeout", "requeue")
+"""Keys of the profile that a cluster of a Python process does not have."""
+
+
+def scheduler_settings(value: Any) -> list[Setting]:
+    """Return no setting: the dask scheduler of a cluster on a login node is in a job."""
+    if value != "job":
+        raise ValueError(f"{value!r} is not 'job': with host=…, the dask scheduler is in a job")
+    return []
+
+
+HOST = Vocabulary(
+    {
+        **{name: word for name, word in JOBQUEUE.items() if name not in _OF_SUBMIT},
+        "scheduler": scheduler_settings,
+        **dict.fromkeys(
+            ("scheduler_options", "log_directory", "asynchronous", "loop", "silence_logs", "quiet"),
+            "leave it out: with host=…, the dask scheduler and the logs are on the host",
+        ),
+    }
+)
+"""Of a cluster on a login node, which `gpujobs submit` starts there."""
+
+
 class HostCluster(ConnectedCluster):
     """A cluster that was submitted on a login node, through ssh; the classes' `host=` returns it.
 

@@ -105,13 +105,6 @@ def gpus_settings(value: Any) -> list[Setting]:
     return [(("gpus",), 0)] if count(value) == 0 else [(("gpus_per_job",), value)]
 
 
-def scheduler_settings(value: Any) -> list[Setting]:
-    """Return no setting: the dask scheduler of a cluster on a login node is in a job."""
-    if value != "job":
-        raise ValueError(f"{value!r} is not 'job': with host=…, the dask scheduler is in a job")
-    return []
-
-
 def device_size(value: Any) -> Any:
     """Return a size of device memory: a whole number is in bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
@@ -354,9 +347,6 @@ JOBQUEUE = Vocabulary(
 )
 """Of dask-jobqueue, with the same meaning here."""
 
-_OF_SUBMIT = ("after", "client_timeout", "idle_timeout", "requeue")
-"""Keys of the profile that a cluster of a Python process does not have."""
-
 LOCAL = Vocabulary(
     {
         **{name: word for name, word in JOBQUEUE.items() if name != "dashboard_address"},
@@ -386,19 +376,6 @@ LOCAL = Vocabulary(
     }
 )
 """Of LocalCUDACluster and dask-jobqueue."""
-
-HOST = Vocabulary(
-    {
-        **{name: word for name, word in JOBQUEUE.items() if name not in _OF_SUBMIT},
-        "scheduler": scheduler_settings,
-        **dict.fromkeys(
-            ("scheduler_options", "log_directory", "asynchronous", "loop", "silence_logs", "quiet"),
-            "leave it out: with host=…, the dask scheduler and the logs are on the host",
-        ),
-    }
-)
-"""Of a cluster on a login node, which `gpujobs submit` starts there."""
-
 
 # -- keywords as a profile -------------------------------------------------------------------------
 DEFAULT_WALLTIME = "30m"
