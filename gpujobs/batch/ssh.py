@@ -12,8 +12,8 @@ from ..errors import InputError
 from ..text import printable
 from . import process, receive
 
-_KEEP = {"controlpersist": "10m", "serveraliveinterval": "15"}
-"""Options of a connection, where the user's configuration has none."""
+_KEEP = {"controlpersist": "10m", "serveraliveinterval": "15", "connecttimeout": "30"}
+"""Options of a connection, where the user's configuration has none. ssh waits for 45 s."""
 _UNSET = (None, "no", "none", "0")
 
 NOTHING = 69
@@ -33,7 +33,7 @@ def remote_command(remote: str) -> str:
     ``remote``: the path of one of them; "": gpujobs of the login shell, else its Python. The words
     of the user are not in it: other users of the login node see the list of processes.
     """
-    loader = f"-c {shlex.quote(_LOADER)}"
+    loader = f"-P -c {shlex.quote(_LOADER)}"  # -P: without the modules in the home
     if Path(remote).name.startswith("python"):
         find = f"exec {shlex.quote(remote)} {loader}"
     elif remote:
@@ -41,7 +41,7 @@ def remote_command(remote: str) -> str:
     else:
         find = (
             "command -v gpujobs >/dev/null 2>&1 && exec gpujobs at-login; "
-            f'for p in {_PYTHONS}; do "$p" -c {shlex.quote(_NEW_ENOUGH)} 2>/dev/null '
+            f'for p in {_PYTHONS}; do "$p" -P -c {shlex.quote(_NEW_ENOUGH)} 2>/dev/null '
             f'&& exec "$p" {loader}; done; exit {NOTHING}'
         )
     # csh has no `-l` with a command, but reads its start-up file without it.

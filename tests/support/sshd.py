@@ -42,6 +42,8 @@ class LoginNode:
         self.port = free_ports(1)[0]
         self.env = dict(env)
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.python = ""
+        """A Python with dask that the user can run."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[LoginNode]:
