@@ -184,7 +184,7 @@ def _shape(node: LiveNode) -> tuple[int, str]:
 def _entry(queue: LiveQueue, key: str, nodes: Sequence[LiveNode]) -> Entry:
     """Return the entry of nodes with the same GPUs, with the least CPUs and memory of them."""
     gpus, gpu_type = _shape(nodes[0])
-    memory = min(node.memory or 0 for node in nodes)
+    memory = min((node.memory for node in nodes if node.memory), default=0)
     return Entry(
         key=key,
         queue=queue,

@@ -12,7 +12,7 @@ import pytest
 from gpujobs.errors import InputError
 from gpujobs.planning.layouts import MpiLayout
 from gpujobs.planning.render import render
-from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
+from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply, get_scheduler
 from gpujobs.schedulers.pbs import PBS
 from gpujobs.schedulers.pbs_inventory import PBSInventory
 
@@ -257,6 +257,32 @@ def test_attributes_that_are_null_are_empty() -> None:
         CommandResult(("pbsnodes",), 0, json.dumps({"nodes": nodes}))
     )
     assert (node.queue, node.gpu_type, node.memory, node.gpus, node.cpus) == ("", "", None, 0, 0)
+
+
+STATES = [
+    ("pbs", "a busy node and an exclusive one, json", [(True, 0, 3), (False, 0, 0)]),
+    ("pbs", "a node that is offline and one that is down, json", [(False, 0, 0)] * 2),
+    ("torque", "a node whose slots are all used, xml", [(True, 0, 4), (True, 8, 4)]),
+    ("torque", "a node that is offline and one that is down, xml", [(False, 0, 0)] * 2),
+]
+
+
+@pytest.mark.parametrize(("name", "title", "expected"), STATES)
+def test_recorded_states_of_nodes(
+    name: str, title: str, expected: list[tuple[bool, int, int]]
+) -> None:
+    inventory = get_scheduler(name).inventory
+    assert inventory
+    nodes = inventory().parse_nodes(recorded(name, "nodes.txt", title))
+    assert [(node.usable, node.free_cpus, node.free_gpus) for node in nodes] == expected
+    assert {(node.cpus, node.gpus) for node in nodes} == {(8, 4)}
+
+
+def test_no_directive_excludes_a_node() -> None:
+    refused = recorded("pbs", "nodes.txt", "jobs on other hosts")
+    assert PBS_.reply(refused) is Reply.REFUSAL and "Resource_List.select" in refused.message
+    assert PBS_.avoid(["node1"]) == ""
+    assert PBS_.reply(recorded("pbs", "nodes.txt", "a closed queue")) is Reply.REFUSAL
 
 
 def test_expected_start() -> None:

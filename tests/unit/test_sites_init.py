@@ -245,6 +245,32 @@ def test_torque(home: Path) -> None:
     assert loaded.site.queues["short"].max_nodes == 1 and loaded.site.max_array_size == 8
 
 
+DOWN = {
+    "pbs": "a node that is offline and one that is down, json",
+    "torque": "a node that has been down since the server started, xml",
+}
+
+
+@pytest.mark.parametrize("name", DOWN)
+def test_nodes_that_are_down_are_in_the_draft(home: Path, name: str) -> None:
+    answer = {"pbsnodes": recorded(name, "nodes.txt", DOWN[name]).stdout}
+    (_, usual), (_, found) = (drafted(home, name, survey_of(name, more)) for more in ({}, answer))
+    for key, queue in usual.site.queues.items():
+        assert found.site.queues[key].nodes == 2
+        assert found.site.queues[key].memory_per_node == queue.memory_per_node
+
+
+def test_queues_of_pbs_that_run_no_jobs_of_users(home: Path) -> None:
+    title = "queues, json: a routing queue and a closed one"
+    answer = {"qstat -Q": recorded("pbs", "nodes.txt", title).stdout}
+    survey = survey_of("pbs", answer)
+    names = ["workq", "gpuq", "shortq", "offq"]
+    assert [(queue.name, queue.open) for queue in survey.queues] == [
+        (name, name != "offq") for name in names
+    ]
+    assert list(drafted(home, "pbs", survey)[1].site.queues) == names[:-1]
+
+
 def test_lsf_without_its_own_gpus(home: Path) -> None:
     text, loaded = drafted(home, "lsf", survey_of("lsf"))
     assert loaded.site.queues["short"].max_walltime == 1800
