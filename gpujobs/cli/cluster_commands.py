@@ -1,8 +1,9 @@
-"""Commands about submitted clusters: status, report, nodes, logs, connect, scale, cancel."""
+"""Commands about submitted clusters: status, report, nodes, logs, connect, scale, cancel, clean."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import GpujobsError, InputError
+from ..text import clock_text, measured_size_text, plural, printable, table
 from . import options
 from .live import echo, progress
 
 if TYPE_CHECKING:
+    from ..clusters.cleanup import Leftover
     from ..clusters.ledger import ClusterRecord, Ledger
     from ..clusters.report import ClusterReport
 
@@ -224,3 +227,60 @@ def _raise_last(errors: Sequence[GpujobsError]) -> None:
         progress.write(f"error: {earlier}")
     if errors:
         raise errors[-1]
+
+
+@click.command()
+@click.option(
+    "--older-than", callback=options.parsed("duration"), metavar="TIME", help="As in 30d."
+)
+@click.option("--larger-than", callback=options.parsed("size"), metavar="SIZE", help="As in 1GiB.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean(older_than: int | None, larger_than: int | None, yes: bool) -> None:
+    """List and remove the folders of clusters that have ended."""
+    from ..clusters import cleanup, monitor
+
+    ledger = options.open_ledger()
+    active = [record for record in ledger.all() if not record.finished]
+    monitor.ClusterMonitor(active, ledger).reports()  # which notes those that have ended
+    latest = time.time() - (older_than or 0)
+    found = [
+        one
+        for one in cleanup.leftovers(ledger)
+        if one.changed <= latest and one.size >= (larger_than or 0)
+    ]
+    if not found:
+        progress.write("there is nothing to remove")
+        return
+    echo(_leftover_table(found))
+    question = f"Remove {plural(len(found), 'folder')} with everything in them?"
+    if not yes and not sys.stdin.isatty():
+        raise InputError("nothing was removed", hint="--yes removes them without a question")
+    if yes or click.confirm(question, err=True):
+        _remove_all(found, ledger)
+
+
+def _leftover_table(found: Sequence[Leftover]) -> str:
+    rows = [
+        (
+            one.record.id if one.record else "-",
+            measured_size_text(one.size),
+            one.files,
+            clock_text(max(0.0, time.time() - one.changed)),
+            printable(str(one.path)),
+        )
+        for one in found
+    ]
+    return table(("CLUSTER", "SIZE", "FILES", "AGE", "FOLDER"), rows)
+
+
+def _remove_all(found: Sequence[Leftover], ledger: Ledger) -> None:
+    from ..clusters import cleanup
+
+    errors: list[GpujobsError] = []
+    for one in found:
+        try:
+            cleanup.remove(one, ledger)
+        except GpujobsError as error:
+            errors.append(error)
+    progress.write(f"{plural(len(found) - len(errors), 'folder')} removed")
+    _raise_last(errors)

@@ -22,7 +22,8 @@ from .live import progress
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 HOSTED = (
-    "submit", "plan", "status", "report", "nodes", "logs", "connect", "scale", "cancel", "queues",
+    "submit", "plan", "status", "report", "nodes", "logs", "connect", "scale", "cancel", "clean",
+    "queues",
 )  # fmt: skip
 """The commands that can run on another host; the others run here."""
 
@@ -123,6 +124,7 @@ for command in (
     cluster_commands.connect,
     cluster_commands.scale,
     cluster_commands.cancel,
+    cluster_commands.clean,
     site_commands.queues,
     site_commands.doctor,
     site_commands.sites,

@@ -49,6 +49,20 @@ def _check_settings(
     return settings
 
 
+def parsed(kind: str) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
+    """Return the callback of an option: its value is a ``duration`` or a ``size``."""
+
+    def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+        from ..config import fields
+
+        try:
+            return None if text is None else int(getattr(fields, kind)(text))
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return parse
+
+
 profile_argument = click.argument("profile", type=click.Path(path_type=Path))
 site_option = click.option(
     "--site",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..clusters import cleanup
 from ..clusters.connect import WorkerActivity, read_activities
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
@@ -268,6 +269,9 @@ class StatusView:
             echo(text)
         else:
             progress.write(_NONE_ACTIVE)
+        named = as_json or watched or self._cluster_ids
+        if not named and (left := cleanup.note(self._ledger)):
+            progress.write(f"note: {left}")
 
     def watch(self, *, as_json: bool) -> None:
         """Show the clusters every few seconds until those that were named have ended."""

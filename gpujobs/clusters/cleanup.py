@@ -1,0 +1,131 @@
+"""Folders that ended clusters and `gpujobs --host` have left: their size, and their removal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import GpujobsError
+from .folder import LEAST_FILES, LEAST_SPACE, SPEC, disk_errors, folder_problem
+from .ledger import ClusterRecord, Ledger
+
+HOME = "~/.gpujobs"
+"""Below it are `sent`, with the files of each command of `gpujobs --host`, and `uploads`."""
+_WALK = 0.3
+"""Seconds for which `gpujobs status` looks into the folders."""
+_RECENT = 3600.0
+"""Seconds for which a command of `gpujobs --host` may still use its folder."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A folder that is not needed any more; ``record`` of a cluster's. ``size`` is in bytes."""
+
+    path: Path
+    changed: float
+    """Seconds since the epoch: the last change of a file in it."""
+    size: int
+    files: int
+    record: ClusterRecord | None = None
+
+
+def leftovers(ledger: Ledger) -> Iterator[Leftover]:
+    """Yield the folders that may be removed, those of clusters first.
+
+    Not that of a cluster that is active, or after which an active one starts; nor a folder that
+    is a symbolic link, that others can write to, or that has files of another user.
+    """
+    records = ledger.all()
+    for record in _ended(records):
+        if found := _measure(record.path, record):
+            yield found
+    active = [record for record in records if not record.finished]
+    home = Path(HOME).expanduser()
+    uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
+    for root in (home / "sent", *sorted(uploads)):
+        for path in _folders(root):
+            found = _measure(path)
+            old = found is not None and time.time() - found.changed > _RECENT
+            if found and old and not any(_names(one, path.name) for one in active):
+                yield found
+
+
+def remove(found: Leftover, ledger: Ledger) -> None:
+    """Remove a folder, and the record of its cluster. Raises GpujobsError.
+
+    Nothing is removed if the cluster has been submitted again meanwhile.
+    """
+    record = found.record
+    lock = ledger.exclusive(record.id) if record else contextlib.nullcontext()
+    with lock, disk_errors(found.path):
+        if record and not ledger.get(record.id).finished:
+            raise GpujobsError(f"{record.id} is active")
+        if problem := folder_problem(found.path):
+            raise GpujobsError(problem)
+        shutil.rmtree(found.path)  # which removes links, not what they refer to
+        if record:
+            ledger.remove(record.id)
+
+
+def note(ledger: Ledger) -> str:
+    """Return that ended clusters have left large folders, or ""; takes a third of a second."""
+    size = files = 0
+    until = time.monotonic() + _WALK
+    for record in _ended(ledger.all()):
+        for status in _walk(record.path):
+            size, files = size + status.st_blocks * 512, files + 1
+            if size > LEAST_SPACE or files > LEAST_FILES:
+                more = "1GiB" if size > LEAST_SPACE else f"{LEAST_FILES} files"
+                return f"ended clusters have left more than {more}: see `gpujobs clean`"
+            if time.monotonic() > until:
+                return ""
+    return ""
+
+
+def _ended(records: Sequence[ClusterRecord]) -> Iterator[ClusterRecord]:
+    awaited = {record.after for record in records if not record.finished}
+    for record in records:
+        own = record.path.name == record.id and not record.planned
+        if own and record.finished and record.id not in awaited and _is_safe(record.path):
+            yield record
+
+
+def _folders(root: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(path for path in root.iterdir() if _is_safe(path))
+    return []
+
+
+def _is_safe(path: Path) -> bool:
+    return path.is_dir() and not folder_problem(path)
+
+
+def _measure(path: Path, record: ClusterRecord | None = None) -> Leftover | None:
+    """Return the size of a folder; None if a file in it belongs to another user."""
+    statuses = [path.lstat(), *_walk(path)]
+    if any(status.st_uid != os.getuid() for status in statuses):
+        return None
+    size = sum(status.st_blocks for status in statuses) * 512
+    return Leftover(path, max(one.st_mtime for one in statuses), size, len(statuses) - 1, record)
+
+
+def _walk(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the status of everything in a folder; links are not followed."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path))
+
+
+def _names(record: ClusterRecord, name: str) -> bool:
+    """Return whether a cluster's specification or a script names a folder, or cannot be read."""
+    with contextlib.suppress(OSError):
+        paths = (record.path / SPEC, *(record.path / "scripts").iterdir())
+        return any(name in path.read_text("utf-8", "replace") for path in paths)
+    return True

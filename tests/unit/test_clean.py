@@ -1,0 +1,144 @@
+"""`gpujobs clean`: which folders are removed, and which never."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpujobs.cli.main import main
+from gpujobs.clusters import cleanup, folder
+from gpujobs.clusters.cleanup import leftovers
+from gpujobs.clusters.ledger import ClusterRecord, Ledger
+from gpujobs.errors import GpujobsError
+
+from .report_data import RECORD
+
+OLD = time.time() - 40 * 86400
+
+
+def left(path: Path, content: bytes = b"x", changed: float = OLD) -> Path:
+    """Make a folder with a file, as a command has left it."""
+    (path / "scripts").mkdir(parents=True)
+    for made in (path.parent, path):
+        made.chmod(0o700)
+    (path / "scripts" / "file").write_bytes(content)
+    for inner in (path / "scripts" / "file", path / "scripts", path):
+        os.utime(inner, (changed, changed))
+    return path
+
+
+@pytest.fixture
+def add(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClusterRecord]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    root = home / "home" / ".gpujobs"
+    root.mkdir(mode=0o700, parents=True)
+
+    def add(name: str, **changes: object) -> ClusterRecord:
+        changed = changes.pop("changed", OLD)
+        path = root / name
+        record = replace(RECORD, id=name, folder=str(path), finished=True, scheduler="local")
+        record = replace(record, **changes)  # type: ignore[arg-type]
+        if record.path == path and not path.exists():
+            left(path, changed=float(str(changed)))
+            (path / "spec.json").write_text("{}")
+            os.utime(path / "spec.json", (OLD, OLD))
+            os.utime(path, (float(str(changed)),) * 2)
+        Ledger().add(record)
+        return record
+
+    return add
+
+
+def names() -> list[str]:
+    return [found.path.name for found in leftovers(Ledger())]
+
+
+def test_only_ended_clusters(add: Callable[..., ClusterRecord]) -> None:
+    add("a-0000")
+    add("b-0000", finished=False)  # runs, or its state is unknown
+    add("c-0000")
+    add("d-0000", finished=False, after="c-0000")  # which reads the folder of c
+    assert names() == ["a-0000"]
+
+
+def test_nothing_else_is_touched(add: Callable[..., ClusterRecord], home: Path) -> None:
+    """A record of another folder, a link, a folder of others, files that are no cluster's."""
+    root, precious = home / "home" / ".gpujobs", left(home / "precious")
+    add("a-0000", folder=str(precious))
+    (root / "b-0000").symlink_to(precious)
+    add("b-0000")
+    add("c-0000").path.chmod(0o777)
+    left(root / "mine")
+    if os.geteuid() == 0:
+        os.chown(add("d-0000").path / "scripts" / "file", 1234, 1234)
+    assert names() == []
+    logs = add("e-0000").path / "logs"
+    logs.symlink_to(precious)
+    done = CliRunner().invoke(main, ["clean", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "1 folder removed" in done.output and not logs.parent.exists()
+    assert (precious / "scripts" / "file").exists() and (root / "mine").exists()
+    assert sorted(record.id for record in Ledger().all())[:3] == ["a-0000", "b-0000", "c-0000"]
+    assert "e-0000" not in {record.id for record in Ledger().all()}
+
+
+def test_what_commands_from_a_laptop_have_left(add: Callable[..., ClusterRecord]) -> None:
+    root = add("a-0000", finished=False).path.parent
+    for name in ("sent/0a", "uploads/used-01", "uploads/old-02"):
+        left(root / name)
+    left(root / "sent" / "new", changed=time.time() - 60)
+    (root / "a-0000" / "spec.json").write_text('{"workdir": "/x/uploads/used-01"}')
+    assert names() == ["0a", "old-02"]
+    (root / "a-0000" / "spec.json").unlink()  # nothing is known of what it uses
+    assert names() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "removed"),
+    [
+        (["--older-than", "30d"], ["old-0000"]),
+        (["--larger-than", "1MiB"], ["big-0000"]),
+        (["--older-than", "30d", "--larger-than", "1MiB"], []),
+        ([], ["big-0000", "old-0000"]),
+    ],
+)
+def test_filters(add: Callable[..., ClusterRecord], words: list[str], removed: list[str]) -> None:
+    add("old-0000")
+    path = add("big-0000").path / "scripts" / "file"
+    path.write_bytes(b"x" * 2**21)
+    shown = CliRunner().invoke(main, ["clean", *words])
+    assert [word for word in ("big-0000", "old-0000") if word in shown.output] == removed
+    assert shown.exit_code == (2 if removed else 0)  # there is nobody to ask
+    assert len(names()) == 2
+    assert CliRunner().invoke(main, ["clean", "--yes", *words]).exit_code == 0
+    assert set(names()) == {"big-0000", "old-0000"} - set(removed)
+
+
+def test_a_cluster_that_was_scaled_meanwhile_stays(add: Callable[..., ClusterRecord]) -> None:
+    record = add("a-0000")
+    (found,) = leftovers(Ledger())
+    Ledger().update(record.id, finished=False)
+    with pytest.raises(GpujobsError, match="a-0000 is active"):
+        cleanup.remove(found, Ledger())
+    assert record.path.exists()
+
+
+def test_status_mentions_large_folders(
+    add: Callable[..., ClusterRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = add("a-0000")
+    assert cleanup.note(Ledger()) == ""
+    for number in range(folder.LEAST_FILES + 1):
+        (record.path / f"{number}").touch()
+    monkeypatch.setattr(cleanup, "_WALK", 30.0)  # this machine may be busy
+    note = "ended clusters have left more than 10000 files: see `gpujobs clean`"
+    assert note in CliRunner().invoke(main, ["status"]).output
+    assert note not in CliRunner().invoke(main, ["status", "--json"]).output
+    monkeypatch.setattr(cleanup, "_WALK", 0.0)
+    assert cleanup.note(Ledger()) == ""
