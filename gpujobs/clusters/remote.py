@@ -59,10 +59,7 @@ def pack(files: Mapping[str, Path | bytes]) -> bytes:
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the path of all files and folders in a folder; links are left out.
-
-    The name of a folder ends in "/".
-    """
+    """Yield the names and paths of files and of folders, whose names end in "/"; no links."""
     for path in folder.rglob("*"):
         if not path.is_symlink() and (path.is_dir() or path.is_file()):
             yield path.relative_to(folder).as_posix() + "/" * path.is_dir(), path

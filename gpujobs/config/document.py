@@ -140,10 +140,7 @@ def _items(value: object) -> Iterable[tuple[str | int, object]]:
 
 
 def core_value(value: object) -> object:
-    """Resolve plain scalars by YAML 1.2's core schema (true, null, 1, 0.5).
-
-    For options whose type is not declared.
-    """
+    """Resolve plain scalars of undeclared type by YAML 1.2's core schema: true, null, 1, 0.5."""
     if isinstance(value, dict):
         return {key: core_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

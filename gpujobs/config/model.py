@@ -458,10 +458,7 @@ class Section(Kind[M]):
 
 
 def build(model: type[M], document: Document) -> M:
-    """Return the ``model`` that ``document`` describes.
-
-    InputError has every problem, in the order of the file.
-    """
+    """Return the ``model`` of ``document``; InputError has all problems, in the file's order."""
     place = Place(document, lambda: list(key_names(model)))
     try:
         return Section(model).read(document.value, place)

@@ -36,10 +36,7 @@ _NOTHING = Document({})
 
 
 def over(upper: Document, lower: Document) -> Document:
-    """Return the site file ``upper`` laid over ``lower``, which it extends.
-
-    InputError if it removes a queue that is not there.
-    """
+    """Return ``upper`` laid over ``lower``; InputError if it removes a queue that is not there."""
     merged, queues = _extended(upper, lower).over(lower), upper.section("queues").value
     removed = [name for name, queue in queues.items() if queue is None]
     for name in removed:

@@ -207,10 +207,7 @@ class IdleWatch:
 
     @property
     def next_end(self) -> tuple[float, str] | None:
-        """Seconds until the cluster ends if nothing changes, and by which rule.
-
-        None while no rule is true.
-        """
+        """Seconds until the cluster ends if nothing changes, and by which rule; None if by none."""
         lefts = [
             (self._rules[name] - spent, name) for name, spent in self._seconds.items() if spent
         ]

@@ -480,10 +480,7 @@ class Folder:
             return ""
 
     def names(self) -> set[str]:
-        """Return the names of all files.
-
-        A listing, since NFS caches for a minute that a single name was missing.
-        """
+        """Return the names of all files: NFS caches for a minute that a single one was missing."""
         try:
             return set(os.listdir(self.path))  # noqa: PTH208 - names, not Paths
         except OSError:

@@ -332,10 +332,7 @@ class Head(Job):
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _failed_node(self) -> str:
-        """Return which node of this job has failed: Slurm then signals the others.
-
-        It informs the launcher at the same moment.
-        """
+        """Return which node of this job has failed, as Slurm tells the launcher when it signals."""
         deadline, found = time.monotonic() + _SIGNAL_TIMEOUT, ""
         while self.options.nodes > 1 and time.monotonic() < deadline and not found:
             if not self.worker_processes or "ended" in self.folder.names():

@@ -25,10 +25,7 @@ from .workers import Node, Workers, retire
 
 # -- supervise one job -----------------------------------------------------------------------------
 def supervise(options: SuperviseOptions) -> int:
-    """Be the head if this job is the first that may be it, else a job of workers.
-
-    Returns the exit code of the job.
-    """
+    """Be the head if this job is the first that may be it, else workers; return the exit code."""
     folder = Folder(options.folder)
     _write_start(folder, options)
     names = folder.names()

@@ -36,10 +36,7 @@ def node_name() -> str:
 
 
 def job_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Return the nodes of this job, as PBS, Torque, Grid Engine and LSF list them.
-
-    Raises LookupError if there is no list.
-    """
+    """Return the nodes as PBS, Torque, Grid Engine and LSF list them; LookupError without one."""
     text = environ.get("LSB_HOSTS", "").replace(" ", "\n")
     for variable in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):
         if path := environ.get(variable):

@@ -204,10 +204,7 @@ def _bind(worker: Worker) -> None:
 
 
 def idle_message(scheduler: Scheduler) -> str:
-    """Return that the dask scheduler has been idle for longer than its idle timeout, or "".
-
-    The limit of the site counts, too.
-    """
+    """Return that the dask scheduler was idle for longer than its, or the site's, limit; or ""."""
     registry = scheduler.plugins.get(_NAME)
     if isinstance(registry, WorkerRegistry) and registry.idle_reason:
         return registry.idle_reason

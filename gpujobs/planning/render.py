@@ -467,10 +467,7 @@ def fill(template: jinja2.Template, context: Mapping[str, object]) -> str:
 
 
 class _CheckedLoader(jinja2.FileSystemLoader):
-    """Templates of a site, and files that they include.
-
-    ``searched``: the site's folder is one of the search path.
-    """
+    """Templates of a site with their includes; ``searched``: its folder is of the search path."""
 
     def __init__(self, site_folder: Path, searched: bool) -> None:
         super().__init__(site_folder / "templates")

@@ -223,10 +223,7 @@ def _allowed(diagnostics: Diagnostics, networks: Networks) -> tuple[Protocol, ..
 def _candidates(
     diagnostics: Diagnostics, groups: Sequence[Profile], networks: Networks
 ) -> list[str]:
-    """Return the protocols by the names of profiles.
-
-    A site that lists ucxx consents to unencrypted traffic within jobs.
-    """
+    """Return the profile's protocols; a site that lists ucxx consents to unencrypted traffic."""
     profile = diagnostics.spec.profile
     if profile.network.protocol != "auto":
         _check_ucxx(diagnostics, groups, networks)

@@ -21,10 +21,7 @@ _STATUSES = {
 
 
 class Local(Scheduler):
-    """Jobs are sessions of processes on this machine.
-
-    A submission's id has their pids and the times at which they started.
-    """
+    """Jobs are sessions on this machine; a submission's id has their pids and their start times."""
 
     name = "local"
     prefix = "#LOCAL"
