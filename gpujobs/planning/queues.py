@@ -53,48 +53,35 @@ class QueueFit:
         self._check_gpu_type()
         most = self.queue.max_gpus if self.within_max_gpus else None
         per_job, nodes = self.layout.divide(gpus, self.queue, most)
-        if nodes > 1:
-            fit = replace(self, request=self.multi_node_request)
-            return fit.shape_of(gpus, per_job, nodes)
-        return self.shape_of(gpus, per_job, nodes)
-
-    def shape_of(self, gpus: int, per_job: int, nodes: int) -> JobShape:
-        """Return the shape of jobs with ``per_job`` of all ``gpus`` GPUs on ``nodes`` nodes."""
+        fit = replace(self, request=self.multi_node_request) if nodes > 1 else self
         on_node = per_job // nodes
-        workers = self._workers_on(on_node)
-        cpus = self._cpus(on_node, nodes)
-        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, per_job)
-        memory = self._gpu_memory(request, on_node)
-        self._check_job(nodes=nodes, gpus=per_job)
+        workers, cpus = fit._workers_on(on_node), fit._cpus(on_node, nodes)
+        return fit._shape(gpus // per_job, nodes=nodes, gpus=per_job, workers=workers, cpus=cpus)
+
+    def cpu_shape(self, count: int) -> JobShape:
+        """Return the shape of ``count`` jobs, each with one CPU worker."""
+        profile = self.profile
+        cpus = shape.cpus_per_node(profile, self.queue, 1) or profile.workers.threads
+        self._check_cpu_node(cpus)
+        return self._shape(count, nodes=1, gpus=0, workers=1, cpus=cpus)
+
+    def _shape(
+        self, jobs: int, *, nodes: int, gpus: int, workers: int, cpus: int | None
+    ) -> JobShape:
+        """Return the shape of jobs of ``gpus`` GPUs, with ``workers`` and ``cpus`` on each node."""
+        request = MemoryRequest(self.request, nodes, cpus and cpus * nodes, gpus)
+        memory = self._memory(request)
+        self._check_job(nodes=nodes, gpus=gpus)
         self._check_workers(workers, cpus=cpus, memory=memory and memory // nodes)
         return JobShape(
-            jobs=gpus // per_job,
+            jobs=jobs,
             nodes=nodes,
-            gpus=per_job,
-            cpus=cpus and cpus * nodes,
+            gpus=gpus,
+            cpus=request.cpus,
             memory=memory,
             workers=workers * nodes,
             worker_threads=shape.worker_threads(self.profile, cpus, workers),
             worker_memory=self._worker_memory(memory, workers * nodes),
-        )
-
-    def cpu_shape(self, count: int) -> JobShape:
-        """Return the shape of ``count`` jobs, each with one CPU worker."""
-        profile, queue = self.profile, self.queue
-        cpus = shape.cpus_per_node(profile, queue, 1) or profile.workers.threads
-        self._check_cpu_node(cpus)
-        self._check_job(nodes=1, gpus=0)
-        memory = self._cpu_memory(MemoryRequest(self.request, 1, cpus, gpus=0))
-        self._check_workers(1, cpus=cpus, memory=memory)
-        return JobShape(
-            jobs=count,
-            nodes=1,
-            gpus=0,
-            cpus=cpus,
-            memory=memory,
-            workers=1,
-            worker_threads=shape.worker_threads(profile, cpus, 1),
-            worker_memory=self._worker_memory(memory, 1),
         )
 
     def _workers_on(self, gpus: int) -> int:
@@ -136,21 +123,20 @@ class QueueFit:
             return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
         return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
 
-    def _gpu_memory(self, request: MemoryRequest, gpus: int) -> int | None:
-        """Return the memory of a job with ``gpus`` GPUs on each node."""
-        queue, share = self.queue, None
-        if queue.memory_per_node:
-            share = queue.memory_per_node * gpus // (queue.gpus_per_node or 1) * request.nodes
-        own = self.profile.memory_per_job
-        return requested_memory(queue, request, "memory_per_job", own, share)
-
-    def _cpu_memory(self, request: MemoryRequest) -> int | None:
-        """Return the memory of a job with one CPU worker."""
-        profile, share = self.profile, cpu_share(self.queue, request.cpus or 1)
-        if own := profile.memory_per_job:
-            return requested_memory(self.queue, request, "memory_per_job", own, share)
-        wanted = profile.workers.memory
-        return requested_memory(self.queue, request, "workers.memory", wanted, share)
+    def _memory(self, request: MemoryRequest) -> int | None:
+        """Return the memory of a job: the part of its GPUs, or of its CPUs without GPUs."""
+        queue, profile = self.queue, self.profile
+        key, wanted = "memory_per_job", profile.memory_per_job
+        if request.gpus:
+            on_node = request.gpus // request.nodes
+            share = queue.memory_per_node and (
+                queue.memory_per_node * on_node // (queue.gpus_per_node or 1) * request.nodes
+            )
+        else:
+            share = cpu_share(queue, request.cpus or 1)
+            if not wanted:
+                key, wanted = "workers.memory", profile.workers.memory
+        return requested_memory(queue, request, key, wanted, share)
 
     def _worker_memory(self, memory: int | None, workers: int) -> int | None:
         """Return the memory of each of the ``workers`` workers of a job."""

@@ -16,32 +16,17 @@ from ..text import number_text, size_text
 from .bash import Diagnostics
 from .shape import JobShape
 
-Switches = tuple[str, str]
-"""The options for true and for false."""
-
 HTTP_ADDRESS = f"{LOOPBACK}:0"
 """Where the HTTP server of a worker listens; dask starts it even without a dashboard."""
 
-# The options of dask-cuda 26.x by name; the boolean ones have a pair of switches.
-CUDA: dict[str, Switches | None] = {
-    "device_memory_limit": None,
-    "enable_cudf_spill": ("--enable-cudf-spill", "--disable-cudf-spill"),
-    "cudf_spill_stats": None,
-    "rmm_pool_size": None,
-    "rmm_maximum_pool_size": None,
-    "rmm_managed_memory": ("--rmm-managed-memory", "--no-rmm-managed-memory"),
-    "rmm_async": ("--rmm-async", "--no-rmm-async"),
-    "rmm_release_threshold": None,
-    "rmm_log_directory": None,
-    "rmm_track_allocations": ("--rmm-track-allocations", "--no-rmm-track-allocations"),
-    "set_rmm_allocator_for_libs": None,
-    "pre_import": None,
-    "worker_port": None,
-    "enable_tcp_over_ucx": ("--enable-tcp-over-ucx", "--disable-tcp-over-ucx"),
-    "enable_infiniband": ("--enable-infiniband", "--disable-infiniband"),
-    "enable_nvlink": ("--enable-nvlink", "--disable-nvlink"),
-    "enable_rdmacm": ("--enable-rdmacm", "--disable-rdmacm"),
-}
+CUDA = (
+    "device_memory_limit", "enable_cudf_spill", "cudf_spill_stats",
+    "rmm_pool_size", "rmm_maximum_pool_size", "rmm_managed_memory", "rmm_async",
+    "rmm_release_threshold", "rmm_log_directory", "rmm_track_allocations",
+    "set_rmm_allocator_for_libs", "pre_import", "worker_port",
+    "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm",
+)  # fmt: skip
+"""The options of dask-cuda 26.x by name."""
 _ALSO_PLAIN = ("worker_port",)
 """Options that `dask worker` has, too."""
 _ONLY_PLAIN = (
@@ -310,10 +295,12 @@ def _n_bytes(text: str | None, gpu_memory: int | None) -> float:
 
 
 def _cuda_option(name: str, value: object) -> str:
-    if switches := CUDA[name]:
-        on, off = switches
-        return on if value else off
-    return f"{_option(name)}={_text(value)}"
+    option = _option(name)
+    if value is False and name.startswith("enable"):
+        return option.replace("enable", "disable", 1)
+    if isinstance(value, bool):
+        return option if value else option.replace("--", "--no-", 1)
+    return f"{option}={_text(value)}"
 
 
 def _other_option(name: str, value: object) -> Iterator[str]:
