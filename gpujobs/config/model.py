@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
@@ -95,24 +94,10 @@ def _inside_text(position: Position, offset: int) -> Position:
     return replace(position, column=position.column + offset + quotes, width=1)
 
 
-class Errors:
-    """Collects the problems of several parts, so that all of them are reported at once."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Keep the problems of the InputError of one part, and go on."""
-        try:
-            yield
-        except InputError as error:
-            self.problems += error.problems
-
-    def check(self) -> None:
-        """Raise InputError with all problems, if there are any."""
-        if self.problems:
-            raise InputError(self.problems)
+def _check(problems: Sequence[Problem]) -> None:
+    """Raise InputError with the problems of several parts, so that all are reported at once."""
+    if problems:
+        raise InputError(problems)
 
 
 class Kind(ABC, Generic[T]):
@@ -166,12 +151,14 @@ class Items(Kind[tuple[T, ...]]):
             parts = self.split(value)
         except ValueError as error:
             raise place.error(error) from None
-        errors = Errors()
+        problems: list[Problem] = []
         items = []
         for index, part in enumerate(parts):
-            with errors.collect():
+            try:
                 items.append(self.item.read(part, place.inside(index)))
-        errors.check()
+            except InputError as error:
+                problems += error.problems
+        _check(problems)
         return tuple(items)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
@@ -202,16 +189,20 @@ class Table(Kind[dict[str, T]]):
     """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
-        errors = Errors()
+        problems: list[Problem] = []
         names: list[str] = []
         values: list[T] = []
         for name, item in self._mapping(value, place).items():
             inside = place.inside(name)
-            with errors.collect():
+            try:
                 names.append(self.name.read(name, inside))
-            with errors.collect():
+            except InputError as error:
+                problems += error.problems
+            try:
                 values.append(self.value.read(item, inside))
-        errors.check()
+            except InputError as error:
+                problems += error.problems
+        _check(problems)
         return dict(zip(names, values, strict=True))
 
     def _mapping(self, value: object, place: Place) -> Mapping[str, object]:
@@ -420,19 +411,21 @@ class Section(Kind[M]):
 
     def _read_keys(self, value: Mapping[str, object], place: Place) -> dict[str, object]:
         known = keys_of(self.model)
-        errors = Errors()
+        problems: list[Problem] = []
         values = {}
         for name, item in value.items():
-            with errors.collect():
+            try:
                 if name not in known:
                     raise self._unknown_key(place.inside(name), sorted(known))
                 values[name] = _read_key(known[name], item, place.inside(name))
+            except InputError as error:
+                problems += error.problems
         instead = self.model.instead_of_required
         unreadable = instead in value and instead not in values  # it may have provided them
         for name, key in known.items():
             if key.required and name not in value and not unreadable:
-                errors.problems += place.inside(name).missing_error().problems
-        errors.check()
+                problems += place.inside(name).missing_error().problems
+        _check(problems)
         return values
 
     def _unknown_key(self, place: Place, known: Sequence[str]) -> InputError:
