@@ -337,7 +337,7 @@ def relative(shared_folder: Path) -> Iterator[RelativeOfLsf]:
 )  # fmt: skip
 def test_what_a_relative_refuses(relative: RelativeOfLsf, title: str, line: str) -> None:
     done = relative.command("bsub", stdin=f"#BSUB {line}\ntrue\n")
-    real = said("refused.txt", title)
+    real = said("requests.txt", title)
     assert done.returncode == real.exit_code
     assert done.stderr.splitlines()[:1] == real.stderr.splitlines()[:1]
     assert shape(done.stdout) == shape(real.stdout)

@@ -396,8 +396,18 @@ def test_options_that_relatives_do_not_have() -> None:
     """The message is a page of usage."""
     refused = said("submit.txt", "gpu option of IBM LSF, not in this one")
     assert "sites init" in SCHEDULER.remedy(refused)
-    assert SCHEDULER.remedy(said("refused.txt", "no -rn")).startswith("leave out `requeue`")
-    assert SCHEDULER.remedy(said("refused.txt", "reservation")).startswith(
+    assert SCHEDULER.remedy(said("requests.txt", "no -rn")).startswith("leave out `requeue`")
+    assert SCHEDULER.remedy(said("requests.txt", "reservation")).startswith(
         "leave out `reservation`"
     )
     assert SCHEDULER.remedy(said("submit.txt", "unknown queue")) == ""
+
+
+def test_the_reason_of_a_job_that_avoids_a_node() -> None:
+    result = said("requests.txt", "pending, and avoids a node")
+    assert SCHEDULER.avoid(["node1"]) == """-R "select[hname!='node1']\""""
+    assert "Requested Resources <select[hname!='node1'] rusage[ngpus=4]>" in result.stdout
+    pending = {JobId("12"): JobStatus(JobState.PENDING, "PEND")}
+    (found,) = SCHEDULER.parse_detail(result, pending).values()
+    reason = "Job slot limit reached: 1 host; Job's resource requirements not satisfied: 1 host"
+    assert found == JobStatus(JobState.PENDING, "PEND", reason)
