@@ -36,11 +36,8 @@ def host_of(ctx: click.Context, params: Mapping[str, Any]) -> str:
 
     scheduler = get_scheduler(site.site.scheduler)
     command = scheduler(None).submit_command()[0]
-    if not scheduler.on_this_machine and process.is_available(
-        site.site.commands.get(command, command)
-    ):
-        return ""
-    return site.site.hosts[0]
+    here = process.is_available(site.site.commands.get(command, command))
+    return "" if here and not scheduler.on_this_machine else site.site.hosts[0]
 
 
 def named_site(params: Mapping[str, Any]) -> SiteFile | None:

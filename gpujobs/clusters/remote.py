@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn, cast
 from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
@@ -48,13 +48,12 @@ def pack(files: Mapping[str, Path | bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
-            runs = isinstance(content, Path) and content.stat().st_mode & stat.S_IXUSR
-            item = zipfile.ZipInfo(name, _DATE)
-            item.compress_type = zipfile.ZIP_DEFLATED
-            item.external_attr = (stat.S_IFREG | (0o700 if runs else 0o600)) << 16
-            if isinstance(content, Path) and not name.endswith("/"):
-                content = content.read_bytes()
-            archive.writestr(item, content if isinstance(content, bytes) else b"")
+            item, mode = zipfile.ZipInfo(name, _DATE), 0o600
+            if isinstance(content, Path):
+                mode |= content.stat().st_mode & stat.S_IXUSR
+                content = content.read_bytes() if content.is_file() else b""
+            item.external_attr = (stat.S_IFREG | mode) << 16
+            archive.writestr(item, content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
@@ -134,19 +133,16 @@ class Request:
 
 # -- the conversation ------------------------------------------------------------------------------
 class Session:
-    """gpujobs on the login node, in a session of ssh. Ends with the block."""
+    """gpujobs on the login node, in a session of ssh."""
 
     def __init__(self, host: ssh.Host, messages: IO[bytes] | None) -> None:
         self.host = host
         words = host.argv(command=ssh.remote_command(os.environ.get("GPUJOBS_REMOTE", "")))
-        self.process, self._stdin, self._stdout = process.start(words, stderr=messages)
+        self.process, self._stdin, self.stdout = process.start(words, stderr=messages)
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
+    def close(self) -> None:
+        """End the session."""
+        self.process.terminate()
         self.process.wait()
 
     def begin(self) -> None:
@@ -155,9 +151,10 @@ class Session:
             if kind == "python":
                 self._package = package()
                 name = f"{__version__}-{hashlib.sha256(self._package).hexdigest()}"
-                end = "from gpujobs.cli.main import main\nmain(['at-login'])\n"
-                program = f"{Path(receive.__file__).read_text(encoding='utf-8')}\n"
-                data = f"{program}\nprepare({name!r})\n{end}".encode()
+                start = (
+                    f"prepare({name!r})\nfrom gpujobs.cli.main import main\nmain(['at-login'])\n"
+                )
+                data = Path(receive.__file__).read_bytes() + f"\n{start}".encode()
                 self.send(b"%d\n" % len(data) + data)
             else:
                 logger.info("sends gpujobs %s to %s", __version__, self.host.name)
@@ -165,7 +162,7 @@ class Session:
                 self.send(size + b"\n" + self._package)
 
     def _next(self) -> str:
-        for line in self._stdout:
+        for line in self.stdout:
             if line.startswith(receive.MARK):
                 return str(json.loads(line.removeprefix(receive.MARK))["kind"])
         self._fail()
@@ -180,25 +177,15 @@ class Session:
             self._fail()
 
     def _fail(self) -> NoReturn:
-        code = self.process.wait()
+        code, name = self.process.wait(), self.host.name
         if code == _LOST:
-            raise UnavailableError(f"ssh {self.host.name} failed (see its message)")
-        if code == ssh.NOTHING:
-            hint = (
-                "load one in the start-up file of the login shell there, for example with `module "
-                "load python`, or name it: GPUJOBS_REMOTE=/path/to/python3"
-            )
-            message = f"{self.host.name} has neither gpujobs nor Python 3.11 or newer on PATH"
-            raise UnavailableError(message, hint=hint)
+            raise UnavailableError(f"ssh {name} failed (see its message)")
+        message = f"gpujobs does not start on {name} (exit code {code})"
         hint = "GPUJOBS_REMOTE=python3 uses this version of gpujobs there"
-        raise UnavailableError(
-            f"gpujobs does not start on {self.host.name} (exit code {code})", hint=hint
-        )
-
-    def output(self) -> Iterator[bytes]:
-        """Yield the output of the command, until it ends."""
-        while data := os.read(self._stdout.fileno(), 1 << 16):
-            yield data
+        if code == ssh.NOTHING:
+            message = f"{name} has neither gpujobs nor Python 3.11 or newer on PATH"
+            hint = "load a module in the start-up file there, or GPUJOBS_REMOTE=/path/to/python3"
+        raise UnavailableError(message, hint=hint)
 
     def end(self) -> int:
         """Return the exit code of the command. Raises UnavailableError if it is not known."""
@@ -227,10 +214,10 @@ def run(
 
     Its messages, and those of ssh, go to stderr, or into a file. Raises UnavailableError.
     """
-    with Session(host, messages) as session:
+    with contextlib.closing(Session(host, messages)) as session:
         session.begin()
         session.send(request.message())
-        for data in session.output():
+        while data := os.read(session.stdout.fileno(), 1 << 16):
             output.write(data)
             output.flush()
         return session.end()
@@ -281,10 +268,8 @@ class RemoteCluster:
         """Wait until the dask scheduler runs, also if ssh fails; return `connect.endpoint`."""
         while True:
             try:
-                found: dict[str, Any] = json.loads(
-                    self._call("connect", self.id, "--for-host", "--wait")
-                )
-                return found
+                text = self._call("connect", self.id, "--for-host", "--wait")
+                return cast("dict[str, Any]", json.loads(text))
             except UnavailableError as error:
                 logger.warning("%s: %s", self.id, error)
                 time.sleep(INTERVAL)
@@ -380,7 +365,6 @@ class Tunnel:
 
 def free_ports() -> list[int]:
     """Return two ports of the loopback interface at which nothing listens."""
-    with socket.socket() as first, socket.socket() as second:
-        for item in (first, second):
-            item.bind((LOOPBACK, 0))
+    own = (LOOPBACK, 0)
+    with socket.create_server(own) as first, socket.create_server(own) as second:
         return [item.getsockname()[1] for item in (first, second)]

@@ -43,12 +43,17 @@ def laptop(node: LoginNode) -> Cli:
     return Cli(node.laptop, {"PATH": path, "GPUJOBS_HOST": "login"}, None)
 
 
+def extend(node: LoginNode, line: str) -> None:
+    """Add a line to the start-up file of the login shell."""
+    with (node.home / ".profile").open("a") as file:
+        file.write(f"{line}\n")
+
+
 @pytest.mark.parametrize("installed", [False, True])
 def test_quickstart(laptop: Cli, node: LoginNode, installed: bool) -> None:
     """With gpujobs on the PATH of the login shell, or with a Python alone."""
     if installed:
-        folder = Path(laptop.command).parent
-        (node.home / ".bash_profile").write_text(f'export PATH="{folder}:$PATH"\n')
+        extend(node, f'export PATH="{Path(laptop.command).parent}:$PATH"')
     profile = {**PROFILE, "environment": {"python": sys.executable}, "run": ["python", "own.py"]}
     laptop.write("own.py", "print('it is here')")
     words = ["submit", str(laptop.write("svd.yaml", profile)), "--wait"]
@@ -83,7 +88,7 @@ def test_a_job_folder_of_the_laptop(laptop: Cli, node: LoginNode) -> None:
 
 def test_a_login_node_without_python(laptop: Cli, node: LoginNode) -> None:
     (node.home / "sh").symlink_to("/bin/sh")
-    (node.home / ".bash_profile").write_text(f'PATH="{node.home}"\n')
+    extend(node, f'PATH="{node.home}"')
     done = laptop("status")
     assert done.returncode == 3 and "neither gpujobs nor Python 3.11" in done.stderr, done
 
@@ -155,9 +160,9 @@ def test_connect(laptop: Cli, node: LoginNode) -> None:
 PYTHON = """
 import gpujobs
 try:
-    gpujobs.GPUSLURMCluster(host="login", queue="none")
+    gpujobs.GPUSLURMCluster(host="login", site="own.yaml", queue="none")
 except ValueError as error:
-    print("queue" in str(error) and "banner" not in str(error), flush=True)
+    print("site own has no queue" in str(error) and "banner" not in str(error) or error, flush=True)
 BLOCK
     print(cluster.id, flush=True)
     print(client.submit(sum, [1, 2]).result())
@@ -181,6 +186,7 @@ def test_a_cluster_of_python(laptop: Cli, node: LoginNode, slurm_backend: SlurmB
     page = (ROOT / "docs" / "laptop.md").read_text()
     block = page.partition("<!-- python laptop -->\n```python\n")[2].partition("```")[0]
     laptop.env["GPUJOBS_REMOTE"] = laptop.command
+    (laptop.work / "own.yaml").write_bytes((node.home / "sites" / "here.yaml").read_bytes())
     with laptop.start_python(PYTHON.replace("BLOCK", block)) as process:
         assert process.stdin and process.stdout
         lines = [process.stdout.readline().strip() for _ in range(4)]
