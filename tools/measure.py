@@ -29,7 +29,8 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "lines of the package": 34_460,
+    "modules": 131,
+    "lines of the package": 34_603,
     "imports (% of code lines)": 8.3,
 }
 """Last figures of the package above their aim."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -45,14 +46,10 @@ def leftovers(ledger: Ledger) -> Iterator[Leftover]:
         if found := _measure(record.path, record):
             yield found
     active = [record for record in records if not record.finished]
-    home = Path(HOME).expanduser()
-    uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
-    for root in (home / "sent", *sorted(uploads)):
-        for path in _folders(root):
-            found = _measure(path)
-            old = found is not None and time.time() - found.changed > _RECENT
-            if found and old and not any(_names(one, path.name) for one in active):
-                yield found
+    for path in _sent(records):
+        found = _measure(path)
+        if found and time.time() - found.changed > _RECENT and not _is_named(path.name, active):
+            yield found
 
 
 def remove(found: Leftover, ledger: Ledger) -> None:
@@ -76,14 +73,15 @@ def note(ledger: Ledger) -> str:
     """Return that ended clusters have left large folders, or ""; takes a third of a second."""
     size = files = 0
     until = time.monotonic() + _WALK
-    for record in _ended(ledger.all()):
-        for status in _walk(record.path):
-            size, files = size + status.st_blocks * 512, files + 1
-            if size > LEAST_SPACE or files > LEAST_FILES:
-                more = "1GiB" if size > LEAST_SPACE else f"{LEAST_FILES} files"
-                return f"ended clusters have left more than {more}: see `gpujobs clean`"
-            if time.monotonic() > until:
-                return ""
+    walks = (_walk(record.path) for record in _ended(ledger.all()))
+    for status in itertools.chain.from_iterable(walks):
+        size, files = size + status.st_blocks * 512, files + 1
+        if size > LEAST_SPACE:
+            return "ended clusters have left more than 1GiB: see `gpujobs clean`"
+        if files > LEAST_FILES:
+            return f"ended clusters have left more than {LEAST_FILES} files: see `gpujobs clean`"
+        if time.monotonic() > until:
+            break
     return ""
 
 
@@ -93,6 +91,14 @@ def _ended(records: Sequence[ClusterRecord]) -> Iterator[ClusterRecord]:
         own = record.path.name == record.id and not record.planned
         if own and record.finished and record.id not in awaited and _is_safe(record.path):
             yield record
+
+
+def _sent(records: Sequence[ClusterRecord]) -> Iterator[Path]:
+    """Yield the folders with files that came from a laptop."""
+    home = Path(HOME).expanduser()
+    uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
+    for root in (home / "sent", *sorted(uploads)):
+        yield from _folders(root)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -121,6 +127,10 @@ def _walk(folder: Path) -> Iterator[os.stat_result]:
             yield entry.stat(follow_symlinks=False)
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path))
+
+
+def _is_named(name: str, records: Sequence[ClusterRecord]) -> bool:
+    return any(_names(record, name) for record in records)
 
 
 def _names(record: ClusterRecord, name: str) -> bool:
