@@ -167,7 +167,7 @@ BLOCK
     print(cluster.id, flush=True)
     print(client.submit(sum, [1, 2]).result())
     client.wait_for_workers(4)
-    print(len(client.scheduler_info()["workers"]), flush=True)
+    print(len(client.nthreads()), flush=True)
     input()
     client.close()
     while True:
