@@ -139,7 +139,10 @@ class SchedulerClient:
                 raise UnavailableError(f"{message}: {result.message}", hint="try again later")
 
     def find(self, name: str) -> set[str]:
-        """Return the ids of the submissions called ``name``. Raises UnavailableError."""
+        """Return the ids of the submissions called ``name``.
+
+        UnavailableError also if the command fails for a reason that is not known.
+        """
         result = self.query(self.scheduler.find_command(name, user_name()))
         if self.scheduler.reply(result) is not Reply.ANSWER:
             command = Path(result.argv[0]).name
@@ -158,7 +161,10 @@ class SchedulerClient:
         return self.scheduler.parse_limit(result.stdout) if answered else None
 
     def estimate(self, script: str, cwd: Path) -> str | None:
-        """Return the expected start of ``script``, or None. Raises RefusedError."""
+        """Return the expected start of ``script``, None if the batch scheduler has no estimates.
+
+        Raises RefusedError if it estimates that the script cannot start, or UnavailableError.
+        """
         result = self._tested(script, cwd)
         if result is None:
             return None
@@ -204,7 +210,10 @@ class SchedulerClient:
     def _listed(
         self, ids: Sequence[JobId], names: Sequence[str], ended: Collection[JobId] = ()
     ) -> tuple[dict[JobId, JobStatus], str]:
-        """Return the jobs that the queue lists, and why others may be missing, or ""."""
+        """Return the jobs that the queue lists, and why others may be missing, "" if they are not.
+
+        Jobs that have ``ended`` are not asked for; some batch schedulers list them all the same.
+        """
         result = self.query(self.scheduler.status_command(ids, names, user_name()))
         results = [result]
         found = self._statuses(result, [*ids, *ended])

@@ -31,7 +31,10 @@ CLOCK_TOLERANCE = 3
 
 
 def submit(script: str, *, inherit: bool = False) -> str:
-    """Start the jobs of ``script``; ``inherit``: with all variables, owned by the parent."""
+    """Start the jobs of ``script``; return the submission's id.
+
+    ``inherit``: they have all variables of this process, and its parent owns them.
+    """
     options = dict(re.findall(r"^#LOCAL --(\w+)=(.*)$", script, re.M))
     output = Path(options["output"])
     shell = script.splitlines()[0].removeprefix("#!").split()
@@ -75,7 +78,10 @@ def status(submission: str) -> Iterator[str]:
 
 
 def cancel(targets: Sequence[str]) -> None:
-    """End the sessions of jobs, each ``ID`` or ``ID[INDEX]``: SIGTERM, then SIGKILL."""
+    """End the sessions of the jobs ``targets``, each ``ID`` or ``ID[INDEX]``.
+
+    They get SIGTERM, and SIGKILL after `KILL_DELAY` seconds.
+    """
     sessions: set[int] = set()
     for target in targets:
         submission, _, index = target.rstrip("]").partition("[")

@@ -54,7 +54,10 @@ def _interrupt_at_end() -> None:
 
 
 def place_upload(spec: ClusterSpec) -> Path:
-    """Write the uploaded files into a new folder; return its path. Raises InputError."""
+    """Write the uploaded files into a new folder beside those of the clusters; return its path.
+
+    Raises InputError if nothing was uploaded.
+    """
     from ..clusters.folder import private_folder
     from ..planning.bash import expand_directory
 

@@ -63,7 +63,10 @@ def status_json(reports: Sequence[ClusterReport]) -> str:
 def status_text(
     report: ClusterReport, activities: Mapping[str, WorkerActivity] | None = None
 ) -> str:
-    """Return one cluster in full; ``activities``: of workers, to be shown instead of GPUs."""
+    """Return one cluster in full, with the last lines of the logs of failed jobs.
+
+    ``activities``: of workers by their names, for a table of the workers instead of their GPUs.
+    """
     lines = [*_facts(report), "", table(JOB_HEADER, [job_cells(job) for job in report.jobs])]
     workers = _gpu_table(report) if activities is None else worker_table(report, activities)
     if workers:
@@ -242,7 +245,10 @@ _NONE_ACTIVE = "no active clusters; `gpujobs status --all` lists ended ones"
 
 
 def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> list[ClusterRecord]:
-    """Return the records of ``cluster_ids``, else of active clusters, or of ``everything``."""
+    """Return the records of ``cluster_ids``; without any, those not finished, or ``everything``.
+
+    Raises NoSuchClusterError.
+    """
     if cluster_ids:
         return [ledger.get(cluster_id) for cluster_id in cluster_ids]
     if everything:

@@ -50,7 +50,10 @@ class NodeFailure:
 
 
 def failures(report: ClusterReport, now: float) -> Iterator[NodeFailure]:
-    """Yield the failures of nodes in a report."""
+    """Yield the failures of nodes in a report.
+
+    If no worker of its group has connected elsewhere, only a reason about hardware blames a node.
+    """
     for job in report.jobs:
         sure = _blames_node(report, job, now)
         if sure is not None and _NODE.fullmatch(job.node):

@@ -41,7 +41,10 @@ def connect(cluster: str, **options: object) -> Client:
 
 
 def silence_ucx(*protocols: str) -> None:
-    """If this process will use ucxx, disable UCX's warning about a variable that ucxx sets."""
+    """If this process will use ucxx, disable UCX's warning about a variable that ucxx itself sets.
+
+    Jobs have the same setting, see `injob.job`.
+    """
     if "ucxx" in protocols:
         os.environ.setdefault(UCX_WARNINGS, "n")
 

@@ -92,7 +92,10 @@ def is_removed(folder: Path) -> bool:
 
 
 def private_folder(path: Path) -> None:
-    """Make the folder ``path``, mode 0700. Raises InputError if others can write or replace it."""
+    """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
+
+    Raises InputError if it is a symbolic link, belongs to another user or is writable by others.
+    """
     try:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
@@ -127,7 +130,10 @@ def check_folder(path: Path) -> None:
 
 
 def folder_problem(path: Path) -> str:
-    """Return why others could change a cluster's folder; "" if they cannot, or it is missing."""
+    """Return why others could change the folder of a cluster; "" if they cannot, or it is missing.
+
+    Who can write the folder above could put another one in its place.
+    """
     try:
         check_folder(path)
     except InputError as error:
@@ -280,7 +286,10 @@ def _now_at(folder: Path) -> float:
 
 
 def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
-    """Return the last lines of a log, in 64 KiB; none of a folder that others can change."""
+    """Return the last lines of a log of a cluster, without control characters.
+
+    At most 64 KiB are read, and nothing of a folder that others can change.
+    """
     path = folder / "logs" / log
     if folder_problem(folder):
         return []

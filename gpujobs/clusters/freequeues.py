@@ -126,7 +126,11 @@ def site_client(site_file: SiteFile) -> SchedulerClient:
 
 
 def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
-    """Return how an inventory runs commands. Without nodes it raises UnavailableError."""
+    """Return the function with which an inventory runs commands.
+
+    It raises UnavailableError if the command that reports the nodes fails; the output of others is
+    "" then.
+    """
     needed = inventory.nodes_command()
 
     def ask(argv: Sequence[str]) -> str:
@@ -196,7 +200,10 @@ def _free_queues(client: SchedulerClient, site: Site) -> Iterator[FreeQueue]:
 
 
 def usable_nodes(client: SchedulerClient, plan: Plan) -> list[int]:
-    """Return how many nodes each of the jobs of ``plan`` may have; 0: it is not known."""
+    """Return the number of nodes for each of the jobs of ``plan``; 0: it is not known.
+
+    The batch scheduler is asked if the site does not state it.
+    """
     queues, free = plan.site.queues, list[FreeQueue]()
     if not all(queues[jobs.queue_key].nodes for jobs in plan.all_jobs):
         with contextlib.suppress(InputError, UnavailableError):

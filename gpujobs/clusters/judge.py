@@ -196,7 +196,10 @@ def _excused(job: JobReport) -> JobReport:
 def unlisted_since(
     record: ClusterRecord, folder: FolderState, answers: Answers, now: float
 ) -> dict[str, float]:
-    """Return the record's ``unlisted`` after a query; of jobs without an answer it stays."""
+    """Return the record's ``unlisted`` after the ``answers`` of one query.
+
+    Of jobs that were not asked for, it stays: another process may have asked.
+    """
     unlisted = dict(record.unlisted)
     for number, job in record.current_jobs(folder.claims).items():
         if number in folder.exits or answers.get(job, NOT_LISTED) != NOT_LISTED:

@@ -46,7 +46,10 @@ _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
 @dataclass(frozen=True)
 class Submission:
-    """One array, or lone job: planned, being submitted (an intent), or accepted."""
+    """One array, or lone job: planned, being submitted (an intent), or accepted.
+
+    It has ``count`` jobs, numbered from ``first``.
+    """
 
     id: str
     """Of the batch scheduler; "" before it has accepted the submission."""
@@ -187,7 +190,11 @@ class ClusterRecord:
         }
 
     def current_jobs(self, claims: Mapping[int, JobId]) -> dict[int, JobId]:
-        """Return the job of each number; ``claims`` win if a number was submitted twice."""
+        """Return the job that does the work of each number.
+
+        ``claims`` are those of the cluster's folder. They differ from `jobs` only if a number was
+        submitted twice.
+        """
         return {**self.jobs, **claims}
 
     @property
@@ -252,7 +259,10 @@ class ClusterRecord:
         return [planned for planned in self.planned if planned.first not in known]
 
     def at(self, path: Path | None) -> ClusterRecord:
-        """Return the record of a job folder, which may have been copied, with its ``path``."""
+        """Return the record with the folder ``path`` of the cluster; None: it has no job folder.
+
+        A job folder may have been copied, and its jobs submitted by hand: they write their ids.
+        """
         if not self.planned or path is None:
             return self
         claims = dict(_claims(path)) if self.unseen else {}
@@ -346,7 +356,10 @@ class Ledger:
         write_atomically(record.path / RECORD, _dump(record), durable=True)
 
     def get(self, cluster_id: str) -> ClusterRecord:
-        """Return the record of a cluster: its id, or its job folder. Raises NoSuchClusterError."""
+        """Return the record of a cluster: its id, or the path of its job folder.
+
+        Raises NoSuchClusterError, or InputError if the job folder is not trusted.
+        """
         if cluster_id not in self._job_folders and self._is_path(cluster_id):
             cluster_id = self._open(Path(cluster_id))
         try:

@@ -270,7 +270,10 @@ def _write_job_ids(record: ClusterRecord, scheduler: Scheduler) -> None:
 def recover_submission(
     record: ClusterRecord, ledger: Ledger, *, at_once: bool = False, system: System = HOST
 ) -> ClusterRecord:
-    """Complete an interrupted submission; one that may be under way only if ``at_once``."""
+    """Complete a submission that was interrupted before the batch scheduler replied.
+
+    One that may still be under way is left alone. ``at_once``: its job is looked for all the same.
+    """
     if record.intent is None:
         return record
     recent = system.time() - record.intent.time < RECOVERY_AGE

@@ -57,7 +57,10 @@ def counting_jobs(report: ClusterReport, group: str = "") -> list[JobReport]:
 def limits_of(
     plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]
 ) -> tuple[JobLimit, ...]:
-    """Return the limits of a group; ``jobs``, by group: those of the others count, too."""
+    """Return the limits of the number of jobs of the group ``name``.
+
+    ``jobs``: how many jobs each group has; those of the others count in addition.
+    """
     others = [QueuedJobs(plan.head.queue_key, 1)] if plan.head else []
     for group in record.groups:
         if group.name != name:
@@ -282,7 +285,10 @@ def cancel(
 
 
 def cancel_held(report: ClusterReport) -> None:
-    """Cancel the failed jobs in the queue that the cluster has given up."""
+    """Cancel the failed jobs that the batch scheduler holds for a cluster that has given them up.
+
+    The cluster's failure is written into its folder first: they were its last jobs, perhaps.
+    """
     record, held = report.record, [job.job for job in report.held]
     if report.state is ClusterState.FAILED and record.path.is_dir():
         folders.end(record.path, EndKind.FAILED, EXIT_FAILED, report.reason)

@@ -150,7 +150,10 @@ class Predecessor:
 def find_predecessor(
     spec: ClusterSpec, record: ClusterRecord, ledger: Ledger
 ) -> Predecessor | None:
-    """Return the cluster for which ``record`` waits; None if it has ended. Raises InputError."""
+    """Return the cluster for which the new cluster ``record`` waits; None if it has ended.
+
+    Raises NoSuchClusterError, or InputError if it has failed or cannot be waited for.
+    """
     after = spec.profile.after
     if after is None:
         return None

@@ -143,7 +143,10 @@ WORKER_OPTIONS: dict[str, Reader] = {
 
 
 def extra_args_settings(value: Any) -> Iterator[Setting]:
-    """Yield the settings of words of dask's command line, as ``["--resources GPU=2"]``."""
+    """Yield the settings of words of dask's command line. Raises ValueError.
+
+    A word may have several parts, as in ``["--resources GPU=2", "--lifetime", "1h"]``.
+    """
     for name, option in _options(_split(value)).items():
         read = WORKER_OPTIONS.get(name)
         yield from read(option) if read else worker_settings({name: option})
@@ -507,7 +510,10 @@ def document_of(
     configuration: Configuration | None = None,
     vocabulary: Vocabulary = JOBQUEUE,
 ) -> Document:
-    """Return the profile of keywords and dask's configuration. Raises InputError."""
+    """Return the profile that keywords and the user's dask configuration describe.
+
+    Every position names its keyword. Raises InputError with all problems.
+    """
     converter = _Converter(vocabulary)
     found = _given(keywords, configuration or Configuration(), vocabulary)
     for given in found:

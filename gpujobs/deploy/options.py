@@ -116,7 +116,10 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without a parent's dask configuration, which has defaults."""
+    """Return the environment without the configuration that a parent process passes on.
+
+    That one contains dask-jobqueue's defaults.
+    """
     return {
         name: value for name, value in os.environ.items() if name != "DASK_INTERNAL_INHERIT_CONFIG"
     }
@@ -179,7 +182,10 @@ class Amount:
         return self != Amount()
 
     def in_jobs(self, group: WorkerGroup, log: Callable[[str], None]) -> int:
-        """Return the number of whole jobs; ``log``: if that is more workers. Raises InputError."""
+        """Return the number of whole jobs of a group; ``log`` is called if that is more workers.
+
+        Raises InputError.
+        """
         for name, value in (("n", self.n), ("jobs", self.jobs), ("cores", self.cores)):
             if value is not None and not _is_number(value):
                 raise InputError(f"scale: {name}={value!r} is not a number of at least 0")
@@ -237,7 +243,10 @@ class ClusterOptions:
     def of(
         cls, values: Mapping[str, Any], configuration: Configuration | None = None
     ) -> ClusterOptions:
-        """Return the options with these values; None: the configured default. Raises InputError."""
+        """Return the options with these values; None stands for the default. Raises InputError.
+
+        ``configuration`` is the user's dask configuration, which replaces the defaults.
+        """
         configured = configuration or Configuration()
         given = {name: value for name, value in configured.values.items() if name in CONFIGURABLE}
         if "scheduler_options" in given and values.get("scheduler_options") is None:
@@ -285,7 +294,10 @@ def options_of_scheduler(
     kwargs: Mapping[str, Any] | None,
     **own: object,
 ) -> dict[str, Any]:
-    """Return the options of the dask scheduler; None: not given. Raises InputError."""
+    """Return the options of the dask scheduler from keywords; ``own`` is by name, None: not given.
+
+    Raises InputError if two keywords set the same option, or one is not a mapping.
+    """
     for place, value in (("scheduler_options", options), ("scheduler_kwargs", kwargs)):
         check_mapping(place, {} if value is None else value)
     found: dict[str, Any] = dict(options or {})

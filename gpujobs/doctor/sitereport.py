@@ -341,7 +341,10 @@ class Comparison:
 
 
 def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, str]]:
-    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message."""
+    """Yield the key of each limit of the batch scheduler that the file exceeds, and a message.
+
+    Without a limit in the file, jobs may have all ``nodes`` of the queue, and any walltime.
+    """
     name, user_gpus = live.name, live.gpus_of_user(queue.type_name(None))
     jobs = f"jobs in queue {name} have at"
     if _above(queue.max_walltime or NO_LIMIT, live.max_walltime):
@@ -376,7 +379,10 @@ OTHER_SCHEDULER = "is this a login node? --scheduler NAME names the one to ask"
 
 
 def take_survey(client: SchedulerClient) -> Survey | None:
-    """Return queues and nodes, None if they cannot be asked for. Raises UnavailableError."""
+    """Return the queues and nodes of the batch scheduler; None if gpujobs cannot ask for them.
+
+    Raises UnavailableError if the first command fails; the answers of others may be missing.
+    """
     kind = client.scheduler.inventory
     if kind is None:
         return None
@@ -385,7 +391,11 @@ def take_survey(client: SchedulerClient) -> Survey | None:
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
-    """Return the batch scheduler ``name``, or the first that answers. Raises InputError."""
+    """Return the batch scheduler of this host, and its queues and nodes.
+
+    ``name``: the value of `scheduler`; None: the first one that answers. Raises InputError if there
+    is none.
+    """
     reasons = []
     for client in _clients(name):
         try:

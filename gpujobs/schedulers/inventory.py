@@ -121,7 +121,10 @@ class Inventory(ABC):
 
     @abstractmethod
     def nodes_command(self) -> list[str]:
-        """Return ONE command that reports nodes and free resources; it fails if none answers."""
+        """Return ONE command that reports all nodes and their free resources.
+
+        If it fails, the batch scheduler is not available.
+        """
 
     @abstractmethod
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:

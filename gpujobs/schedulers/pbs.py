@@ -98,7 +98,10 @@ def _rows(stdout: str) -> Mapping[str, Any]:
 
 
 def listed_jobs(stdout: str) -> dict[JobId, Attributes]:
-    """Return the jobs of ``qstat -f -F json`` by ids without the server's name; {} if invalid."""
+    """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
+
+    There are none if it is no such output.
+    """
     found: dict[JobId, Attributes] = {}
     for text, attributes in _rows(stdout).items():
         id_ = job_id(text)

@@ -50,7 +50,10 @@ def parse_xml(text: str) -> ElementTree.Element | None:
 
 
 def listed_jobs(text: str) -> Iterator[tuple[JobId, dict[str, str]]]:
-    """Yield the jobs of ``qstat -xml``; pending members of an array are one, with a range."""
+    """Yield the jobs of ``qstat -xml`` with their fields.
+
+    The pending members of an array are one element with a range of tasks.
+    """
     root = parse_xml(text)
     if root is None:
         return
