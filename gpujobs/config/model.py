@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
@@ -94,10 +95,24 @@ def _inside_text(position: Position, offset: int) -> Position:
     return replace(position, column=position.column + offset + quotes, width=1)
 
 
-def _check(problems: Sequence[Problem]) -> None:
-    """Raise InputError with the problems of several parts, so that all are reported at once."""
-    if problems:
-        raise InputError(problems)
+class Errors:
+    """Collects the problems of several parts, so that all of them are reported at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the problems of the InputError of one part, and go on."""
+        try:
+            yield
+        except InputError as error:
+            self.problems += error.problems
+
+    def check(self) -> None:
+        """Raise InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)
 
 
 class Kind(ABC, Generic[T]):
@@ -151,14 +166,12 @@ class Items(Kind[tuple[T, ...]]):
             parts = self.split(value)
         except ValueError as error:
             raise place.error(error) from None
-        problems: list[Problem] = []
+        errors = Errors()
         items = []
         for index, part in enumerate(parts):
-            try:
+            with errors.collect():
                 items.append(self.item.read(part, place.inside(index)))
-            except InputError as error:
-                problems += error.problems
-        _check(problems)
+        errors.check()
         return tuple(items)
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
@@ -189,20 +202,16 @@ class Table(Kind[dict[str, T]]):
     """null is allowed as a value; it is removed before the table is read (see `layers`)."""
 
     def read(self, value: object, place: Place) -> dict[str, T]:
-        problems: list[Problem] = []
+        errors = Errors()
         names: list[str] = []
         values: list[T] = []
         for name, item in self._mapping(value, place).items():
             inside = place.inside(name)
-            try:
+            with errors.collect():
                 names.append(self.name.read(name, inside))
-            except InputError as error:
-                problems += error.problems
-            try:
+            with errors.collect():
                 values.append(self.value.read(item, inside))
-            except InputError as error:
-                problems += error.problems
-        _check(problems)
+        errors.check()
         return dict(zip(names, values, strict=True))
 
     def _mapping(self, value: object, place: Place) -> Mapping[str, object]:
@@ -411,21 +420,19 @@ class Section(Kind[M]):
 
     def _read_keys(self, value: Mapping[str, object], place: Place) -> dict[str, object]:
         known = keys_of(self.model)
-        problems: list[Problem] = []
+        errors = Errors()
         values = {}
         for name, item in value.items():
-            try:
+            with errors.collect():
                 if name not in known:
                     raise self._unknown_key(place.inside(name), sorted(known))
                 values[name] = _read_key(known[name], item, place.inside(name))
-            except InputError as error:
-                problems += error.problems
         instead = self.model.instead_of_required
         unreadable = instead in value and instead not in values  # it may have provided them
         for name, key in known.items():
             if key.required and name not in value and not unreadable:
-                problems += place.inside(name).missing_error().problems
-        _check(problems)
+                errors.problems += place.inside(name).missing_error().problems
+        errors.check()
         return values
 
     def _unknown_key(self, place: Place, known: Sequence[str]) -> InputError:
