@@ -45,7 +45,7 @@ def leftovers(ledger: Ledger) -> Iterator[Leftover]:
     for record in _ended(records):
         if found := _measure(record.path, record):
             yield found
-    active = [record for record in records if not record.finished]
+    active = [_texts(record) for record in records if not record.finished]
     for path in _sent(records):
         found = _measure(path)
         if found and time.time() - found.changed > _RECENT and not _is_named(path.name, active):
@@ -129,13 +129,13 @@ def _walk(folder: Path) -> Iterator[os.stat_result]:
                 yield from _walk(Path(entry.path))
 
 
-def _is_named(name: str, records: Sequence[ClusterRecord]) -> bool:
-    return any(_names(record, name) for record in records)
+def _is_named(name: str, texts: Sequence[str | None]) -> bool:
+    return any(text is None or name in text for text in texts)
 
 
-def _names(record: ClusterRecord, name: str) -> bool:
-    """Return whether a cluster's specification or a script names a folder, or cannot be read."""
+def _texts(record: ClusterRecord) -> str | None:
+    """Return a cluster's specification and scripts, which name folders; None if not readable."""
     with contextlib.suppress(OSError):
         paths = (record.path / SPEC, *(record.path / "scripts").iterdir())
-        return any(name in path.read_text("utf-8", "replace") for path in paths)
-    return True
+        return "\n".join(path.read_text("utf-8", "replace") for path in paths)
+    return None
