@@ -44,7 +44,7 @@ def named_site(params: Mapping[str, Any]) -> SiteFile | None:
     """Return the site that a command names, if this computer has its file, else None."""
     profile: Path | None = params.get("profile")
     given: str | None = params.get("site")
-    in_profile = profile is not None and profile.is_file() and "site" in profile.read_text("utf-8")
+    in_profile = profile is not None and _mentions_site(profile)
     if not given and not in_profile and not os.environ.get("GPUJOBS_SITE"):
         return None
     from ..config import document, sitefiles, spec
@@ -56,6 +56,13 @@ def named_site(params: Mapping[str, Any]) -> SiteFile | None:
         return spec.choose_site(own, given, profile and profile.parent)
     except sitefiles.NoSuchSiteError:
         return None
+
+
+def _mentions_site(profile: Path) -> bool:
+    try:
+        return profile.is_file() and b"site" in profile.read_bytes()
+    except OSError:
+        return False  # the command itself reports it
 
 
 # -- a command for the login node ------------------------------------------------------------------

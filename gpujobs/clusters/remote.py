@@ -81,8 +81,9 @@ def package() -> bytes:
 
 def check_size(files: Mapping[str, Path], option: str) -> None:
     """Log how much is sent. Raises InputError if it is too much; ``option`` is for the message."""
-    total = sum(path.stat().st_size for path in files.values())
-    text = f"{plural(len(files), 'file')}, {size_text(total)}"
+    sizes = [path.stat().st_size for path in files.values() if path.is_file()]
+    total = sum(sizes)
+    text = f"{plural(len(sizes), 'file')}, {size_text(total)}"
     if total > LARGEST_UPLOAD:
         hint = "copy them with scp or rsync, and set `workdir` to that folder"
         raise InputError(f"{option}: {text} are more than {size_text(LARGEST_UPLOAD)}", hint=hint)

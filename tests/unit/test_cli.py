@@ -465,3 +465,12 @@ def test_keys_of_doctor_and_sites_are_documented(run, tmp_path: Path) -> None:  
     assert failed[0]["result"] == "not found: sbatch, scancel, squeue" and failed[0]["remedy"]
     listed = json.loads(run("sites", "list", "--json").stdout)["sites"]
     assert sorted(listed[0]) == documented("sites", 0)
+
+
+def test_a_profile_that_is_not_utf8_is_an_error_of_one_line(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Also before the profile is read: a command looks into it for the site's login node."""
+    path = tmp_path / "svd.yaml"
+    path.write_bytes(b"gpus: 1\nsite: local\nname: caf\xe9\n")
+    done = run("plan", str(path))
+    assert done.returncode == 2
+    assert done.stderr == f"error: {path}:3:10: not UTF-8 text\n"
