@@ -30,7 +30,7 @@ IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
     "modules": 131,
-    "lines of the package": 34_603,
+    "lines of the package": 34_729,
     "imports (% of code lines)": 8.3,
 }
 """Last figures of the package above their aim."""
