@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,12 +113,20 @@ def read_uploads(paths: tuple[Path, ...]) -> bytes:
     from ..clusters import remote
 
     files: dict[str, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"--upload: there is no {path}")
-        files.update(remote.files_below(path) if path.is_dir() else {path.name: path})
+    for name, path in (found for given in paths for found in _uploads_of(given)):
+        if name in files and not path.is_dir():
+            raise InputError(f"--upload: there is {name} twice")
+        files[name] = path
     remote.check_size(files, "--upload")
     return remote.pack(files)
+
+
+def _uploads_of(path: Path) -> Iterable[tuple[str, Path]]:
+    from ..clusters import remote
+
+    if not path.exists():
+        raise InputError(f"--upload: there is no {path}")
+    return remote.files_below(path) if path.is_dir() else [(path.name, path)]
 
 
 # -- run it there ----------------------------------------------------------------------------------
