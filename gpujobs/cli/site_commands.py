@@ -147,8 +147,8 @@ def show_site(site: str, with_origins: bool) -> None:
         click.echo(document.effective_text(loaded.document), nl=False)
     else:
         click.echo(loaded.path.read_text(encoding="utf-8"), nl=False)
-    if problems := sitereport.problems_of(sitereport.check_offline(str(loaded.path.absolute()))):
-        raise InputError(problems)
+    if findings := sitereport.check_offline(str(loaded.path.absolute())).findings:
+        raise InputError([finding.problem for finding in findings])
     progress.write(f"{loaded.path}: site {loaded.name} is valid")
     found = loaded.site
     texts = (found.source, found.contact, ", ".join(found.maintainers))

@@ -18,12 +18,12 @@ from ..clusters.usage import (
     PhaseKind,
     Steps,
     UsageReport,
-    WorkerTransfers,
     busy_fraction,
     shorter_samples,
     shorter_transfers,
     timeline,
     total,
+    total_size,
 )
 from ..injob.names import is_slice
 from ..text import clock_text, measured_size_text, plural, short_size_text, table
@@ -235,7 +235,9 @@ def page(usage: UsageReport) -> str:
         groups=group_rows(usage),
         has_gpus=usage.has_gpus,
         kinds=list(PhaseKind),
-        jobs=[(job, _bars(usage, job, axis)) for job in usage.jobs],
+        jobs=[
+            (job, [_bar(job, phase, axis) for phase in timeline(usage, job)]) for job in usage.jobs
+        ],
         replaces={job.replaced_by: job.report.number for job in usage.failures},
         most_workers=most,
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
@@ -245,11 +247,6 @@ def page(usage: UsageReport) -> str:
         created=_utc(usage.start),
         failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
     )
-
-
-def _bars(usage: UsageReport, job: JobUsage, axis: Axis) -> list[Bar]:
-    """Return the time line of a job."""
-    return [_bar(job, phase, axis) for phase in timeline(usage, job)]
 
 
 def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
@@ -314,13 +311,13 @@ def _line(
 # -- transfers -------------------------------------------------------------------------------------
 def _transfer_charts(usage: UsageReport, axis: Axis) -> Iterator[Chart]:
     """Yield a chart for each worker that received data; all have the same scale."""
-    found = [(one, shorter_transfers(one.samples)) for one in usage.transfers if one.received]
+    found = [(name, shorter_transfers(all_)) for name, all_ in usage.transfers if total_size(all_)]
     most = max((_rate(sample) for _, samples in found for sample in samples), default=1)
-    for one, samples in found:
+    for worker, samples in found:
         line = _step_line([(axis.start, 0), *_rate_steps(samples)], axis, max(1, most))
         rate = short_size_text(max(map(_rate, samples)))
-        figures = f"{short_size_text(one.received)}, up to {rate}/s"
-        yield Chart(one.worker, figures, {"rate-line": line})
+        figures = f"{short_size_text(total_size(samples))}, up to {rate}/s"
+        yield Chart(worker, figures, {"rate-line": line})
 
 
 def _rate(sample: Received) -> int:
@@ -430,7 +427,7 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
             {"name": one.worker, "since": one.since, "until": one.until} for one in job.connections
         ],
         "devices": [_gpu_json(job, gpu) for gpu in job.gpu_samples],
-        "transfers": [_transfers_json(one) for one in job.transfers or ()],
+        "transfers": [_transfers_json(*item) for item in (job.transfers or {}).items()],
     }
 
 
@@ -448,11 +445,9 @@ def _gpu_json(job: JobUsage, gpu: GpuSamples) -> dict[str, Json]:
     }
 
 
-def _transfers_json(transfers: WorkerTransfers) -> dict[str, Json]:
+def _transfers_json(worker: str, samples: Sequence[Received]) -> dict[str, Json]:
     return {
-        "worker": transfers.worker,
-        "received": transfers.received,
-        "samples": [
-            [one.time, one.seconds, one.size] for one in shorter_transfers(transfers.samples)
-        ],
+        "worker": worker,
+        "received": total_size(samples),
+        "samples": [[one.time, one.seconds, one.size] for one in shorter_transfers(samples)],
     }

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from ..text import printable
 from .connect import dashboard_node
-from .report import (
-    JOB_HEADER,
-    ONLY_GROUP,
-    ClusterReport,
-    ClusterState,
-    group_rows,
-    job_cells,
-)
+from .report import JOB_HEADER, ONLY_GROUP, ClusterReport, ClusterState, group_rows, job_cells
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -53,14 +45,6 @@ SHOWN_JOBS = 50
 """Jobs that are listed: the page is sent again after each change."""
 
 
-class Part(Enum):
-    """A part of the page."""
-
-    ALL = "all"
-    OVERVIEW = "overview"
-    JOBS = "jobs"
-
-
 @dataclass(frozen=True)
 class Card:
     """The content of the page of one cluster."""
@@ -78,7 +62,7 @@ class Card:
     """Names of the groups that scale adaptively; "" in a cluster without groups."""
 
 
-def card_html(card: Card, part: Part = Part.ALL) -> str:
+def card_html(card: Card, part: Literal["all", "overview", "jobs"] = "all") -> str:
     """Return a part of the page."""
     report = card.report
     # Active ones first, then the newest.
@@ -86,7 +70,7 @@ def card_html(card: Card, part: Part = Part.ALL) -> str:
     jobs = sorted(newest, key=lambda job: (not job.active, job.number))
     return html_template(TEMPLATE).render(
         card=card,
-        part=part.value,
+        part=part,
         record=report.record,
         state=card.status or report.state.value.lower(),
         tone=_tone(card),

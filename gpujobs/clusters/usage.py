@@ -22,17 +22,8 @@ Steps = list[tuple[float, int]]
 """Times, and the number from each time on."""
 
 
-@dataclass(frozen=True)
-class WorkerTransfers:
-    """The data that a worker received from other workers, oldest first."""
-
-    worker: str
-    samples: tuple[Received, ...] = ()
-
-    @property
-    def received(self) -> int:
-        """Bytes."""
-        return sum(sample.size for sample in self.samples)
+Transfers = Mapping[str, Sequence[Received]]
+"""The data that workers received from other workers, by the worker's name, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class JobUsage:
     connections: tuple[Connection, ...]
     """Of its workers, within the job; those of connected workers have no end."""
     gpu_samples: tuple[GpuSamples, ...]
-    transfers: tuple[WorkerTransfers, ...] | None = None
+    transfers: Transfers | None = None
     """Of the workers that were connected; None if transfers were not recorded."""
     replaced_by: int | None = None
 
@@ -162,12 +153,12 @@ class UsageReport:
         """Bytes that workers received from other workers; None if they were not recorded."""
         if all(job.transfers is None for job in self.jobs):
             return None
-        return sum(one.received for one in self.transfers)
+        return sum(total_size(samples) for _, samples in self.transfers)
 
     @property
-    def transfers(self) -> list[WorkerTransfers]:
-        """Of all workers that were connected."""
-        return [one for job in self.jobs for one in job.transfers or ()]
+    def transfers(self) -> list[tuple[str, Sequence[Received]]]:
+        """The names of all workers that were connected, and what they received."""
+        return [item for job in self.jobs for item in (job.transfers or {}).items()]
 
     @property
     def most_gpus(self) -> int:
@@ -226,6 +217,11 @@ def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:
     )
 
 
+def total_size(samples: Iterable[Received]) -> int:
+    """Return the bytes of all samples."""
+    return sum(sample.size for sample in samples)
+
+
 def steps(spans: Iterable[tuple[float, float, int]]) -> Steps:
     """Return how much of all spans (start, end, number) there is over time."""
     changes: dict[float, int] = {}
@@ -275,7 +271,7 @@ def shorter_transfers(samples: Sequence[Received]) -> list[Received]:
         Received(
             time=some[-1].time,
             seconds=some[-1].time - some[0].time + some[0].seconds,
-            size=sum(one.size for one in some),
+            size=total_size(some),
         )
         for some in _parts(samples)
     ]
@@ -387,27 +383,21 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
 
 def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
     samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
-    return GpuSamples(gpu.job, gpu.node, gpu.uuid, gpu.memory, samples)
+    return replace(gpu, samples=samples)
 
 
 def _transfers_within(
-    transfers: Mapping[str, Sequence[Received]] | None, connections: Sequence[Connection]
-) -> tuple[WorkerTransfers, ...] | None:
+    transfers: Transfers | None, connections: Sequence[Connection]
+) -> Transfers | None:
     """Return the transfers of the connected workers, during their connections."""
     if transfers is None:
         return None
-    return tuple(
-        _of_worker(worker, transfers.get(worker, ()), connections)
-        for worker in sorted({one.worker for one in connections})
-    )
-
-
-def _of_worker(
-    worker: str, samples: Sequence[Received], connections: Iterable[Connection]
-) -> WorkerTransfers:
-    own = [one for one in connections if one.worker == worker]
-    within = [sample for sample in samples if any(_overlap(sample, one) for one in own)]
-    return WorkerTransfers(worker, tuple(within))
+    found: dict[str, list[Received]] = {}
+    for worker in sorted({one.worker for one in connections}):
+        own = [one for one in connections if one.worker == worker]
+        samples = transfers.get(worker, ())
+        found[worker] = [one for one in samples if any(_overlap(one, span) for span in own)]
+    return found
 
 
 def _overlap(sample: Received, connection: Connection) -> bool:

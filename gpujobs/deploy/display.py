@@ -17,7 +17,7 @@ from distributed.utils import Log
 from tornado.ioloop import IOLoop, PeriodicCallback
 
 from ..clusters.folder import read_transport, tail
-from ..clusters.notebook import Card, Part, card_html
+from ..clusters.notebook import Card, card_html
 from ..clusters.report import JOB_HEADER, JobReport, Json, job_cells, job_json
 from ..text import table
 
@@ -79,8 +79,8 @@ class ClusterWidget:
 
     def show(self, card: Card) -> None:
         """Show the state of the cluster. The browser is sent only the parts that have changed."""
-        self._overview.value = card_html(card, Part.OVERVIEW)
-        self._jobs.value = card_html(card, Part.JOBS)
+        self._overview.value = card_html(card, "overview")
+        self._jobs.value = card_html(card, "jobs")
 
     async def update(self) -> None:
         """Show the present state of the cluster."""

@@ -75,11 +75,14 @@ def seconds(value: Any) -> Any:
     return value
 
 
-def memory(value: Any) -> Any:
-    """Return a size: a number without a unit is in bytes, as in dask."""
-    if isinstance(value, int) and not isinstance(value, bool):
+def memory(value: Any, above: float = -math.inf) -> Any:
+    """Return a size: a number without a unit, ``above`` fractions, is in bytes, as in dask."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > above:
         return f"{value}B"
     return value
+
+
+device_size = partial(memory, above=1)
 
 
 def protocol_settings(scheme: Any) -> list[Setting]:
@@ -103,13 +106,6 @@ def worker_settings(options: Any) -> Iterator[Setting]:
 def gpus_settings(value: Any) -> list[Setting]:
     """Return the setting of `gpus_per_job`; 0: jobs of CPU workers."""
     return [(("gpus",), 0)] if count(value) == 0 else [(("gpus_per_job",), value)]
-
-
-def device_size(value: Any) -> Any:
-    """Return a size of device memory: a whole number is in bytes."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return f"{value}B"
-    return value
 
 
 def memory_limit_settings(value: Any) -> Iterator[Setting]:
@@ -519,7 +515,9 @@ def document_of(
     for given in found:
         converter.add(given)
     converter.add_per_job({given.name: given for given in found if vocabulary.takes(given.name)})
-    return converter.document()
+    if converter.problems:
+        raise InputError(converter.problems)
+    return converter.whole
 
 
 def _given(
@@ -574,12 +572,6 @@ class _Converter:
             places = [found[name].place for name in PER_JOB if name in found]
             place = Position(", ".join(places) or "keyword gpus_per_job")
             self.problems.append(Problem(str(error), place))
-
-    def document(self) -> Document:
-        """Return the profile. Raises InputError with all problems."""
-        if self.problems:
-            raise InputError(self.problems)
-        return self.whole
 
     def _put(self, setting: Setting, given: Given) -> None:
         loc, before = setting[0], self.sources.get(setting[0])

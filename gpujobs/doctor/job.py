@@ -290,7 +290,7 @@ def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list
     ``settings`` are ``key=value`` for the profile of the cluster. Raises InputError if no queue
     accepts it, UnavailableError if the batch scheduler does not answer.
     """
-    request = Request("doctor", "10m", job_sizes(_site_file(site).site))
+    request = Request("doctor", "10m", list(job_sizes(_site_file(site).site)))
     return list(run_job(site, settings, ledger, request).checks)
 
 
@@ -308,7 +308,10 @@ def run_job(
         except RefusedError as error:
             message = "\n".join(str(error).splitlines()[:ERROR_LINES])
             return JobRun([failed("job", message, "fix `request` of the site file")])
-        report = _wait_for_end(record, ledger, timeout)
+        try:
+            report = wait_until(ClusterMonitor([record], ledger), timeout)
+        finally:
+            scale.cancel(record, ledger)
     facts = read_facts(record.path)
     if facts is None:
         return JobRun([_without_facts(report, timeout)], report)
@@ -393,12 +396,8 @@ def plan_request(
     raise failures[0]
 
 
-def job_sizes(site: Site) -> list[dict[str, object]]:
-    """Return the sizes of two workers in one job, or of as many as the queues of the site give."""
-    return list(_sizes(site))
-
-
-def _sizes(site: Site) -> Iterator[dict[str, object]]:
+def job_sizes(site: Site) -> Iterator[dict[str, object]]:
+    """Yield the sizes of two workers in one job, or of as many as the queues of the site give."""
     if not all(queue.exclusive for queue in site.queues.values()):
         yield {"gpus": 2}
         yield {"gpus": 1}
@@ -426,16 +425,15 @@ def _make_plan(
     return spec, make_cluster_plan(spec)
 
 
-def _wait_for_end(record: ClusterRecord, ledger: Ledger, timeout: float) -> ClusterReport:
-    monitor = ClusterMonitor([record], ledger)
+def wait_until(
+    monitor: ClusterMonitor, timeout: float, *, connected: bool = False
+) -> ClusterReport:
+    """Wait until a cluster has ended, or until it is ``connected`` with workers."""
     deadline = time.monotonic() + timeout
-    try:
-        report = monitor.report()
-        while not report.finished and time.monotonic() < deadline:
-            time.sleep(1)
-            report = monitor.report()
-    finally:
-        scale.cancel(record, ledger)
+    while not (report := monitor.report()).finished and time.monotonic() < deadline:
+        if connected and report.connected:
+            break
+        time.sleep(1)
     return report
 
 

@@ -163,11 +163,6 @@ def _position_json(position: Position | None) -> dict[str, object]:
     }
 
 
-def problems_of(report: SiteReport) -> list[Problem]:
-    """Return the problems of all findings."""
-    return [finding.problem for finding in report.findings]
-
-
 # -- the differences between a site file and its batch scheduler -----------------------------------
 LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
 """Keys of sites and queues that are lists of directives or arguments."""

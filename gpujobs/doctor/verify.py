@@ -13,7 +13,7 @@ from ..clusters import scale
 from ..clusters.freequeues import ask_with, site_client
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor
-from ..clusters.report import ClusterReport, WorkerGpu
+from ..clusters.report import WorkerGpu
 from ..config.document import Loc
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
@@ -26,7 +26,16 @@ from ..version import __version__
 from . import sitereport
 from .checks import Check, any_failed, failed, passed, warning
 from .evidence import CONFIRMED, CORRECTED, OPEN, Evidence, MarkedLine, marked_lines, redactor
-from .job import JobRun, Request, job_sizes, plan_request, rate_text, run_job, submit_request
+from .job import (
+    JobRun,
+    Request,
+    job_sizes,
+    plan_request,
+    rate_text,
+    run_job,
+    submit_request,
+    wait_until,
+)
 
 TIMEOUT = 600.0
 """Seconds for all trials."""
@@ -36,7 +45,7 @@ WALLTIME = "2m"
 
 def requests(site: Site) -> dict[str, Request]:
     """Return the clusters of all trials, by the name of the trial."""
-    small = job_sizes(site)
+    small = list(job_sizes(site))
     return {
         "job": Request("doctor", "5m", small),
         "array": Request("verify", "5m", list(_two_nodes(site))),
@@ -146,16 +155,8 @@ class Verification:
         finally:
             scale.cancel(record, self.ledger)
 
-    def _until(self, monitor: ClusterMonitor, *, connected: bool) -> ClusterReport:
-        """Wait until the cluster has ended, or until it has workers."""
-        while not (report := monitor.report()).finished and self.left:
-            if connected and report.connected:
-                break
-            time.sleep(1)
-        return report
-
     def _cancelled(self, monitor: ClusterMonitor) -> Check:
-        report = self._until(monitor, connected=True)
+        report = wait_until(monitor, self.left, connected=True)
         if not report.connected:
             return failed("cancel", report.reason or "its job did not start in time")
         began = time.monotonic()
@@ -166,7 +167,7 @@ class Verification:
         return passed("cancel", f"a running job left the queue in {seconds:.0f} s")
 
     def _ended(self, monitor: ClusterMonitor) -> Check:
-        report = self._until(monitor, connected=False)
+        report = wait_until(monitor, self.left)
         if report.kind is EndKind.WALLTIME:
             return passed("walltime", f"a job of {WALLTIME} ended at its walltime")
         return failed("walltime", report.reason or f"a job of {WALLTIME} has not ended")
@@ -237,19 +238,10 @@ def _array_check(run: JobRun, rate: str) -> Check:
 
 # -- lines that are marked as not verified ---------------------------------------------------------
 _REPORTED = (
-    *(
-        "auto",
-        "cpus_per_gpu",
-        "cpus_per_node",
-        "exclusive",
-        "gpu_type",
-        "gpu_types",
-        "like",
-        "name",
-    ),
-    *("gpus_per_node", "max_gpus_per_user", "max_nodes", "max_walltime", "memory_per_node"),
-    *("min_nodes", "min_walltime", "nodes"),
-)
+    "auto", "cpus_per_gpu", "cpus_per_node", "exclusive", "gpu_type", "gpu_types", "like", "name",
+    "gpus_per_node", "max_gpus_per_user", "max_nodes", "max_walltime", "memory_per_node",
+    "min_nodes", "min_walltime", "nodes",
+)  # fmt: skip
 """Keys of a queue that `sites check --live` compares, or that say nothing about the machine."""
 _USED_BY_JOBS = ("visible_devices", "request", "setup", "environment", "directory", "directives")
 

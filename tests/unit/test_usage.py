@@ -31,6 +31,7 @@ from gpujobs.clusters.usage import (
     shorter_samples,
     shorter_transfers,
     timeline,
+    total_size,
 )
 from gpujobs.injob.archive import build
 from gpujobs.injob.gpus import interval
@@ -202,7 +203,10 @@ def test_the_time_line_of_a_worker_that_connects_again_or_leaves() -> None:
 def test_transfers() -> None:
     found = usage()
     assert found.received == 121 * 2**20
-    sizes = [{one.worker: one.received for one in job.transfers or ()} for job in found.jobs]
+    sizes = [
+        {worker: total_size(samples) for worker, samples in (job.transfers or {}).items()}
+        for job in found.jobs
+    ]
     assert sizes == [
         {f"{NAME}-0-0": 120 * 2**20, f"{NAME}-0-1": 0},
         {f"{NAME}-1-0": 2**20, f"{NAME}-1-1": 0},  # in the sample after it was lost
