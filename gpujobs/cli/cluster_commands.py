@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.clusters_argument
-@click.option("--all", "everything", is_flag=True, help="Also show clusters that have ended.")
+@options.flag("--all", "everything", help="Also show clusters that have ended.")
 @options.json_option
-@click.option("--watch", is_flag=True, help="Refresh every few seconds.")
+@options.flag("--watch", help="Refresh every few seconds.")
 def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch: bool) -> None:
     """Show the state of clusters.
 
@@ -49,7 +49,7 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     help="Write an HTML page; - is stdout.",
 )
-@click.option("--ticket", is_flag=True, help="Print the text about failed nodes for operators.")
+@options.flag("--ticket", help="Print the text about failed nodes for operators.")
 @options.json_option
 def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) -> None:
     """Show where the GPU hours of a cluster went."""
@@ -90,8 +90,8 @@ def nodes(as_json: bool) -> None:
 @click.command()
 @options.cluster_argument
 @click.option("--worker", metavar="NAME", help="Print the log of the job of a worker instead.")
-@click.option("--all", "everything", is_flag=True, help="Print all logs of the cluster.")
-@click.option("-f", "--follow", is_flag=True, help="Continue until the cluster has ended.")
+@options.flag("--all", "everything", help="Print all logs of the cluster.")
+@options.flag("-f", "--follow", help="Continue until the cluster has ended.")
 def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) -> None:
     """Print the output of the cluster's command."""
     from ..clusters import logs
@@ -123,11 +123,8 @@ def _no_output(report: ClusterReport) -> str:
 
 @click.command()
 @options.cluster_argument
-@click.option(
-    "--env",
-    "as_environment",
-    is_flag=True,
-    help='Print lines for a shell: eval "$(gpujobs connect ID --env)".',
+@options.flag(
+    "--env", "as_environment", help='Print lines for a shell: eval "$(gpujobs connect ID --env)".'
 )
 @click.option("--for-host", is_flag=True, hidden=True)
 @click.option("--wait", is_flag=True, hidden=True)
@@ -179,8 +176,8 @@ def _numbers(words: tuple[str, ...]) -> dict[str, int]:
 
 @click.command()
 @options.clusters_argument
-@click.option("--all", "everything", is_flag=True, help="End all active clusters.")
-@click.option("--orphans", is_flag=True, help="Only clusters whose Python process is gone.")
+@options.flag("--all", "everything", help="End all active clusters.")
+@options.flag("--orphans", help="Only clusters whose Python process is gone.")
 def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> None:
     """End clusters and cancel their jobs."""
     if not cluster_ids and not everything and not orphans:

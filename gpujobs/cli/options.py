@@ -63,6 +63,16 @@ def parsed(kind: str) -> Callable[[click.Context, click.Parameter, str | None], 
     return parse
 
 
+def flag(*names: str, help: str) -> Callable[[T], T]:
+    """Return an option without a value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+def output_option(help: str, name: str = "output") -> Callable[[T], T]:
+    """Return the option -o, the path of a file or folder."""
+    return click.option("-o", "--output", name, type=click.Path(path_type=Path), help=help)
+
+
 profile_argument = click.argument("profile", type=click.Path(path_type=Path))
 site_option = click.option(
     "--site",
@@ -78,10 +88,8 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )
-soonest_option = click.option(
-    "--soonest",
-    is_flag=True,
-    help="Let `queue: auto` first try the queues that have enough free GPUs now.",
+soonest_option = flag(
+    "--soonest", help="Let `queue: auto` first try the queues that have enough free GPUs now."
 )
 
 
@@ -101,7 +109,7 @@ after_option = click.option(
     shell_complete=complete_clusters,
     help="Start after this cluster; with :any, also if it fails. Overrides the profile.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = flag("--json", "as_json", help="Print JSON.")
 cluster_argument = click.argument("cluster_id", metavar="ID", shell_complete=complete_clusters)
 clusters_argument = click.argument(
     "cluster_ids", nargs=-1, metavar="[ID]...", shell_complete=complete_clusters

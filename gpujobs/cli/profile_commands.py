@@ -37,10 +37,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @partial(options.profile_options, folders=True)
 @options.former_option("--dry-run", "use `gpujobs render PROFILE`", is_flag=True)
-@click.option(
+@options.flag(
     "--wait",
     "wait_for_end",
-    is_flag=True,
     help="Wait until `run` has ended; without `run`, until all workers are connected.",
 )
 @click.option(
@@ -124,7 +123,7 @@ def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -
 @click.argument("words", nargs=-1, metavar="[PROFILE] [-- COMMAND...]")
 @options.site_option
 @options.settings_option
-@click.option("--here", "inside", is_flag=True, help="In the job of this shell; submit nothing.")
+@options.flag("--here", "inside", help="In the job of this shell; submit nothing.")
 def run(words: tuple[str, ...], site: str | None, settings: tuple[str, ...], inside: bool) -> None:
     """Start a cluster in this job, run a command in it, and end it.
 
@@ -185,13 +184,9 @@ def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:
 @click.command()
 @options.profile_options
 @click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
-@click.option("--here", is_flag=True, help="Print lines for an own batch script instead.")
-@click.option(
-    "-o",
-    "--output",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Write a folder that sbatch, qsub, bsub or `gpujobs submit` submits.",
+@options.flag("--here", help="Print lines for an own batch script instead.")
+@options.output_option(
+    "Write a folder that sbatch, qsub, bsub or `gpujobs submit` submits.", "folder"
 )
 def render(spec: ClusterSpec, number: int | None, here: bool, folder: Path | None) -> None:
     """Print the batch scripts of PROFILE, all or only one. Submits nothing."""
@@ -253,15 +248,10 @@ def _print_own_script(spec: ClusterSpec) -> None:
 @click.command()
 @options.profile_options
 @options.json_option
-@click.option(
-    "--estimate",
-    "with_estimate",
-    is_flag=True,
-    help="Query the batch scheduler for the start of the first job.",
+@options.flag(
+    "--estimate", "with_estimate", help="Query the batch scheduler for the start of the first job."
 )
-@click.option(
-    "--verbose", is_flag=True, help="Also print the values of profile and site with their origins."
-)
+@options.flag("--verbose", help="Also print the values of profile and site with their origins.")
 def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -> None:
     """Print the jobs of PROFILE and check limits.
 

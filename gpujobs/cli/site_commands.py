@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--scheduler", "name", metavar="NAME", help="The batch scheduler; default: the one found here."
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="A new file; default: standard output."
-)
+@options.output_option("A new file; default: standard output.")
 def init_site(name: str | None, output: Path | None) -> None:
     """Draft a site file from what the batch scheduler reports.
 
@@ -64,10 +62,8 @@ EXIT_FINDINGS = 1
 
 @click.command("check")
 @click.argument("site", shell_complete=options.complete_sites)
-@click.option(
-    "--live", "with_live", is_flag=True, help="Also compare with the batch scheduler of this host."
-)
-@click.option("--run", "with_job", is_flag=True, help="Also submit a small job, as `doctor` does.")
+@options.flag("--live", "with_live", help="Also compare with the batch scheduler of this host.")
+@options.flag("--run", "with_job", help="Also submit a small job, as `doctor` does.")
 @options.settings_option
 @options.json_option
 def check_site(
@@ -128,11 +124,8 @@ def _job_checks(report: SiteReport, site: str, settings: tuple[str, ...]) -> lis
 
 @click.command("show")
 @click.argument("site", shell_complete=options.complete_sites)
-@click.option(
-    "--effective",
-    "with_origins",
-    is_flag=True,
-    help="Print it after `extends`, with the origin of each value.",
+@options.flag(
+    "--effective", "with_origins", help="Print it after `extends`, with the origin of each value."
 )
 def show_site(site: str, with_origins: bool) -> None:
     """Print a site file and validate it.
@@ -162,17 +155,10 @@ def show_site(site: str, with_origins: bool) -> None:
 # -- sites verify ----------------------------------------------------------------------------------
 @click.command("verify")
 @click.argument("site", shell_complete=options.complete_sites)
-@click.option("--yes", "agreed", is_flag=True, help="Do not ask before jobs are submitted.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The record; default: evidence/SITE.json beside the site file.",
-)
-@click.option("--hosts", is_flag=True, help="Keep the names of hosts in the record.")
-@click.option(
-    "--issue", "as_issue", is_flag=True, help="Print the last record as the text of an issue."
-)
+@options.flag("--yes", "agreed", help="Do not ask before jobs are submitted.")
+@options.output_option("The record; default: evidence/SITE.json beside the site file.")
+@options.flag("--hosts", help="Keep the names of hosts in the record.")
+@options.flag("--issue", "as_issue", help="Print the last record as the text of an issue.")
 @options.settings_option
 def verify_site(
     site: str,
@@ -226,11 +212,8 @@ def _check_writable(path: Path) -> None:
 # -- queues ----------------------------------------------------------------------------------------
 @click.command()
 @options.site_option
-@click.option(
-    "--estimate",
-    "with_estimate",
-    is_flag=True,
-    help="Query the start of the smallest job in each queue.",
+@options.flag(
+    "--estimate", "with_estimate", help="Query the start of the smallest job in each queue."
 )
 @options.json_option
 def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
@@ -249,9 +232,7 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 # -- doctor, sites list, schema --------------------------------------------------------------------
 @click.command()
 @options.site_option
-@click.option(
-    "--run", "with_job", is_flag=True, help="Also submit a small job and check inside it."
-)
+@options.flag("--run", "with_job", help="Also submit a small job and check inside it.")
 @options.settings_option
 @options.json_option
 def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json: bool) -> None:
