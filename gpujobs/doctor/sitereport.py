@@ -247,11 +247,12 @@ class Comparison:
     def preemption_warnings(self) -> Iterator[Check]:
         """Yield that workers cannot use the grace time of queues of the file to transfer data."""
         site = self.site_file.site
-        names = [site.queue_name(key) for key in site.queues]
-        late = {live.name: live.late_signal for live in self.survey.queues if live.late_signal}
-        if found := [name for name in dict.fromkeys(names) if name in late]:
-            message = f"in {', '.join(found)}, jobs get SIGTERM only when their grace time is over"
-            yield warning("preemption", message, late[found[0]])
+        names = set(map(site.queue_name, site.queues))
+        late = [live for live in self.survey.queues if live.late_signal and live.name in names]
+        if late:
+            found = ", ".join(live.name for live in late)
+            message = f"in {found}, jobs get SIGTERM only when their grace time is over"
+            yield warning("preemption", message, late[0].late_signal)
 
     def _cpu_request_problem(self) -> Iterator[Problem]:
         """Yield that the file has CPU queues, and the built-in `cpu_request` is refused."""

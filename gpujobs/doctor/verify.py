@@ -20,6 +20,7 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import settings_document
 from ..errors import GpujobsError, InputError, Position
 from ..injob.folder import EndKind
+from ..planning.plan import Plan
 from ..schedulers.inventory import Survey
 from ..text import matches, plural
 from ..version import __version__
@@ -91,15 +92,18 @@ class Verification:
 
     def cost(self) -> tuple[int, float]:
         """Return the number of jobs, and the GPU minutes that they take at most."""
-        plans = []
+        plans = list(self._plans())
+        minutes = [plan.gpus * (plan.groups[0].walltime or 0) / 60 for plan in plans]
+        return sum(plan.jobs_with_workers for plan in plans), sum(minutes)
+
+    def _plans(self) -> Iterator[Plan]:
+        """Yield the plans of the trials that fit the site, of which the first must."""
         for name, request in requests(self.site_file.site).items():
             try:
-                plans.append(plan_request(self.path, self.settings, request)[1])
+                yield plan_request(self.path, self.settings, request)[1]
             except InputError:
                 if name == "job":
                     raise
-        minutes = [plan.gpus * (plan.groups[0].walltime or 0) / 60 for plan in plans]
-        return sum(plan.jobs_with_workers for plan in plans), sum(minutes)
 
     def run(self) -> None:
         """Ask the batch scheduler, and make the trials. Raises UnavailableError."""
