@@ -31,6 +31,7 @@ _EXIT_CODES = {
     -14: (JobState.FAILED, "a prologue failed on its node"),
 }
 """States and reasons of exit codes, those of JOB_EXEC_… in Torque's pbs_job.h."""
+_FAILED_STARTS = {code: reason for code, (_, reason) in _EXIT_CODES.items() if code < 0}
 _HOLDS = {
     "u": "held by a user (qhold; qrls releases it)",
     "o": "held by an operator",
@@ -39,7 +40,7 @@ _HOLDS = {
 }
 """Reasons by `Hold_Types`."""
 _MOST_STARTS = 3
-"""Starts of a job that waits again. Torque has no limit when a prologue exits with code 2."""
+"""Starts of a job whose last one failed. Torque has no limit when a prologue exits with code 2."""
 
 _PLAIN = r"A-Za-z0-9_./%@:+=,-"
 _UNDELIVERABLE = re.compile(r"[^!-~]|[\"\\]")
@@ -156,15 +157,17 @@ def _status(attributes: Attributes) -> JobStatus:
     code = integer(attributes.get("exit_status", ""))
     state = _state(native, code)
     nodes = node_names(attributes.get("exec_host", ""))
-    if state is JobState.PENDING and code in _EXIT_CODES:
-        starts = integer(attributes.get("start_count", "")) or 0
-        if starts > _MOST_STARTS:
-            reason = f"{_EXIT_CODES[code][1]}; it was started {starts} times"
-            return JobStatus(JobState.FAILED, native, reason, shell_exit_code(code), stuck=True)
+    if native == "C":
+        reason = "" if code is None else _EXIT_CODES.get(code, (state, ""))[1]
+        return JobStatus(state, native, reason, shell_exit_code(code), nodes)
+    # The exit code is that of an earlier start.
+    starts = integer(attributes.get("start_count", "")) or 0
+    runs = state is not JobState.PENDING and attributes.get("session_id") != "0"
+    if starts > _MOST_STARTS and not runs and (failure := _FAILED_STARTS.get(code or 0)):
+        reason = f"{failure}; it was started {starts} times"
+        return JobStatus(JobState.FAILED, native, reason, code, stuck=True)
     reason = _pending_reason(native, attributes) if state is JobState.PENDING else ""
-    if native == "C" and code is not None:
-        reason = _EXIT_CODES.get(code, (state, ""))[1]
-    return JobStatus(state, native, reason, shell_exit_code(code), nodes)
+    return JobStatus(state, native, reason, node=nodes)
 
 
 def _pending_reason(native: str, attributes: Attributes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,6 @@ def test_recorded_id(title: str, number: str) -> None:
         ("04-finished.txt", "deleted while running", "31", "CANCELLED", 143),
         ("04-finished.txt", "deleted while queued", "32", "CANCELLED", None),
         ("queues.txt", "prologue that exits with 1", "5", "FAILED", -2),
-        ("queues.txt", "prologue that exits with 2", "6", "FAILED", -14),
     ],
 )
 def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
@@ -85,22 +85,45 @@ def test_reason_and_node() -> None:
         ("held after it had a comment", "4", "held by a user (qhold; qrls releases it)"),
         ("members held by the slot limit", "2[][1]", "held: as many jobs of its array run as the slot limit allows (max_slot_limit)"),
         ("prologue that exits with 1", "5", "its node could not start it: a prologue failed, for example"),
-        ("prologue that exits with 2", "6", "a prologue failed on its node; it was started 37 times"),
     ],
 )  # fmt: skip
 def test_reasons(title: str, job: str, reason: str) -> None:
     """The comment of a job may be older than a hold or than a failed start."""
     id_ = JobId.parse(job)
     found = TORQUE.parse_status(recorded("torque", "queues.txt", title), [id_])[id_]
-    assert found.reason == reason
-    assert found.stuck is (job == "6"), "it is started again without end"
+    assert found.reason == reason and not found.stuck
 
 
-def test_a_job_that_is_started_again_once_is_pending() -> None:
-    found = recorded("torque", "queues.txt", "prologue that exits with 2")
-    again = replace(found, stdout=found.stdout.replace("start_count = 37", "start_count = 2"))
-    status = TORQUE.parse_status(again, [JobId("6")])[JobId("6")]
-    assert (status.state, status.reason, status.stuck) == (JobState.PENDING, "queued", False)
+@pytest.mark.parametrize(
+    ("title", "job", "state", "reason"),
+    [
+        ("prologue that exits with 2", "6", JobState.FAILED, "a prologue failed on its node; it was started 37 times"),
+        ("prologue that exits with 2, at a start", "71", JobState.FAILED, "a prologue failed on its node; it was started 59 times"),
+        ("prologue that exits with 2, at its end", "71", JobState.FAILED, "a prologue failed on its node; it was started 139 times"),
+        ("prologue that exited with 2 six times", "78", JobState.RUNNING, ""),
+        ("started again by qrerun", "79", JobState.PENDING, "queued"),
+    ],
+)  # fmt: skip
+def test_a_job_that_starts_without_end(title: str, job: str, state: JobState, reason: str) -> None:
+    """Its exit code is that of an earlier start, and its session 0 until its script runs."""
+    found = TORQUE.parse_status(recorded("torque", "queues.txt", title), [JobId(job)])[JobId(job)]
+    code = -14 if state is JobState.FAILED else None
+    assert (found.state, found.reason, found.exit_code) == (state, reason, code)
+    assert found.stuck is (state is JobState.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("title", "job", "state"),
+    [
+        ("prologue that exits with 2", "6", JobState.PENDING),
+        ("prologue that exits with 2, at a start", "71", JobState.RUNNING),
+    ],
+)
+def test_a_job_that_is_started_again_once(title: str, job: str, state: JobState) -> None:
+    found = recorded("torque", "queues.txt", title)
+    again = replace(found, stdout=re.sub(r"start_count = \d+", "start_count = 2", found.stdout))
+    status = TORQUE.parse_status(again, [JobId(job)])[JobId(job)]
+    assert (status.state, status.stuck) == (state, False)
 
 
 @pytest.mark.parametrize("title", ["jobs", "queues", "server"])
