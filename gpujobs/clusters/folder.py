@@ -35,7 +35,7 @@ from ..injob.gpus import binding_messages, over_memory_message
 from ..injob.names import ARCHIVE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
-from ..text import clean, measured_size_text
+from ..text import clean
 
 logger = logging.getLogger("gpujobs")
 
@@ -104,23 +104,6 @@ def private_folder(path: Path) -> None:
         hint = "see `directory` of the site"
         raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
     _check(path)
-
-
-LEAST_SPACE, LEAST_FILES = 2**30, 10_000
-"""Free bytes and inodes below which a file system is nearly full."""
-
-
-def space_problems(root: Path) -> Iterator[str]:
-    """Yield which of the folder ``root`` and the home folder have little space or few inodes."""
-    places = (root, Path(os.path.expanduser("~")))  # noqa: PTH111 - some users have none
-    existing = (next(filter(Path.is_dir, (path, *path.parents)), path) for path in places)
-    for there in dict.fromkeys(existing):
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(there)
-            if (free := disk.f_bavail * disk.f_frsize) < LEAST_SPACE:
-                yield f"{there} has only {measured_size_text(free)} free"
-            elif disk.f_files and disk.f_favail < LEAST_FILES:  # some file systems count none
-                yield f"{there} has room for only {disk.f_favail} more files"
 
 
 def check_folder(path: Path) -> None:

@@ -33,6 +33,7 @@ from ..schedulers import JobId, get_scheduler
 from ..text import matches
 from . import badnodes
 from . import folder as folders
+from .cleanup import space_problems
 from .folder import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from .monitor import client_of, record_submission, report_on
@@ -204,7 +205,8 @@ def make_cluster_plan(
     folder = Path(spec.document.position(("run",)).source).parent
     spec, own_modules = with_modules(spec, owned=elastic)
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    space = (f"warning: {problem}" for problem in folders.space_problems(Path(plan.root)))
+    problems_of_space = space_problems(Path(plan.root), spec.site.site.quota_command)
+    space = (f"warning: {problem}" for problem in problems_of_space)
     own = (
         *site_notes(spec.site.site),
         *run_notes(plan, folder),

@@ -392,6 +392,9 @@ class Site(_OfSiteOrQueue):
     directory: str = optional(
         kinds.FOLDER, "folder that login and compute nodes can write", default="~/.gpujobs"
     )
+    quota_command: tuple[str, ...] = optional(
+        ARGV, "prints the quota of the user, such as [lfs, quota, -q, /scratch]", default=()
+    )
     cluster: str | None = optional(WORD, "multi-cluster name, repeated in each command")
     commands: dict[str, str] = optional(
         Table(WORD, TEXT), "other paths of sbatch, squeue, qsub, …", default={}

@@ -19,7 +19,8 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import scale, submit
-from ..clusters.folder import private_folder, space_problems
+from ..clusters.cleanup import space_problems
+from ..clusters.folder import private_folder
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
@@ -168,7 +169,7 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
             "cluster", note, "`gpujobs sites init -o NAME.yaml` drafts a site file for this one"
         )
     yield from _check_commands(site_client(site_file))
-    yield _check_directory(site.directory)
+    yield _check_directory(site.directory, site.quota_command)
     yield _check_interface(site.network.interface)
     versions = jobcheck.versions()
     yield passed("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))
@@ -199,7 +200,7 @@ def _check_scheduler(client: SchedulerClient) -> Check:
     return passed("batch scheduler", f"{client.scheduler.name} answers")
 
 
-def _check_directory(template: str) -> Check:
+def _check_directory(template: str, quota_command: Sequence[str] = ()) -> Check:
     try:
         path = Path(expand_directory(template))
         private_folder(path)
@@ -209,7 +210,7 @@ def _check_directory(template: str) -> Check:
     except (GpujobsError, OSError) as error:
         remedy = "set `directory` of the site file to a folder that login and compute nodes share"
         return failed("directory", str(error).splitlines()[0], remedy)
-    if problems := list(space_problems(path)):
+    if problems := list(space_problems(path, quota_command)):
         return warning("directory", "; ".join(problems), "remove files, or ask for a larger quota")
     return passed("directory", f"{path} is writable from this host")
 

@@ -414,7 +414,7 @@ def _clients(name: str | None) -> list[SchedulerClient]:
     return [
         SchedulerClient(kind(), timeout=TIMEOUT)
         for kind in kinds
-        if name or (kind.inventory is not None and is_available(kind.inventory.own_command))
+        if name or (kind.inventory is not None and is_available(kind.inventory.commands[0]))
     ]
 
 

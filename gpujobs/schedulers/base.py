@@ -437,8 +437,11 @@ def needed_commands(scheduler: Scheduler) -> set[str]:
 
 
 def all_commands(scheduler: Scheduler) -> set[str]:
-    """Return also the commands that report limits, estimates, details and ended jobs."""
-    return needed_commands(scheduler) | {command[0] for command in _optional(scheduler)}
+    """Return also the commands that report limits, estimates, details, ended jobs and nodes."""
+    of_nodes = scheduler.inventory.commands if scheduler.inventory else ()
+    return (
+        needed_commands(scheduler) | {command[0] for command in _optional(scheduler)} | {*of_nodes}
+    )
 
 
 def _optional(scheduler: Scheduler) -> Iterator[list[str]]:

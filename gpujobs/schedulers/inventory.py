@@ -100,8 +100,8 @@ class Inventory(ABC):
     ``cluster`` is the site's multi-cluster name.
     """
 
-    own_command: ClassVar[str]
-    """A command that hosts of other batch schedulers do not have."""
+    commands: ClassVar[tuple[str, ...]]
+    """All that it runs; hosts of other batch schedulers do not have the first one."""
     version_command: ClassVar[tuple[str, ...]] = ()
     """A command whose output has the version of the batch scheduler; empty: there is none."""
     version_pattern: ClassVar[str] = r"\b(\d+\.\d[\w.+~-]*)"

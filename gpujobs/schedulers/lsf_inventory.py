@@ -26,7 +26,7 @@ _GPUS_COMMAND = ["bhosts", "-o", f"HOST_NAME {' '.join(_GPU_FIELDS)} delimiter='
 class LSFInventory(Inventory):
     """One row for each host; all queues use it, unless they name their hosts."""
 
-    own_command = "bhosts"
+    commands = ("bhosts", "lshosts", "bqueues", "bparams", "lsid")
     version_command = ("lsid",)
 
     def nodes_command(self) -> list[str]:

@@ -30,7 +30,7 @@ _VERSION = r"pbs_version\W+(\d[\w.]*)"
 class PBSInventory(Inventory):
     """One row for each virtual node."""
 
-    own_command = "pbsnodes"
+    commands = ("pbsnodes", "qstat", "qmgr")
     version_command = ("qstat", "-B", "-f")
     version_pattern = _VERSION
 
@@ -71,7 +71,7 @@ class PBSInventory(Inventory):
 class TorqueInventory(Inventory):
     """One row for each node."""
 
-    own_command = "pbsnodes"
+    commands = ("pbsnodes", "qstat")
     version_command = ("qstat", "-B", "-f")
     version_pattern = _VERSION
     SERVER: ClassVar = ["qstat", "-B", "-f1"]

@@ -87,7 +87,7 @@ _LISTS = re.compile(r"\b(SGE_HGR_\w+|CUDA_VISIBLE_DEVICES|SGE_GPU)\b")
 class GridEngineInventory(Inventory):
     """One row for each queue instance."""
 
-    own_command = "qconf"
+    commands = ("qconf", "qstat")
     version_command = ("qstat", "-help")
 
     def nodes_command(self) -> list[str]:

@@ -21,7 +21,7 @@ _USABLE = re.compile(r"(idle|mixed|allocated|completing|planned)[^*]*")
 class SlurmInventory(Inventory):
     """One line of sinfo for each node in each partition."""
 
-    own_command = "sinfo"
+    commands = ("sinfo", "scontrol", "sacctmgr")
     version_command = ("sinfo", "--version")
 
     @classmethod

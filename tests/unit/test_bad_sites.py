@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -15,6 +16,8 @@ from gpujobs.config.spec import load_spec, settings_document
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.sitecheck import site_problems
+from gpujobs.schedulers import get_scheduler, scheduler_names
+from gpujobs.schedulers.base import all_commands
 
 from .support import SLURM, error_of, made_plan, make_spec
 
@@ -177,7 +180,7 @@ PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}
         (SLURM.replace("walltime: 1h", "waltime: 1h"), "s.yaml:6:12: unknown key `waltime`"),
         (PBS, "s.yaml:5:8: `visible_devices` is needed"),
         (PBS + "visible_devices: scheduler\nrequest: ['--gres=gpu:{gpus_per_node}']\n", "s.yaml:8:11: `--gres=gpu:1` is no directive"),
-        (SLURM + "commands: {sbacth: /opt/sbatch}\n", "s.yaml:7:20: slurm has no command sbacth; it has sacct, sbatch,"),
+        (SLURM + "commands: {sbacth: /opt/sbatch}\n", "s.yaml:7:20: slurm has no command sbacth; it has sacct, sacctmgr, sbatch,"),
         (SLURM + "directory: $NOSUCH/x\n", "s.yaml:7:12: the site's `directory` is $NOSUCH/x"),
         (SLURM + "request: [--nodes=1]\n", "s.yaml:7:10: no line asks for GPUs"),
         (SLURM + "request: ['--mem={memory_per_gpu:GB}G', '-G {gpus_per_job}', --mem=0]\n", "mem is written by the site"),
@@ -386,3 +389,13 @@ def test_the_example_of_a_list_is_valid(home: Path) -> None:
     assert example
     (home / "s.yaml").write_text(SLURM + f"request: {example[1]}\n")
     assert load_site("./s.yaml").site.request == ("-x '{queue}'",)
+
+
+@pytest.mark.parametrize("name", scheduler_names())
+def test_commands_may_name_all_that_are_run(home: Path, name: str) -> None:
+    """Also those of `queues`: each that a source of an inventory names."""
+    scheduler = get_scheduler(name)
+    if (kind := scheduler.inventory) is None:
+        return
+    used = set(re.findall(r'(?:ask\(|return )\["(\w+)"', inspect.getsource(kind))) - {"cat"}
+    assert used and used | {*kind.version_command[:1]} <= all_commands(scheduler(None))
