@@ -257,7 +257,7 @@ class PrivateSge:
         spool = self.folder / "spooldb"
         bootstrap = {
             "admin_user": "none", "default_domain": "none", "ignore_fqdn": "true", "spooling_method": "berkeleydb",
-            "spooling_lib": "libspoolb", "spooling_params": spool, "binary_path": PROGRAMS,
+            "spooling_lib": "libspoolb", "spooling_params": spool, "binary_path": self.root / "bin",
             "qmaster_spool_dir": self.folder / "qmaster", "security_mode": "none", "listener_threads": 2,
             "worker_threads": 2, "scheduler_threads": 1,
         }  # fmt: skip
