@@ -22,7 +22,7 @@ from gpujobs.config.model import json_schema
 from gpujobs.config.profile import Profile
 from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import data_folder
-from gpujobs.doctor.evidence import evidence_path, read_evidence
+from gpujobs.doctor.checks import evidence_path, read_evidence
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.base import Scheduler
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import load_site
-from gpujobs.doctor.evidence import evidence_path, not_verified, read_evidence
+from gpujobs.doctor.checks import evidence_path, not_verified, read_evidence
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "sites.md"

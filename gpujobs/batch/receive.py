@@ -18,6 +18,8 @@ from typing import Any
 
 MARK = b"\x1egpujobs "
 """The start of a message to the other side."""
+HOME = ".gpujobs"
+"""In the home of a login node: gpujobs, `sent` with the files of each command, and `uploads`."""
 
 
 def message(kind: str) -> bytes:
@@ -65,7 +67,7 @@ def unpack(data: bytes, folder: Path) -> None:
 def prepare(name: str) -> None:
     """Make gpujobs of the folder ``name`` importable; the other side sends it the first time."""
     os.umask(0o077)
-    folder = Path.home() / ".gpujobs" / name
+    folder = Path.home() / HOME / name
     if not folder.is_dir():
         tell("package")
         data = receive_bytes(receive()["size"])

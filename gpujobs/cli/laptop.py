@@ -1,11 +1,13 @@
-"""`gpujobs --host`: commands that run on a login node, with files of this computer."""
+"""`gpujobs --host`: commands that run on a login node, with files of this computer; both sides."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import secrets
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ..batch.ssh import Host
     from ..clusters.remote import Request
     from ..config.sitefiles import SiteFile
+    from ..config.spec import ClusterSpec
 
 
 # -- the host of a command -------------------------------------------------------------------------
@@ -183,3 +186,59 @@ def _connect(host: Host, request: Request, *, stay: bool) -> None:
     if stay:
         progress.write("the tunnel is open until Ctrl-C; the cluster does not end with it")
         tunnel.keep(threading.Event())
+
+
+# -- `gpujobs at-login`: the command on the login node ---------------------------------------------
+_uploads: list[bytes] = []
+"""The zip of `submit --upload`, until its place is known."""
+
+
+def serve(main: click.Group) -> None:
+    """Run the command that the other side sends; it is interrupted if the connection ends."""
+    from ..batch import receive
+
+    os.umask(0o077)
+    receive.tell("ready")
+    try:
+        request = receive.receive()
+        folder = Path.home() / receive.HOME / str(request["name"])
+        if size := request["size"]:
+            receive.unpack(receive.receive_bytes(size), folder)
+        if size := request["upload"]:
+            _uploads.append(receive.receive_bytes(size))
+    except EOFError as error:
+        raise click.ClickException(f"nothing was done: {error}") from None
+    os.chdir(Path.home())
+    os.environ.update(request["env"])
+    os.environ["GPUJOBS_HOST"] = ""  # this is the host
+    paths = [str(folder / "sites"), os.environ.get("GPUJOBS_SITE_PATH", "")]
+    os.environ["GPUJOBS_SITE_PATH"] = os.pathsep.join(filter(None, paths))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_interrupt_at_end, daemon=True).start()
+    sys.argv = ["gpujobs", *request["argv"]]
+    main(sys.argv[1:])
+
+
+def _interrupt_at_end() -> None:
+    """Wait for the end of the connection, which ends this command as Ctrl-C does."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def place_upload(spec: ClusterSpec) -> Path:
+    """Write the uploaded files into a new folder beside those of the clusters; return its path.
+
+    Raises InputError if nothing was uploaded.
+    """
+    from ..batch import receive
+    from ..clusters.folder import private_folder
+    from ..planning.bash import expand_directory
+
+    if not _uploads:
+        raise InputError("--upload needs --host")
+    uploads = Path(expand_directory(spec.site.site.directory)) / "uploads"
+    private_folder(uploads)
+    folder = uploads / f"{spec.name}-{secrets.token_hex(4)}"
+    receive.unpack(_uploads.pop(), folder)
+    return folder

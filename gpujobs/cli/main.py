@@ -106,9 +106,9 @@ def completion(shell: str) -> None:
 @main.command("at-login", hidden=True)
 def at_login() -> None:
     """Run the command that `gpujobs --host` sends."""
-    from . import atlogin
+    from . import laptop
 
-    atlogin.serve(main)
+    laptop.serve(main)
 
 
 for command in (

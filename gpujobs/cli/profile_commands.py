@@ -100,9 +100,9 @@ def _uploaded(spec: ClusterSpec, uploads: tuple[Path, ...]) -> Iterator[ClusterS
     if not uploads:
         yield spec
         return
-    from . import atlogin
+    from . import laptop
 
-    folder = atlogin.place_upload(spec)
+    folder = laptop.place_upload(spec)
     try:
         yield replace(spec, workdir=folder / (spec.profile.workdir or ""))
     except BaseException:

@@ -133,7 +133,7 @@ def show_site(site: str, with_origins: bool) -> None:
     Validates it as `sites check` does.
     """
     from ..config import document, sitefiles
-    from ..doctor import evidence, sitereport
+    from ..doctor import checks, sitereport
 
     loaded = sitefiles.load_site(site)
     if with_origins:
@@ -148,7 +148,7 @@ def show_site(site: str, with_origins: bool) -> None:
     for name, text in zip(("source", "contact", "maintainers"), texts, strict=True):
         if text:
             progress.write(f"{name}: {text}")
-    if record := evidence.read_evidence(evidence.evidence_path(loaded.path)):
+    if record := checks.read_evidence(checks.evidence_path(loaded.path)):
         progress.write(f"verified: {record.summary}")
 
 
@@ -174,12 +174,12 @@ def verify_site(
     a walltime. Exits with 1 if anything failed. --set changes the jobs, for example account=p1.
     """
     from ..config import sitefiles
-    from ..doctor import evidence, verify
+    from ..doctor import checks, verify
 
     loaded = sitefiles.load_site(site)
-    path = output or evidence.evidence_path(loaded.path)
+    path = output or checks.evidence_path(loaded.path)
     if as_issue:
-        if (last := evidence.read_evidence(path)) is None:
+        if (last := checks.read_evidence(path)) is None:
             raise InputError(
                 f"{path} is no record of `sites verify`", hint="run it without --issue"
             )
@@ -308,9 +308,9 @@ def _sites_table(listed: list[dict[str, str | int | None]]) -> str:
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:
     """Return the keys of `sites list --json`; the description is the error of an invalid file."""
     from ..config import sitefiles
-    from ..doctor import evidence
+    from ..doctor import checks
 
-    found = evidence.read_evidence(evidence.evidence_path(path))
+    found = checks.read_evidence(checks.evidence_path(path))
     listed: dict[str, str | int | None] = {"name": name, "scheduler": "?", "path": str(path)}
     try:
         site = sitefiles.load_site(str(path)).site
@@ -320,7 +320,7 @@ def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:
         return {**listed, "description": description, **nothing}
     return {
         **listed,
-        "not_verified": evidence.not_verified(path, found),
+        "not_verified": checks.not_verified(path, found),
         "verified": found.summary if found else None,
         "scheduler": site.scheduler,
         "description": site.description,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..batch import process
+from ..batch import process, receive
 from ..errors import GpujobsError
 from ..text import measured_size_text
 from .folder import SPEC, disk_errors, folder_problem
@@ -24,9 +24,6 @@ LEAST_SPACE, LEAST_FILES = 2**30, 10_000
 _QUOTA_TIMEOUT = 5.0
 _AMOUNT = re.compile(r"(?<!\S)\[?(\d+)\]?\**(?!\S)")
 """Of a quota: a star says that it is above the limit, brackets that Lustre misses a server."""
-
-HOME = "~/.gpujobs"
-"""Below it are `sent`, with the files of each command of `gpujobs --host`, and `uploads`."""
 _WALK = 0.3
 """Seconds for which `gpujobs status` looks into the folders."""
 _RECENT = 3600.0
@@ -154,7 +151,7 @@ def _ended(records: Sequence[ClusterRecord]) -> Iterator[ClusterRecord]:
 
 def _sent(records: Sequence[ClusterRecord]) -> Iterator[Path]:
     """Yield the folders with files that came from a laptop."""
-    home = Path(HOME).expanduser()
+    home = Path.home() / receive.HOME
     uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
     for root in (home / "sent", *sorted(uploads)):
         yield from _folders(root)

@@ -128,7 +128,7 @@ class Request:
         data = pack(self.files) if self.files else b""
         name = f"{self.place}/{hashlib.sha256(data).hexdigest()[:16]}"
         head = {"name": name, "size": len(data), "upload": len(self.upload), "env": self.env}
-        argv = [word.replace(_FOLDER, f".gpujobs/{name}") for word in self.argv]
+        argv = [word.replace(_FOLDER, f"{receive.HOME}/{name}") for word in self.argv]
         return json.dumps({**head, "argv": argv}).encode() + b"\n" + data + self.upload
 
 

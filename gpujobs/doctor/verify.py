@@ -24,9 +24,8 @@ from ..planning.plan import Plan
 from ..schedulers.inventory import Survey
 from ..text import matches, plural
 from ..version import __version__
-from . import sitereport
-from .checks import Check, any_failed, failed, passed, warning
-from .evidence import CONFIRMED, CORRECTED, OPEN, Evidence, MarkedLine, marked_lines, redactor
+from . import checks, sitereport
+from .checks import Check, Evidence, MarkedLine, any_failed, failed, passed, warning
 from .job import (
     JobRun,
     Request,
@@ -179,7 +178,7 @@ class Verification:
     # -- the record --------------------------------------------------------------------------------
     def evidence(self, *, hosts: bool) -> Evidence:
         """Return the record; ``hosts``: with the names of hosts."""
-        redact, site = redactor(self._names(hosts=hosts)), self.site_file.site
+        redact, site = checks.redactor(self._names(hosts=hosts)), self.site_file.site
         wrong = sorted((line, text) for line, texts in self.wrong.items() for text in texts)
         lines = (replace(line, found=redact(line.found)) for line in judged_lines(self))
         return Evidence(
@@ -257,11 +256,11 @@ def judged_lines(trials: Verification) -> Iterator[MarkedLine]:
     for loc, part in document.parts():
         if part.key.source == str(path):
             places.setdefault(part.key.line, loc)
-    for number, line in marked_lines(path.read_text(encoding="utf-8")):
+    for number, line in checks.marked_lines(path.read_text(encoding="utf-8")):
         loc = places.get(number, (line.key,))
         state, found = _judge(trials, loc)
         if wrong := trials.wrong.get(number):
-            state, found = CORRECTED, "; ".join(wrong)
+            state, found = checks.CORRECTED, "; ".join(wrong)
         yield replace(line, key=".".join(map(str, loc)), state=state, found=found)
 
 
@@ -277,11 +276,11 @@ def _judge(trials: Verification, loc: Loc) -> tuple[str, str]:
         patterns = trials.site_file.site.hostnames
         same = any(matches(pattern, name) for pattern in patterns for name in names)
         if same:
-            return CONFIRMED, "they match this host"
-        return CORRECTED, "they do not match this host"
+            return checks.CONFIRMED, "they match this host"
+        return checks.CORRECTED, "they do not match this host"
     if facts and loc[0] in _USED_BY_JOBS:
-        return CONFIRMED, "used by the jobs"
-    return OPEN, ""
+        return checks.CONFIRMED, "used by the jobs"
+    return checks.OPEN, ""
 
 
 def _judge_queue(trials: Verification, key: str) -> tuple[str, str]:
@@ -291,15 +290,15 @@ def _judge_queue(trials: Verification, key: str) -> tuple[str, str]:
     counted = not queue.gpus_per_node or any(node.gpus for node in survey.nodes)
     others = sorted(queue.given.difference(_REPORTED))
     if not listed or not counted or others:
-        return OPEN, f"{site.scheduler} does not report {', '.join(others) or 'it'}"
-    return CONFIRMED, f"as {site.scheduler} reports it"
+        return checks.OPEN, f"{site.scheduler} does not report {', '.join(others) or 'it'}"
+    return checks.CONFIRMED, f"as {site.scheduler} reports it"
 
 
 def _judge_network(trials: Verification) -> tuple[str, str]:
     results = {check.name: check.result for check in trials.checks}
     if "`network.interface`" in results.get("job", ""):
-        return CORRECTED, results["job"]
+        return checks.CORRECTED, results["job"]
     used = results.get("transport", "")
     if not used or ("ucxx" in trials.site_file.site.network.protocols and used[:4] != "ucxx"):
-        return OPEN, used
-    return CONFIRMED, used
+        return checks.OPEN, used
+    return checks.CONFIRMED, used

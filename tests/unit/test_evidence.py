@@ -11,13 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
-from gpujobs.doctor.checks import failed, passed
-from gpujobs.doctor.evidence import (
+from gpujobs.doctor.checks import (
     CONFIRMED,
     Evidence,
     evidence_path,
+    failed,
     marked_lines,
     not_verified,
+    passed,
     read_evidence,
     redactor,
 )
