@@ -24,10 +24,11 @@ _KEPT = 24 * 3600.0
 _SOON = 120.0
 """Seconds after its start in which a job is lost early."""
 _HARDWARE = re.compile(
-    r"NVML|NVIDIA driver|GPUs were requested, but|gave no GPU|Xid|\bECC\b|launch failed"
+    r"NVML|NVIDIA driver|GPUs (were requested, but|visible)|gave no GPU|\bECC\b|remapped rows"
+    r"|Xid (?!(13|31|43|45)\b)|launch failed"
     r"|cudaError|CUDA_ERROR|CUDARuntimeError|CUDA (driver|error|unknown error)"
 )
-"""Reasons of jobs that concern the node rather than the program."""
+"""Reasons of jobs that concern the node rather than the program, which these Xids are of."""
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _PATH = re.compile(r"(?<![\w:])/[^\s:,)]+")
 """A path, which may contain the name of a user."""

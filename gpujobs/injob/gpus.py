@@ -277,6 +277,15 @@ def device_handle(device: str) -> object:
     return nvml().nvmlDeviceGetHandleByUUID(device.encode())
 
 
+def whole_gpu(device: str) -> object:
+    """Return NVML's handle of a GPU, also by a slice of it."""
+    api, handle = nvml(), device_handle(device)
+    with contextlib.suppress(Exception):  # an NVML without MIG
+        if api.nvmlDeviceIsMigDeviceHandle(handle):
+            return api.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return handle
+
+
 def uuid_of(handle: object) -> str:
     """Return the UUID of a GPU or a slice, by NVML's handle."""
     return nvml_text(nvml().nvmlDeviceGetUUID(handle))
@@ -365,9 +374,7 @@ def bind(cpus: AbstractSet[int]) -> None:
 def _place(device: str) -> tuple[set[int] | None, set[int]]:
     """Return the CPUs near a GPU, None if they are not known, and its NUMA nodes."""
     try:
-        api, handle = nvml(), device_handle(device)
-        if api.nvmlDeviceIsMigDeviceHandle(handle):  # only its GPU has a place
-            handle = api.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        api, handle = nvml(), whole_gpu(device)  # a slice has no place
         words = os.sysconf("SC_NPROCESSORS_CONF") // _WORD + 1
         masks = enumerate(api.nvmlDeviceGetCpuAffinity(handle, words))
         cpus = {n * _WORD + bit for n, mask in masks for bit in range(_WORD) if mask >> bit & 1}

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
+from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
 from .launcher import job_log, lost_file, node_file, report_lost, start_launcher
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
@@ -301,7 +302,7 @@ class Job:
             self.worker_processes = start_workers(self.options, environ)
             self._sampler = sampler(self.options, self.environ)
         except LookupError as error:
-            raise failure(f"{self.name} on {node_name()}: {error}") from None
+            raise self.gpu_failure(f"{self.name} on {node_name()}: {error}") from None
 
     def check_workers(self) -> None:
         """Exit if a worker is dead, not registered in time, or shares its GPU."""
@@ -363,7 +364,7 @@ class Job:
         names = missing[:_NAMES_SHOWN]
         if len(missing) > _NAMES_SHOWN:
             names.append("…")
-        raise failure(
+        raise self.gpu_failure(
             f"{', '.join(names)} did not register with the dask scheduler within {limit} s"
         )
 
@@ -374,7 +375,14 @@ class Job:
                 return failure(error["reason"], error["exit_code"])
         if self.options.ranks:
             return failure(self._launcher_message(process))
-        return failure(process.exit_message())
+        return self.gpu_failure(process.exit_message())
+
+    def gpu_failure(self, reason: str) -> JobExit:
+        """Return the exit after the workers failed, with what speaks against the GPUs."""
+        age = time.monotonic() - self.began
+        if errors := gpu_errors(self.options, self.environ, age):
+            reason = f"{reason} ({errors})"
+        return failure(reason)
 
     def _launcher_message(self, launcher: ManagedProcess) -> str:
         options = self.options

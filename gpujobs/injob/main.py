@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
+from .gpuerrors import write_gpu_errors
 from .gpus import sample_usage
 from .head import Head
 from .job import begin_attempt, end_attempt, over
@@ -109,6 +110,7 @@ _RUN: Mapping[str, Callable[[Any], int | None]] = {
     "retire": retire,
     "launch": launch,
     "usage": sample_usage,
+    "gpu-errors": write_gpu_errors,
     "trial": trial,
     "try-ucxx": try_ucxx,
 }

@@ -178,6 +178,15 @@ class UsageOptions:
 
 
 @dataclass(frozen=True)
+class GpuErrorsOptions:
+    """Options of ``gpu-errors``: what speaks against the GPUs of a job."""
+
+    devices: tuple[str, ...] = _option("index or UUID, with commas", type=_words)
+    age: float = _option("time since the job started", type=float)
+    result: str = _option("file for it")
+
+
+@dataclass(frozen=True)
 class TryUcxxOptions:
     """Options of ``try-ucxx``."""
 
@@ -200,6 +209,7 @@ _SUBCOMMANDS: dict[str, type] = {
     "retire": RetireOptions,
     "trial": TrialOptions,
     "usage": UsageOptions,
+    "gpu-errors": GpuErrorsOptions,
     "try-ucxx": TryUcxxOptions,
     "launch": LaunchOptions,
 }

@@ -198,6 +198,18 @@ def test_directives_of_each_batch_scheduler(home: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("machine", ["example-pbs", "example-torque"])
+def test_a_node_that_cannot_be_avoided(home: Path, machine: str) -> None:
+    """OpenPBS refuses `host!=n7`, and Torque has no such request: nothing is written or noted."""
+    usual = made_plan(home, {"gpus": 1, "account": "p12345"}, machine)
+    bad = [failure("n7", START)]
+    plan = with_failures(usual, bad, home)
+    assert plan.avoid == {} and plan.notes == usual.notes
+    forced = replace(usual, avoid={"": ["n7"]})
+    assert render(forced, "p-0000")[0].text == render(usual, "p-0000")[0].text
+    assert avoidance(forced, forced.groups[0]) == ((), "")
+
+
 def test_a_directive_of_the_user_has_priority(home: Path) -> None:
     usual = replace(made_plan(home, {"gpus": 1}), avoid={"": ["n7"]})
     assert "\n#SBATCH --exclude=n7\n" in render(usual, "p-0000")[0].text

@@ -9,6 +9,9 @@ an ordinary user: as documented, it may read the memory of a slice, not of its G
 ``FAKE_NVML_SLICES`` it sees these slices only, as in ``1:0,1:1``: those of other jobs are not found. (A guess: NVML's
 documentation names the error for a number without slice, and not for one of which the device files cannot be opened.
 The parts of the name of a slice, its memory and the ids of its instances are guesses, too.)
+
+As documented, ECC counters and remapped rows are not supported by GPUs without ECC or row remapping, nor on slices, and the
+handle of a GPU that has fallen off the bus is an error, while it still counts. ``FAKE_NVML_LOST``: such GPUs, as in ``2,3``.
 """
 
 import os
@@ -17,6 +20,8 @@ from collections import namedtuple
 from pathlib import Path
 
 NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
+NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC = 0, 1
 
 Memory = namedtuple("Memory", "total free used")
 Utilization = namedtuple("Utilization", "gpu memory")
@@ -30,6 +35,11 @@ class NVMLError(Exception):
 
 class NVMLError_DriverNotLoaded(NVMLError):
     pass
+
+
+class NVMLError_GpuIsLost(NVMLError):
+    def __str__(self):
+        return "GPU is lost"
 
 
 class NVMLError_InvalidArgument(NVMLError):
@@ -126,6 +136,8 @@ def nvmlDeviceGetCount():
 def nvmlDeviceGetHandleByIndex(index):
     if not 0 <= int(index) < _count():
         raise NVMLError_InvalidArgument(index)
+    if str(index) in os.environ.get("FAKE_NVML_LOST", "").split(","):
+        raise NVMLError_GpuIsLost()
     return int(index)
 
 
@@ -177,6 +189,26 @@ def nvmlDeviceGetNvLinkState(handle, link):
     if "FAKE_NVML_NVLINK" not in os.environ:
         raise NVMLError_NotSupported()
     return 1
+
+
+def _of_gpu(name, handle):
+    """The part of a variable with a value for each GPU; NVMLError_NotSupported without it, or on a slice."""
+    values = os.environ.get(name, "").split(",")
+    if isinstance(handle, _Mig) or handle >= len(values) or not values[handle]:
+        raise NVMLError_NotSupported()
+    return values[handle]
+
+
+def nvmlDeviceGetTotalEccErrors(handle, error_type, counter_type):
+    """``FAKE_NVML_ECC``: uncorrected errors of each GPU since the driver was loaded; there are more that were corrected."""
+    errors = int(_of_gpu("FAKE_NVML_ECC", handle))
+    volatile = (NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC)
+    return errors if (error_type, counter_type) == volatile else errors + 100
+
+
+def nvmlDeviceGetRemappedRows(device):
+    """``FAKE_NVML_REMAPPED``: of each GPU, rows after corrected and after uncorrected errors, pending, failed: ``0/2/1/0``."""
+    return tuple(map(int, _of_gpu("FAKE_NVML_REMAPPED", device).split("/")))
 
 
 def nvmlDeviceIsMigDeviceHandle(handle):
