@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config.document import Document
 from ..config.model import build
+from ..config.profile import DIRECTIVE_KEYS
 from ..config.site import Site
 from ..config.sitefiles import NoSiteHereError, SiteFile, load_site
 from ..config.spec import ClusterSpec, choose_site, make_spec
@@ -31,8 +32,8 @@ _OF_SITE = ("contact", "containers", "directory", "environment", "mpi", "network
 """Keys of a site, or a queue, that are not about the submission of jobs."""
 _OF_QUEUE = ("env", "gpu_memory")
 _OF_JOB = ("account", "after", "cpus_per_job", "directives", "gpu_type", "gpus", "gpus_per_job",
-           "head", "layout", "memory_per_job", "options", "queue", "requeue", "reservation",
-           "walltime", "walltime_exit")  # fmt: skip
+           "head", "layout", "memory_per_job", "options", "queue", "requeue", "walltime",
+           "walltime_exit", *DIRECTIVE_KEYS)  # fmt: skip
 """Keys of a profile that this job has decided."""
 _SHORTEST_WALLTIME = 60
 

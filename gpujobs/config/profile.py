@@ -249,6 +249,8 @@ def _after(value: object) -> After:
 
 
 AFTER = model.Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
+IN_DIRECTIVE = model.Scalar(fields.word, model.WORD.json_schema)
+"""The kind of a key that each batch scheduler has a directive for: `KEY_directive` of its class."""
 OPTIONS = model.Table(model.WORD, model.Scalar(option_value, {"type": ["string", "number"]}))
 _NAME = model.Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
 _GROUP_NAME = model.Scalar(
@@ -374,10 +376,15 @@ class Group(model.Model):
     options: dict[str, str] = model.optional(
         OPTIONS, "values of the options that the site has, e.g. storage", default={}
     )
-    reservation: str | None = model.optional(model.WORD, "reservation in the batch scheduler")
+    reservation: str | None = model.optional(IN_DIRECTIVE, "reservation in the batch scheduler")
     directives: tuple[str, ...] = model.optional(
         model.DIRECTIVES, "extra directives for the batch scheduler", default=()
     )
+
+
+DIRECTIVE_KEYS = tuple(
+    name for name, key in model.keys_of(Group).items() if key.kind is IN_DIRECTIVE
+)
 
 
 @dataclass(frozen=True, kw_only=True)

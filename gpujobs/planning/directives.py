@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ..config import placeholders
+from ..config.profile import DIRECTIVE_KEYS
 from ..config.site import Account, Option, Site
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
@@ -147,7 +148,7 @@ class DirectiveWriter:
         if self._account and not named:
             directives.append(self._account_directive(*self._account))
         directives += self._filled("directives", self.site.directives)
-        return [*directives, *self._options(), *self._reservation()]
+        return [*directives, *self._options(), *self._of_keys()]
 
     @cached_property
     def _of_profile(self) -> list[Directive]:
@@ -343,7 +344,7 @@ class DirectiveWriter:
             )
         self.diagnostics.site_error(message, *place)
 
-    # -- directives of the site whose values a profile chooses: its `options`, and a reservation ---
+    # -- directives of the site whose values a profile chooses: its `options` ----------------------
     def _options(self) -> list[Directive]:
         """Return the directives of `options`; an option without a value has none.
 
@@ -415,20 +416,26 @@ class DirectiveWriter:
         hint = did_you_mean(name, known)
         self.diagnostics.profile_error(message, "options", name, hint=hint)
 
-    def _reservation(self) -> list[Directive]:
-        """Return the directive of the profile's reservation, unless the queue's names it."""
-        wanted, scheduler = self.profile.reservation, self.scheduler
+    # -- directives of the profile's keys ----------------------------------------------------------
+    def _of_keys(self) -> Iterator[Directive]:
+        """Yield the directives of the keys with one of their own; refuse keys without."""
+        for key in DIRECTIVE_KEYS:
+            value, scheduler = getattr(self.profile, key), self.scheduler
+            if not value or (key == "reservation" and self._reservation_is_queue()):
+                continue
+            if text := getattr(scheduler, f"{key}_directive", ""):
+                line = placeholders.expand(text, {key: value})
+                yield Directive(line, self.spec.position(key), by_user=True)
+            else:
+                message = f"{scheduler.name} has no directive for `{key}`"
+                self.diagnostics.profile_error(message, key)
+
+    def _reservation_is_queue(self) -> bool:
+        """Return whether the directive of the queue names the reservation."""
         gpus, nodes = bool(self.shape.gpus), self.shape.nodes
-        texts = request_texts(self.site, scheduler, gpus=gpus, nodes=nodes)
+        texts = request_texts(self.site, self.scheduler, gpus=gpus, nodes=nodes)
         has_queue = "queue" in placeholders.names(" ".join(texts))
-        if not wanted or (scheduler.reservation_is_queue and has_queue):
-            return []
-        if not scheduler.reservation_directive:
-            message = f"{scheduler.name} has no reservations that a job can name"
-            self.diagnostics.profile_error(message, "reservation")
-            return []
-        line = placeholders.expand(scheduler.reservation_directive, {"reservation": wanted})
-        return [Directive(line, self.spec.position("reservation"), by_user=True)]
+        return self.scheduler.reservation_is_queue and has_queue
 
 
 def _expand_if_known(text: str, values: Values) -> str:

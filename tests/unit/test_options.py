@@ -9,10 +9,11 @@ import pytest
 
 from gpujobs.batch.client import SchedulerClient
 from gpujobs.cli.plan_text import plan_text
+from gpujobs.config.profile import DIRECTIVE_KEYS
 from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
 from gpujobs.planning.sitecheck import site_problems
-from gpujobs.schedulers import get_scheduler
+from gpujobs.schedulers import get_scheduler, scheduler_names
 
 from .support import SLURM, error_of, made_plan
 
@@ -228,7 +229,7 @@ def test_reservations_that_are_not_possible(home: Path) -> None:
     message = error_of(home, "gpus: 4\nreservation: x\n")
     assert "svd.yaml:2:14: `--reservation=x`: reservation is written by the site" in message
     message = error_of(home, "gpus: 0\nreservation: x\n", "local")
-    assert "local has no reservations that a job can name" in message
+    assert "local has no directive for `reservation`" in message
 
 
 def test_the_account_of_the_head(home: Path) -> None:
@@ -271,3 +272,15 @@ def test_the_client_passes_the_arguments(home: Path, tmp_path: Path) -> None:
     )
     assert client.submit("#!/bin/bash\n", "x-0000", [], tmp_path) == "42"
     assert (tmp_path / "arguments").read_text().endswith("-g a;b $c\n")
+
+
+def test_keys_with_a_directive_are_those_of_the_batch_schedulers() -> None:
+    """`KEY_directive` of a class and a key of the profile belong together, by name."""
+    written = {
+        (name.removesuffix("_directive"), line)
+        for scheduler in map(get_scheduler, scheduler_names())
+        for name, line in vars(scheduler).items()
+        if name.endswith("_directive")
+    }
+    assert {key for key, _ in written} == {"account", *DIRECTIVE_KEYS}
+    assert [line for key, line in written if f"{{{key}}}" not in line] == []
