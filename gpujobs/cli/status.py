@@ -402,7 +402,8 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
 
 
 def _show_usage(cluster: ClusterHandle) -> None:
-    from .usage_text import usage_line
+    from .usage_text import advice_lines, usage_line
 
-    if line := usage_line(cluster.usage()):
+    usage = cluster.usage()
+    for line in filter(None, (usage_line(usage), *advice_lines(usage))):
         progress.write(line)

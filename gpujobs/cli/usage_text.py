@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from ..clusters.advice import MARGINS, Size, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.notebook import html_template
@@ -26,7 +27,15 @@ from ..clusters.usage import (
     total_size,
 )
 from ..injob.names import is_slice
-from ..text import clock_text, measured_size_text, plural, short_size_text, table
+from ..text import (
+    clock_text,
+    measured_size_text,
+    plural,
+    short_size_text,
+    size_text,
+    table,
+    walltime_text,
+)
 
 T = TypeVar("T")
 
@@ -75,6 +84,8 @@ def usage_text(usage: UsageReport) -> str:
     parts += ["", _job_table(usage)]
     if rows := group_rows(usage):
         parts += ["", table(GROUP_HEADER, rows)]
+    if found := size_rows(usage):
+        parts += ["", table(SIZE_HEADER, found), *map("  ".__add__, advice_lines(usage))]
     return "\n".join(parts)
 
 
@@ -95,6 +106,78 @@ def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
         f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
         hours_text(hours.idle),
     )
+
+
+# -- requested and used ----------------------------------------------------------------------------
+SIZE_HEADER = ("OF", "REQUESTED", "USED")
+_NAMES = {"gpus": "GPUs", "gpu_type": "memory of a GPU", "walltime": "walltime"}
+_PER_JOB = {"cpus_per_job": "CPUs of a job", "memory_per_job": "memory of a job"}
+
+
+def size_rows(usage: UsageReport) -> list[tuple[str, ...]]:
+    """Return what was requested and used, for `SIZE_HEADER`; none before a job has started."""
+    return [
+        (
+            ": ".join(filter(None, (size.group, {**_NAMES, **_PER_JOB}[size.key]))),
+            "not known" if size.requested is None else _amount(size.key, size.requested),
+            _used(size),
+        )
+        for size in sizes(usage)
+    ]
+
+
+def _used(size: Size) -> str:
+    if size.key == "gpus":
+        return _busy_text(size.mean, slices=False)
+    parts = [] if size.mean is None else [f"{size.mean:.1f} on average"]
+    if size.peak is not None:
+        parts.append(f"up to {_measured(size.key, size.peak)}")
+    return ", ".join(parts) or "not sampled"
+
+
+def _amount(key: str, number: float) -> str:
+    if key == "walltime":
+        return walltime_text(int(number))
+    if key in ("gpu_type", "memory_per_job"):
+        return short_size_text(int(number))
+    return str(int(number))
+
+
+def _measured(key: str, number: float) -> str:
+    if key == "cpus_per_job":
+        return f"{number:.1f}"
+    return clock_text(number) if key == "walltime" else measured_size_text(int(number))
+
+
+def advice_lines(usage: UsageReport) -> list[str]:
+    """Return the keys of the profile that were enough, by group; none before the cluster's end."""
+    if not usage.cluster.finished or not (found := sizes(usage)):
+        return []
+    if unknown := unsampled(usage):
+        jobs = ", ".join(map(str, unknown))
+        return [f"no advice about the size: too few samples of job {jobs}"]
+    enough = [size for size in found if size.enough is not None]
+    if not enough:
+        return ["the size fits"]
+    groups = dict.fromkeys(size.group for size in enough)
+    texts = (
+        ": ".join(filter(None, (name and f"group {name}", _keys(enough, name)))) for name in groups
+    )
+    return [*(f"enough: {text}" for text in texts), f"with a margin ({MARGINS})"]
+
+
+def _keys(enough: Iterable[Size], group: str) -> str:
+    return ", ".join(
+        f"{size.key}: {_enough(size.key, int(size.enough or 0))}"
+        for size in enough
+        if size.group == group
+    )
+
+
+def _enough(key: str, number: int) -> str:
+    if key == "gpu_type":
+        return f"any with {size_text(number)}"
+    return size_text(number) if key == "memory_per_job" else _amount(key, number)
 
 
 def _time(hours: float) -> tuple[str, str]:
@@ -233,6 +316,8 @@ def page(usage: UsageReport) -> str:
         plural=plural,
         axis=axis,
         groups=group_rows(usage),
+        sizes=size_rows(usage),
+        advice=advice_lines(usage),
         has_gpus=usage.has_gpus,
         kinds=list(PhaseKind),
         jobs=[
@@ -396,6 +481,8 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
         "jobs": [_job_json(usage, job) for job in usage.jobs],
         "failures": [job.report.number for job in usage.failures],
         "problems": list(usage.problems),
+        "sizes": [asdict(size) for size in sizes(usage)],
+        "advice": list[Json](advice_lines(usage)),
     }
 
 

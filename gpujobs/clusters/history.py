@@ -78,6 +78,27 @@ class GpuSamples:
 
 
 @dataclass(frozen=True)
+class HostSample:
+    """What a job used on a node in the ``seconds`` before ``time``."""
+
+    time: float
+    seconds: float
+    cpu: float
+    """CPU seconds."""
+    memory: int
+    """The peaks of all its processes, in bytes."""
+
+
+@dataclass(frozen=True)
+class HostSamples:
+    """The samples of a job on one node, oldest first."""
+
+    job: int
+    node: str
+    samples: tuple[HostSample, ...] = ()
+
+
+@dataclass(frozen=True)
 class Received:
     """The bytes that a worker received from others in the ``seconds`` before ``time``."""
 
@@ -94,6 +115,7 @@ class History:
     ended: Mapping[int, float] = field(default_factory=dict)
     connections: tuple[Connection, ...] = ()
     gpus: tuple[GpuSamples, ...] = ()
+    hosts: tuple[HostSamples, ...] = ()
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
     transfers: Mapping[str, tuple[Received, ...]] | None = None
@@ -114,15 +136,20 @@ def read_history(path: Path) -> History:
             if key in value:
                 times[number] = value[key] + less
     gpus: list[GpuSamples] = []
+    hosts: list[HostSamples] = []
     problems: dict[int, str] = {}
     for job, name in job_files(path / USAGE, "-"):
         lines = list(_lines(path / USAGE / f"{job}-{name}", UsageLine))
-        gpus += gpu_samples(job, name.removesuffix(".jsonl"), lines)
+        node = name.removesuffix(".jsonl")
+        gpus += gpu_samples(job, node, lines)
+        hosts.append(HostSamples(job, node, tuple(host_samples(lines))))
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
     events = list(_lines(path / EVENTS, Event))
     received = transfers(_lines(path / TRANSFERS, Transfers))
-    return History(started, ended, tuple(connections(events)), tuple(gpus), problems, received)
+    return History(
+        started, ended, tuple(connections(events)), tuple(gpus), tuple(hosts), problems, received
+    )
 
 
 def connections(events: Iterable[Event]) -> Iterator[Connection]:
@@ -168,6 +195,14 @@ def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamp
         GpuSamples(job, node, uuid, memory, tuple(samples))
         for uuid, (memory, samples) in found.items()
     ]
+
+
+def host_samples(lines: Iterable[UsageLine]) -> Iterator[HostSample]:
+    """Yield the samples of CPU time and memory in the lines of a file."""
+    for line in lines:
+        if "cpu" in line and "memory" in line:
+            time, seconds = line.get("time", 0.0), line.get("seconds", 0.0)
+            yield HostSample(time, seconds, line["cpu"], line["memory"])
 
 
 def read_latest(folder: Path, job: int) -> dict[str, Sample]:

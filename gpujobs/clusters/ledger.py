@@ -105,6 +105,11 @@ class GroupRecord:
     """Seconds of each job; 0: none, or a record of an older gpujobs."""
     error: str = ""
     """Why its owner submits no more jobs of it."""
+    nodes_per_job: _Positive = 1
+    cpus_per_job: int = 0
+    """0: not known."""
+    memory_per_job: int = 0
+    """Bytes; 0: not known."""
 
     @property
     def gpus(self) -> int:

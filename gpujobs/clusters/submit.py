@@ -486,6 +486,9 @@ def _group_record(group: JobGroup) -> GroupRecord:
         gpus_per_job=group.shape.gpus,
         queue=group.queue_key,
         walltime=group.walltime or 0,
+        nodes_per_job=group.shape.nodes,
+        cpus_per_job=group.shape.cpus or 0,
+        memory_per_job=group.shape.memory or 0,
     )
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from ..injob.names import is_slice
-from .history import Connection, GpuSamples, History, Received, Sample
+from .history import Connection, GpuSamples, History, HostSamples, Received, Sample
 from .ledger import ClusterRecord
 from .report import ClusterReport, JobPhase, JobReport
 
@@ -47,6 +47,8 @@ class JobUsage:
     transfers: Transfers | None = None
     """Of the workers that were connected; None if transfers were not recorded."""
     replaced_by: int | None = None
+    hosts: tuple[HostSamples, ...] = ()
+    """By node."""
 
     @property
     def seconds(self) -> float:
@@ -344,6 +346,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         connections=within,
         gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
         transfers=_transfers_within(history.transfers, within),
+        hosts=tuple(_host_within(one, start, until) for one in history.hosts if one.job == number),
     )
 
 
@@ -384,6 +387,11 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
 def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
     samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
     return replace(gpu, samples=samples)
+
+
+def _host_within(host: HostSamples, start: float, end: float) -> HostSamples:
+    samples = tuple(sample for sample in host.samples if start <= sample.time <= end + 1)
+    return replace(host, samples=samples)
 
 
 def _transfers_within(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
+from .hostusage import HostMeter
 from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
 from .process import ManagedProcess
@@ -446,7 +447,7 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-# -- samples of how busy the GPUs of a job are, appended to a file in the cluster's folder ---------
+# -- samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder -----
 # They are taken in a process of their own: NVML can hang if a GPU fails, and neither the supervisor
 # nor the workers may wait for it.
 
@@ -471,7 +472,9 @@ def interval(age: float) -> float:
 def start_sampler(
     folder: str, devices: Sequence[str], environ: Mapping[str, str]
 ) -> ManagedProcess | None:
-    """Start to sample ``devices`` (index or UUID). None if that fails, which hurts no job.
+    """Start to sample ``devices`` (index or UUID) and the host.
+
+    None if that fails, which hurts no job.
 
     The process ends with this one, at the latest.
     """
@@ -500,28 +503,25 @@ class UsageLine(TypedDict, total=False):
     seconds: float
     busy: list[Optional[float]]
     used: list[Optional[int]]
+    cpu: float
+    memory: int
 
 
 def sample_usage(options: UsageOptions) -> int:
-    """Append samples of the GPUs until the parent process is gone; return an exit code.
+    """Append samples of the job until the parent process is gone; return an exit code.
 
     The first line has the GPUs or the error of NVML. Each other line is a sample: `time`, the
     `seconds` before it for which it stands, and by GPU `busy` in percent and `used` in bytes; null
-    if NVML does not know it, as for a MIG slice.
+    if NVML does not know it, as for a MIG slice. `cpu` is in seconds, `memory` is its peak.
     """
     parent, started = os.getppid(), time.monotonic()
     name = f"{USAGE}/{options.job}-{node_name()}.jsonl"
     folder = Folder(options.folder)
     with contextlib.suppress(OSError):
         (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
-    try:
-        handles = [device_handle(device) for device in options.devices]
-        gpus = [{"uuid": uuid_of(handle), "memory": memory_of(handle)} for handle in handles]
-    except Exception as error:  # no pynvml, no driver, or one of NVML's many errors
-        _append(folder, name, {"error": f"{type(error).__name__}: {error}", "time": time.time()})
-        return 1
-    _append(folder, name, {"gpus": gpus, "time": time.time()})
-    before = time.monotonic()
+    handles, header = _open_gpus(options.devices)
+    _append(folder, name, {**header, "time": time.time()})
+    meter, before = HostMeter(options.folder, options.job), time.monotonic()
     while os.getppid() == parent:
         pause = interval(time.monotonic() - started)
         time.sleep(pause)
@@ -529,8 +529,20 @@ def sample_usage(options: UsageOptions) -> int:
         # After a suspension, the sample stands for the time since it only.
         seconds = min(now - before, 2 * pause)
         before = now
-        _append(folder, name, _sample_all(handles, seconds))
+        cpu, memory = meter.measure()
+        line = {**_sample_all(handles, seconds), "cpu": round(cpu, 2), "memory": memory}
+        _append(folder, name, line)
     return 0
+
+
+def _open_gpus(devices: Iterable[str]) -> tuple[list[object], dict[str, Any]]:
+    """Return NVML's handles and the GPUs for the first line; none, and the error of NVML."""
+    try:
+        handles = [device_handle(device) for device in devices]
+        gpus = [{"uuid": uuid_of(handle), "memory": memory_of(handle)} for handle in handles]
+    except Exception as error:  # no pynvml, no driver, or one of NVML's many errors
+        return [], {"error": f"{type(error).__name__}: {error}"}
+    return handles, {"gpus": gpus}
 
 
 def _sample_all(handles: Sequence[object], seconds: float) -> dict[str, Any]:

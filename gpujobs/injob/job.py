@@ -71,10 +71,12 @@ def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list
 
 
 def sampler(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess | None:
-    """Start to sample the GPUs of a job, or of a node of an allocation."""
-    if not options.gpus or not options.workers or options.ranks:
+    """Start to sample a job with workers, or a node of an allocation."""
+    if not options.workers or options.ranks:
         return None
-    devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
+    devices = None
+    if options.gpus:
+        devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
     return start_sampler(options.folder, devices or [], environ)
 
 

@@ -27,7 +27,7 @@ def _option(help_text: str, **argument: Any) -> Any:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    return tuple(filter(None, text.split(",")))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class UsageOptions:
-    """Options of ``usage``: samples of the GPUs of a job on one node."""
+    """Options of ``usage``: samples of a job on one node."""
 
     folder: str = _option("the cluster's folder")
     job: int = _option("number of this job", type=int)

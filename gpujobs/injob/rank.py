@@ -202,7 +202,7 @@ def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
 def _take_gpus(options: RankOptions, place: int) -> None:
     """Take the GPUs of the rank at ``place`` among the ranks with GPUs of its node.
 
-    The first of these ranks starts the sampler of all GPUs.
+    The first of these ranks starts the sampler of the node.
     """
     size, source = options.worker_size, options.visible_devices
     explicit = options.on_node > 1 or not size.usual

@@ -124,7 +124,8 @@ def test_the_commands(cli: Cli) -> None:
             os.killpg(waiting.pid, signal.SIGKILL)
         waiting.communicate()
     assert waiting.returncode == 0, messages
-    assert re.search(r"2 GPUs x \d+ \w+ = \d+ GPU \w+, 80 % busy", messages.splitlines()[-1])
+    assert re.search(r"2 GPUs x \d+ \w+ = \d+ GPU \w+, 80 % busy\n", messages)
+    assert "enough: " in messages and "cpus_per_job: 1" in messages
 
     found = report_json(cli, cluster)
     assert found["state"] == "DONE" and found["busy"] == pytest.approx(0.8)
@@ -140,10 +141,12 @@ def test_the_commands(cli: Cli) -> None:
     text = cli("report", cluster).stdout
     assert f"{cluster} on here: DONE" in text and "80 % busy" in text
     assert "transfers  9.54MiB between workers" in text
+    assert re.search(r"CPUs of a job +\d+ +\d\.\d on average, up to \d\.\d", text), text
     done = cli("report", cluster, "-o", "report.html")
     assert done.returncode == 0 and not done.stdout, done.stderr
     html = (cli.work / "report.html").read_text()
     assert f"{cluster}-1: 9.54MiB, up to" in html and html.count('<figure class="gpu">') == 2
+    assert "<td>memory of a job</td>" in html and "enough: " in html
 
 
 def report_json(cli: Cli, cluster: str) -> dict[str, Any]:

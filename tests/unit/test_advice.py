@@ -1,0 +1,150 @@
+"""What jobs requested and used, and the sizes that were enough."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujobs.cli.usage_text import advice_lines, page, usage_json, usage_text
+from gpujobs.clusters.history import HostSample, HostSamples, read_history
+from gpujobs.clusters.usage import UsageReport
+from gpujobs.injob.archive import build
+from gpujobs.injob.names import ARCHIVE
+
+from ..support.processes import stop, until
+from .report_data import HOUR, RECORD, START, history, usage
+
+GIB = 2**30
+RUNS = {0: (0.2, 3.0), 1: (0.2, 1.25), 2: (1.75, 3.0)}
+
+
+def host(job: int, cores: float, memory: int, node: str = "node1") -> HostSamples:
+    """Return samples of every six minutes of a job."""
+    start, end = RUNS[job]
+    times = [start + n / 10 for n in range(1, round((end - start) * 10) + 1)]
+    samples = [HostSample(START + t * HOUR, 360, cores * 360, memory) for t in times]
+    return HostSamples(job, node, tuple(samples))
+
+
+def sized(*hosts: HostSamples, **sizes: Any) -> UsageReport:
+    group = replace(RECORD.groups[0], cpus_per_job=16, memory_per_job=64 * GIB, **sizes)
+    return usage(replace(history(), hosts=hosts), replace(RECORD, groups=(group,)))
+
+
+def keys(found: UsageReport) -> dict[str, float]:
+    sizes: Any = usage_json(found)["sizes"]
+    return {size["key"]: size["enough"] for size in sizes if size["enough"] is not None}
+
+
+def test_the_largest_job_decides() -> None:
+    found = sized(host(0, 2.0, 10 * GIB), host(1, 5.9, 8 * GIB), host(2, 1.0, 20 * GIB))
+    assert keys(found) == {"gpu_type": 10 * GIB, "cpus_per_job": 6, "memory_per_job": 30 * GIB}
+    text, html = usage_text(found), page(found)
+    assert "enough: gpu_type: any with 10GiB, cpus_per_job: 6, memory_per_job: 30GiB" in text
+    assert "memory: 1.5 times the peak" in text
+    for cell in ("CPUs of a job", "16", "2.5 on average, up to 5.9", "up to 20GiB"):
+        assert f"<td>{cell}</td>" in html
+
+
+def test_nodes_of_a_job_are_equal_and_the_largest_counts() -> None:
+    jobs = [host(job, 1.0, 2 * GIB, node) for job in RUNS for node in ("a", "b")]
+    busy = [host(0, 3.0, 4 * GIB, "a"), *jobs[1:]]
+    found = sized(*busy, nodes_per_job=2)
+    assert keys(found)["cpus_per_job"] == 6 and keys(found)["memory_per_job"] == 12 * GIB
+    assert keys(sized(*busy[1:], nodes_per_job=2)) == {}  # a node without samples
+
+
+def test_a_job_without_samples_gets_no_advice() -> None:
+    found = sized(host(0, 1.0, GIB), host(1, 1.0, GIB))
+    assert keys(found) == {}
+    assert advice_lines(found) == ["no advice about the size: too few samples of job 2"]
+    assert "not sampled" in usage_text(found)
+    few = replace(host(2, 1.0, GIB), samples=host(2, 1.0, GIB).samples[:3])
+    assert keys(sized(host(0, 1.0, GIB), host(1, 1.0, GIB), few)) == {}
+
+
+def test_a_size_that_fits() -> None:
+    hosts = [host(job, 15.8, 50 * GIB) for job in RUNS]
+    found = sized(*hosts)
+    assert keys(found) == {"gpu_type": 10 * GIB}
+    full = replace(history(), hosts=tuple(hosts), gpus=())
+    fits = usage(full, replace(RECORD, groups=found.cluster.record.groups))
+    assert advice_lines(fits) == ["the size fits"]
+
+
+def test_gpus_without_work_are_not_needed() -> None:
+    past, hosts = history(), tuple(host(job, 1.0, GIB) for job in RUNS)
+
+    def idle(gpus: slice) -> UsageReport:
+        devices = list(past.gpus)
+        devices[gpus] = [
+            replace(gpu, samples=tuple(replace(one, busy=0) for one in gpu.samples))
+            for gpu in devices[gpus]
+        ]
+        return usage(replace(past, gpus=tuple(devices), hosts=hosts))
+
+    assert keys(idle(slice(0, 6)))["gpus"] == 0
+    assert keys(idle(slice(1, 6)))["gpus"] == 1
+    assert "gpus" not in keys(idle(slice(0, 0)))
+
+
+LOAD = """
+import sys, time
+kept = bytearray(300 * 2**20) if "memory" in sys.argv else b""
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    if "cpu" not in sys.argv:
+        time.sleep(0.1)
+    else:
+        print(time.process_time(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["cpu", "memory", "idle"])
+def test_known_loads_are_measured_within_ten_percent(tmp_path: Path, kind: str) -> None:
+    """Of all processes with the environment of the job, and of no other job."""
+    (tmp_path / ARCHIVE).write_bytes(build())
+    own = {"GPUJOBS_FOLDER": str(tmp_path), "GPUJOBS_JOB": "3"}
+    sampler = [sys.executable, str(tmp_path / ARCHIVE), "usage", "--devices="]
+    output = tmp_path / "cpu"
+    with output.open("wb") as file:
+        command = [sys.executable, "-c", LOAD, kind]
+        load = subprocess.Popen(command, env={**os.environ, **own}, stdout=file)
+    other = subprocess.Popen(command, env=os.environ | own | {"GPUJOBS_JOB": "4"}, stdout=-3)
+    process = subprocess.Popen(sampler, env={**os.environ, **own})
+    try:
+        until(lambda: len(samples(tmp_path)) >= 1, 60, "a sample")
+        spent, first = cpu_time(load.pid), len(samples(tmp_path))
+        until(lambda: len(samples(tmp_path)) >= first + 4, 60, "more samples")
+        spent = cpu_time(load.pid) - spent
+        found = samples(tmp_path)[first : first + 4]
+        own_time = cpu_time(process.pid)
+    finally:
+        for one in (process, load, other):
+            stop(one)
+    measured = sum(sample.cpu for sample in found)
+    seconds = sum(sample.seconds for sample in found)
+    memory = found[-1].memory
+    if kind == "cpu":
+        assert measured == pytest.approx(spent, rel=0.1, abs=0.05)
+    else:
+        assert measured < 0.1 * seconds + own_time
+    if kind == "memory":
+        assert 300 * 2**20 < memory < 360 * 2**20
+    else:
+        assert 0 < memory < 60 * 2**20
+
+
+def samples(folder: Path) -> tuple[HostSample, ...]:
+    return next((one.samples for one in read_history(folder).hosts), ())
+
+
+def cpu_time(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
