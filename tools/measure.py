@@ -29,7 +29,7 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
-    "modules": 131,
+    "modules": 132,
     "lines of the package": 34_656,
     "imports (% of code lines)": 8.3,
 }

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ..clusters.advice import MARGINS, Size, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
 from ..clusters.history import GpuSamples, Received, Sample
+from ..clusters.ledger import GroupRecord
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
 from ..clusters.usage import (
@@ -110,7 +111,8 @@ def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
 
 # -- requested and used ----------------------------------------------------------------------------
 SIZE_HEADER = ("OF", "REQUESTED", "USED")
-_NAMES = {"gpus": "GPUs", "gpu_type": "memory of a GPU", "walltime": "walltime"}
+_NAMES = {"gpus": "GPUs", "gpu_memory": "memory of a GPU", "walltime": "walltime"}
+_SIZES = ("gpu_memory", "memory_per_job")
 _PER_JOB = {"cpus_per_job": "CPUs of a job", "memory_per_job": "memory of a job"}
 
 
@@ -138,7 +140,7 @@ def _used(size: Size) -> str:
 def _amount(key: str, number: float) -> str:
     if key == "walltime":
         return walltime_text(int(number))
-    if key in ("gpu_type", "memory_per_job"):
+    if key in _SIZES:
         return short_size_text(int(number))
     return str(int(number))
 
@@ -151,33 +153,37 @@ def _measured(key: str, number: float) -> str:
 
 def advice_lines(usage: UsageReport) -> list[str]:
     """Return the keys of the profile that were enough, by group; none before the cluster's end."""
-    if not usage.cluster.finished or not (found := sizes(usage)):
-        return []
-    if unknown := unsampled(usage):
+    found = sizes(usage) if usage.cluster.finished else []
+    if found and (unknown := unsampled(usage)):
         jobs = ", ".join(map(str, unknown))
         return [f"no advice about the size: too few samples of job {jobs}"]
-    enough = [size for size in found if size.enough is not None]
-    if not enough:
-        return ["the size fits"]
-    groups = dict.fromkeys(size.group for size in enough)
-    texts = (
-        ": ".join(filter(None, (name and f"group {name}", _keys(enough, name)))) for name in groups
-    )
-    return [*(f"enough: {text}" for text in texts), f"with a margin ({MARGINS})"]
+    return list(_advice(usage.cluster.record.groups, found)) if found else []
 
 
-def _keys(enough: Iterable[Size], group: str) -> str:
-    return ", ".join(
-        f"{size.key}: {_enough(size.key, int(size.enough or 0))}"
-        for size in enough
-        if size.group == group
-    )
+def _advice(groups: Iterable[GroupRecord], found: Iterable[Size]) -> Iterator[str]:
+    smaller = [size for size in found if size.enough is not None]
+    for group in groups:
+        named = f"group {group.name}: " * bool(group.name)
+        yield from map(
+            named.__add__, _of_group([one for one in smaller if one.group == group.name])
+        )
+        if group.gpu_pool:
+            yield f"{named}workers take GPU memory in advance: how much they needed is not known"
+    yield f"with a margin ({MARGINS})" if smaller else "the size fits"
+
+
+def _of_group(smaller: Iterable[Size]) -> Iterator[str]:
+    """Yield the keys that were enough; no key of a profile has the memory of a GPU."""
+    enough = {size.key: _enough(size.key, int(size.enough or 0)) for size in smaller}
+    memory = enough.pop("gpu_memory", "")
+    if enough:
+        yield "enough: " + ", ".join(f"{key}: {text}" for key, text in enough.items())
+    if memory:
+        yield f"GPUs with {memory} are enough: another `queue` or `gpu_type` may have them"
 
 
 def _enough(key: str, number: int) -> str:
-    if key == "gpu_type":
-        return f"any with {size_text(number)}"
-    return size_text(number) if key == "memory_per_job" else _amount(key, number)
+    return size_text(number) if key in _SIZES else _amount(key, number)
 
 
 def _time(hours: float) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..injob.folder import EndKind
 from ..schedulers import JobState
@@ -32,8 +33,8 @@ _GIB, _MEMORY_STEP, _WALLTIME_STEP = 2**30, 2**28, 300
 class Size:
     """What a group requested of a resource, and used of it; None: not known.
 
-    ``key``: of the profile, also the unit: numbers, bytes (memory, gpu_type) or seconds (walltime).
-    ``mean`` of `gpus` is the busy share. ``enough``: None if the size fits.
+    ``key``: of the profile, or `gpu_memory`. It gives the unit: numbers, bytes (memory) or seconds
+    (walltime). ``mean`` of `gpus` is the busy share. ``enough``: None if the size fits.
     """
 
     group: str
@@ -56,29 +57,24 @@ def sizes(usage: UsageReport) -> list[Size]:
 
 def unsampled(usage: UsageReport) -> list[int]:
     """Return the numbers of the jobs with workers whose use is not known."""
-    groups = {group.name: group for group in usage.cluster.record.groups}
-    return [
-        job.report.number
-        for job in usage.jobs
-        if job.served and not _is_sampled(job, groups[job.report.group])
-    ]
+    nodes = {group.name: group.nodes_per_job for group in usage.cluster.record.groups}
+    served = [job for job in usage.jobs if job.served]
+    return [job.report.number for job in served if not _is_sampled(job, nodes[job.report.group])]
 
 
-def _is_sampled(job: JobUsage, group: GroupRecord) -> bool:
+def _is_sampled(job: JobUsage, nodes: int) -> bool:
     """Return whether each node of a job has samples for most of the time with workers."""
     served = job.until - (job.served or job.until)
     known = [sum(one.seconds for one in host.samples) for host in job.hosts]
-    complete = len(known) >= group.nodes_per_job
-    return complete and all(seconds >= _SAMPLED * served for seconds in known)
+    return len(known) >= nodes and min(known) >= _SAMPLED * served
 
 
 class _Group:
     def __init__(self, usage: UsageReport, group: GroupRecord, jobs: Sequence[JobUsage]) -> None:
         self._usage, self._group, self._jobs = usage, group, jobs
-        unknown = unsampled(usage)
-        served = [job for job in jobs if job.served]
-        self._known = bool(served) and not any(job.report.number in unknown for job in served)
-        self._hosts = [host.samples for job in jobs for host in job.hosts if host.samples]
+        self._devices = list(chain.from_iterable(job.gpu_samples for job in jobs))
+        served = {job.report.number for job in jobs if job.served}
+        self._known = bool(served) and served.isdisjoint(unsampled(usage))
         self._final = self._known and usage.cluster.finished
 
     def sizes(self) -> Iterator[Size]:
@@ -86,8 +82,11 @@ class _Group:
         if self._group.gpus_per_job:
             yield self._gpus()
             yield self._gpu_memory()
-        yield self._cpus()
-        yield self._memory()
+        if self._known:
+            yield from self._host([host.samples for job in self._jobs for host in job.hosts])
+        else:
+            yield self._size("cpus_per_job", self._group.cpus_per_job)
+            yield self._size("memory_per_job", self._group.memory_per_job)
         yield self._walltime()
 
     def _size(
@@ -98,55 +97,45 @@ class _Group:
         peak: float | None = None,
         enough: float | None = None,
     ) -> Size:
-        fits = enough is None or not requested or enough > SMALLER * requested
-        if fits or not self._final:
+        if enough is None or enough > SMALLER * requested or not self._final:
             enough = None
         return Size(self._group.name, key, requested or None, mean, peak, enough)
 
     def _gpus(self) -> Size:
-        """Return the GPUs; without work of one it is not needed, without work of any no GPU is."""
+        """Return the GPUs; without work of one it is not needed, without work of any no GPU is.
+
+        A Python program scales its GPUs itself; and NVML may not know the use.
+        """
         busy = self._usage.group_hours[self._group.name].busy_fraction
-        devices = [gpu for job in self._jobs for gpu in job.gpu_samples]
-        known = [[one.busy for one in gpu.samples if one.busy is not None] for gpu in devices]
-        worked: int | None = sum(map(any, known))
-        if self._usage.cluster.record.owner != "cluster" or not known or not all(known):
-            worked = None  # its Python program scales it, or NVML does not know the use
-        elif worked and worked > self._group.gpus_per_job:
-            each = self._group.gpus_per_job
-            worked = -(-worked // each) * each
-        return self._size("gpus", self._group.gpus, busy, None, worked)
+        known = [[one.busy for one in gpu.samples] for gpu in self._devices]
+        enough, each = sum(map(any, known)), self._group.gpus_per_job
+        if enough > each:
+            enough = -(-enough // each) * each
+        if self._usage.cluster.record.owner == "cluster" and _complete(known):
+            return self._size("gpus", self._group.gpus, busy, None, enough)
+        return self._size("gpus", self._group.gpus, busy)
 
     def _gpu_memory(self) -> Size:
-        devices = [gpu for job in self._jobs for gpu in job.gpu_samples]
-        used = [one.used for gpu in devices for one in gpu.samples if one.used is not None]
-        peak = max(used, default=None)
-        total = min((gpu.memory for gpu in devices), default=0)
-        enough = None if peak is None else _up(GPU_MARGIN * peak, _GIB)
-        return self._size("gpu_type", total, None, peak, enough)
+        """Return the memory of a GPU; of a pool it is not known how much was needed."""
+        total = min((gpu.memory for gpu in self._devices), default=0)
+        samples = chain.from_iterable(gpu.samples for gpu in self._devices)
+        peak = max((one.used or 0 for one in samples), default=0)
+        if self._group.gpu_pool or not peak:
+            return self._size("gpu_memory", total, None, peak or None)
+        return self._size("gpu_memory", total, None, peak, _up(GPU_MARGIN * peak, _GIB))
 
-    def _cpus(self) -> Size:
-        """Return the cores of a job; those of several nodes are equal, and the largest counts."""
-        nodes = self._group.nodes_per_job
-        if not self._known or not self._hosts:
-            return self._size("cpus_per_job", self._group.cpus_per_job)
-        spent = sum(one.cpu for host in self._hosts for one in host)
-        seconds = sum(one.seconds for host in self._hosts for one in host)
-        peak = nodes * max(map(_peak_cores, self._hosts))
-        each = max(1, math.ceil(peak / nodes - CPU_TOLERANCE), self._workers_of_node)
-        mean = nodes * spent / max(seconds, 0.1)
-        return self._size("cpus_per_job", self._group.cpus_per_job, mean, peak, nodes * each)
-
-    @property
-    def _workers_of_node(self) -> int:
-        return -(-self._group.workers_per_job // self._group.nodes_per_job)
-
-    def _memory(self) -> Size:
-        requested, nodes = self._group.memory_per_job, self._group.nodes_per_job
-        if not self._known or not self._hosts:
-            return self._size("memory_per_job", requested)
-        peak = nodes * max(one.memory for host in self._hosts for one in host)
-        enough = None if self._lacked_memory else _up(MEMORY_MARGIN * peak, nodes * _MEMORY_STEP)
-        return self._size("memory_per_job", requested, None, peak, enough)
+    def _host(self, hosts: Sequence[Sequence[HostSample]]) -> Iterator[Size]:
+        """Yield the cores and the memory of a job; nodes are equal, and the largest counts."""
+        group, nodes = self._group, self._group.nodes_per_job
+        samples = list(chain.from_iterable(hosts))
+        mean = nodes * sum(one.cpu for one in samples) / sum(one.seconds for one in samples)
+        peak = max(map(_peak_cores, hosts))
+        workers = -(-group.workers_per_job // nodes)
+        cores = max(1, math.ceil(peak - CPU_TOLERANCE), workers)
+        yield self._size("cpus_per_job", group.cpus_per_job, mean, nodes * peak, nodes * cores)
+        used = nodes * max(one.memory for one in samples)
+        enough = None if self._lacked_memory else _up(MEMORY_MARGIN * used, nodes * _MEMORY_STEP)
+        yield self._size("memory_per_job", group.memory_per_job, None, used, enough)
 
     @property
     def _lacked_memory(self) -> bool:
@@ -173,6 +162,11 @@ def _peak_cores(samples: Iterable[HostSample]) -> float:
     if len(peaks) == 1 and seconds:
         peaks.append(cpu / seconds)
     return max(peaks)
+
+
+def _complete(values: Sequence[Sequence[float | None]]) -> bool:
+    """Return whether there are values, of all samples of all GPUs."""
+    return bool(values) and all(values) and not any(None in some for some in values)
 
 
 def _up(number: float, step: int) -> int:

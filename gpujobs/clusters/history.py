@@ -86,7 +86,7 @@ class HostSample:
     cpu: float
     """CPU seconds."""
     memory: int
-    """The peaks of all its processes, in bytes."""
+    """Of all its processes, in bytes."""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ class GroupRecord:
     """0: not known."""
     memory_per_job: int = 0
     """Bytes; 0: not known."""
+    gpu_pool: bool = False
+    """Its workers take GPU memory in advance."""
 
     @property
     def gpus(self) -> int:

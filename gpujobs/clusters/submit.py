@@ -489,6 +489,7 @@ def _group_record(group: JobGroup) -> GroupRecord:
         nodes_per_job=group.shape.nodes,
         cpus_per_job=group.shape.cpus or 0,
         memory_per_job=group.shape.memory or 0,
+        gpu_pool=bool(group.profile.workers.rmm_pool_size),
     )
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
-from .hostusage import HostMeter
 from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
-from .process import ManagedProcess
+from .process import HostMeter, ManagedProcess
 
 if TYPE_CHECKING:
     from .options import UsageOptions
@@ -512,7 +511,7 @@ def sample_usage(options: UsageOptions) -> int:
 
     The first line has the GPUs or the error of NVML. Each other line is a sample: `time`, the
     `seconds` before it for which it stands, and by GPU `busy` in percent and `used` in bytes; null
-    if NVML does not know it, as for a MIG slice. `cpu` is in seconds, `memory` is its peak.
+    if NVML does not know it, as for a MIG slice. `cpu` is in seconds, `memory` in bytes.
     """
     parent, started = os.getppid(), time.monotonic()
     name = f"{USAGE}/{options.job}-{node_name()}.jsonl"

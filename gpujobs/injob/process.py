@@ -1,4 +1,4 @@
-"""Processes that a job starts."""
+"""Processes that a job starts, and their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ STOP_DASK = signal.SIGHUP
 """Ends dask's processes, which leave the signals of the batch scheduler to the supervisor."""
 _PR_SET_PDEATHSIG = 1
 _OF_BATCH_SCHEDULER = (signal.SIGTERM, signal.SIGINT)
+_TICKS = os.sysconf("SC_CLK_TCK")
+_FIRST_TIME = 11
+"""Of the four CPU times in `stat`, behind the command: own and of children that have exited."""
+_MEMORY_COST = 0.003
+"""Most part of a core's time for which memory is measured."""
 
 
 class ManagedProcess:
@@ -193,3 +198,63 @@ def _without_colon(archive: Path) -> str:
     if not copy.exists():
         shutil.copyfile(archive, copy)
     return str(copy)
+
+
+# -- CPU time and memory ---------------------------------------------------------------------------
+class HostMeter:
+    """Measures the processes of a job, which have its folder and its number in their environment.
+
+    So it finds them under any launcher, and also those whose parent has exited.
+    """
+
+    def __init__(self, folder: str, job: int, proc: Path = Path("/proc")) -> None:
+        self._marks = {f"GPUJOBS_FOLDER={folder}".encode(), f"GPUJOBS_JOB={job}".encode()}
+        self._proc = proc
+        self._known: dict[str, bool] = {}
+        """Whether a process belongs to the job, by its id."""
+        self._memory, self._due = 0, 0.0
+        self._before = sum(self._cpu_seconds(pid) for pid in self._members())
+
+    def measure(self) -> tuple[float, int]:
+        """Return the CPU seconds since the last call, and the memory in bytes.
+
+        The kernel walks through all pages for the memory: that of an earlier call is returned if it
+        would take too much time.
+        """
+        members = self._members()
+        total = sum(map(self._cpu_seconds, members))
+        seconds, self._before = max(0.0, total - self._before), total
+        if time.monotonic() >= self._due:
+            started = time.process_time()
+            self._memory = sum(map(self._resident, members))
+            self._due = time.monotonic() + (time.process_time() - started) / _MEMORY_COST
+        return seconds, self._memory
+
+    def _members(self) -> list[str]:
+        pids = [name for name in os.listdir(self._proc) if name.isdecimal()]  # noqa: PTH208 - only names
+        self._known = {pid: self._is_known(pid) for pid in pids}
+        return [pid for pid, own in self._known.items() if own]
+
+    def _is_known(self, pid: str) -> bool:
+        if pid not in self._known:
+            return self._marks <= set(self._read(pid, "environ").split(b"\0"))
+        return self._known[pid]
+
+    def _cpu_seconds(self, pid: str) -> float:
+        fields = self._read(pid, "stat").rpartition(b")")[2].split()
+        return sum(map(int, fields[_FIRST_TIME : _FIRST_TIME + 4])) / _TICKS
+
+    def _resident(self, pid: str) -> int:
+        """Return the memory of a process without mapped files; of shared pages only its share."""
+        sizes = self._sizes(pid, "smaps_rollup") or self._sizes(pid, "status")
+        files = sizes.get(b"Pss_File:", sizes.get(b"RssFile:", 0))
+        return (sizes.get(b"Pss:", sizes.get(b"VmRSS:", 0)) - files) * 1024
+
+    def _sizes(self, pid: str, name: str) -> dict[bytes, int]:
+        lines = (line.split() for line in self._read(pid, name).splitlines())
+        return {words[0]: int(words[1]) for words in lines if words[2:] == [b"kB"]}
+
+    def _read(self, pid: str, name: str) -> bytes:
+        with contextlib.suppress(OSError):  # it has exited, or belongs to another user
+            return (self._proc / pid / name).read_bytes()
+        return b""

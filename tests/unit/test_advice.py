@@ -44,9 +44,10 @@ def keys(found: UsageReport) -> dict[str, float]:
 
 def test_the_largest_job_decides() -> None:
     found = sized(host(0, 2.0, 10 * GIB), host(1, 5.9, 8 * GIB), host(2, 1.0, 20 * GIB))
-    assert keys(found) == {"gpu_type": 10 * GIB, "cpus_per_job": 6, "memory_per_job": 30 * GIB}
+    assert keys(found) == {"gpu_memory": 10 * GIB, "cpus_per_job": 6, "memory_per_job": 30 * GIB}
     text, html = usage_text(found), page(found)
-    assert "enough: gpu_type: any with 10GiB, cpus_per_job: 6, memory_per_job: 30GiB" in text
+    assert "enough: cpus_per_job: 6, memory_per_job: 30GiB\n" in text
+    assert "GPUs with 10GiB are enough: another `queue`" in text
     assert "memory: 1.5 times the peak" in text
     for cell in ("CPUs of a job", "16", "2.5 on average, up to 5.9", "up to 20GiB"):
         assert f"<td>{cell}</td>" in html
@@ -72,10 +73,18 @@ def test_a_job_without_samples_gets_no_advice() -> None:
 def test_a_size_that_fits() -> None:
     hosts = [host(job, 15.8, 50 * GIB) for job in RUNS]
     found = sized(*hosts)
-    assert keys(found) == {"gpu_type": 10 * GIB}
+    assert keys(found) == {"gpu_memory": 10 * GIB}
     full = replace(history(), hosts=tuple(hosts), gpus=())
     fits = usage(full, replace(RECORD, groups=found.cluster.record.groups))
     assert advice_lines(fits) == ["the size fits"]
+
+
+def test_a_pool_says_nothing_about_the_memory_that_was_needed() -> None:
+    hosts = [host(job, 15.8, 50 * GIB) for job in RUNS]
+    found = sized(*hosts, gpu_pool=True)
+    assert keys(found) == {}
+    assert "workers take GPU memory in advance" in advice_lines(found)[0]
+    assert "up to 8GiB" in usage_text(found) and "GPUs with" not in usage_text(found)
 
 
 def test_gpus_without_work_are_not_needed() -> None:
