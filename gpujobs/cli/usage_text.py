@@ -131,7 +131,9 @@ def size_rows(usage: UsageReport) -> list[tuple[str, ...]]:
 def _used(size: Size) -> str:
     if size.key == "gpus":
         return _busy_text(size.mean, slices=False)
-    parts = [] if size.mean is None else [f"{size.mean:.1f} on average"]
+    parts = []
+    if size.mean is not None:
+        parts.append(f"{size.mean:.1f} on average")
     if size.peak is not None:
         parts.append(f"up to {_measured(size.key, size.peak)}")
     return ", ".join(parts) or "not sampled"
@@ -148,16 +150,20 @@ def _amount(key: str, number: float) -> str:
 def _measured(key: str, number: float) -> str:
     if key == "cpus_per_job":
         return f"{number:.1f}"
-    return clock_text(number) if key == "walltime" else measured_size_text(int(number))
+    if key == "walltime":
+        return clock_text(number)
+    return measured_size_text(int(number))
 
 
 def advice_lines(usage: UsageReport) -> list[str]:
     """Return the keys of the profile that were enough, by group; none before the cluster's end."""
-    found = sizes(usage) if usage.cluster.finished else []
-    if found and (unknown := unsampled(usage)):
+    found = sizes(usage)
+    if not found or not usage.cluster.finished:
+        return []
+    if unknown := unsampled(usage):
         jobs = ", ".join(map(str, unknown))
         return [f"no advice about the size: too few samples of job {jobs}"]
-    return list(_advice(usage.cluster.record.groups, found)) if found else []
+    return list(_advice(usage.cluster.record.groups, found))
 
 
 def _advice(groups: Iterable[GroupRecord], found: Iterable[Size]) -> Iterator[str]:
@@ -183,7 +189,9 @@ def _of_group(smaller: Iterable[Size]) -> Iterator[str]:
 
 
 def _enough(key: str, number: int) -> str:
-    return size_text(number) if key in _SIZES else _amount(key, number)
+    if key in _SIZES:
+        return size_text(number)
+    return _amount(key, number)
 
 
 def _time(hours: float) -> tuple[str, str]:
