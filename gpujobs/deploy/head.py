@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # -- options of a local dask scheduler that a site with required encryption refuses ----------------
 def check_encryption(plan: Plan, options: Mapping[str, Any], place: str) -> None:
-    """Raise InputError if an option would open a listener without required encryption."""
+    """Raise InputError if an option of ``place`` opens a listener without required encryption."""
     required = plan.transport.encryption_required
     if required is None:
         return
@@ -141,7 +141,7 @@ def local_scheduler(
     options: dict[str, Any],
     place: str = "scheduler_options",
 ) -> dict[str, object]:
-    """Return dask's specification of a dask scheduler in this process. Raises InputError."""
+    """Return dask's specification of a dask scheduler here; ``options`` win. Raises InputError."""
     plan = pool.plan
     dashboard = plan.profile.network.dashboard
     own: dict[str, object] = {
@@ -190,7 +190,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
         super().__init__(**kwargs)
 
     async def start(self) -> None:
-        """Wait for the address of the dask scheduler. Raises JobFailedError."""
+        """Wait for the dask scheduler's address. JobFailedError: its job ended, or took too long."""
         state = await self._wait_for_address(await self.pool.submit_head())
         self.address = state.address
         if self.security is not None:  # the job may have chosen ucxx
@@ -327,7 +327,7 @@ class DaskControl:
             await asyncio.wait_for(retire, RETIRE_TIMEOUT)
 
     async def close_scheduler(self) -> None:
-        """Close a dask scheduler in a job, which closes its workers; it responds no more."""
+        """Close a dask scheduler in a job, and its workers and clients; dask must not connect again."""
         cluster = self._cluster
         cluster.shutdown_scheduler = False
         if cluster.status != Status.running or self.connected is None:
@@ -338,7 +338,7 @@ class DaskControl:
         cluster.status = Status.running
 
     async def wait_for_workers_to_exit(self) -> None:
-        """Let workers exit before a local dask scheduler, which logs every broken connection."""
+        """Let workers exit before a local dask scheduler, which logs connections that end later."""
         deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT
         comms = getattr(self._cluster.scheduler, "_comms", {})  # by connection: its kind
         while "register-worker" in comms.values() and time.monotonic() < deadline:

@@ -48,7 +48,7 @@ def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool
 
 
 def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return dask's configuration of a lifetime within the walltime, if ``environ`` has none."""
+    """Return the lifetime that ends workers before the walltime, if ``environ`` has none."""
     if walltime.left() == float("inf") or f"{_LIFETIME}DURATION" in environ:
         return {}
     seconds = walltime.workers_lifetime()
