@@ -26,12 +26,18 @@ class StrEnum(str, Enum):
         return str(self.value)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question for the known word that is most like ``word``, "" if none is."""
+def nearest(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
+    """Return the known word that is most like ``word``, "" if none has the similarity (0 to 1)."""
     import difflib  # each command imports this module, and few need this
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return "".join(f"did you mean {name}?" for name in near)
+    return "".join(difflib.get_close_matches(word, list(known), n=1, cutoff=similarity))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question for the `nearest` word, "" if none is similar."""
+    if near := nearest(word, known):
+        return f"did you mean {near}?"
+    return ""
 
 
 def control_character(text: str) -> str:

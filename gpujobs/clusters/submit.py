@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import re
@@ -30,7 +29,7 @@ from ..planning.plan import JobGroup, Machine, Plan, make_plan
 from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, render
 from ..planning.shape import occupied_nodes
 from ..schedulers import JobId, get_scheduler
-from ..text import matches
+from ..text import did_you_mean, matches
 from . import badnodes
 from . import folder as folders
 from .cleanup import space_problems
@@ -117,9 +116,7 @@ def _missing(script: str, workdir: Path, beside: Path) -> str:
         if (above / script).exists():
             return f"{note}, but in {above}: submit there, or set `workdir: {above}`"
     names = [path.name for path in (workdir / script).parent.glob("*.py")]
-    if near := difflib.get_close_matches(Path(script).name, names, n=1):
-        note += f"; did you mean {near[0]}?"
-    return note
+    return "; ".join(filter(None, (note, did_you_mean(Path(script).name, names))))
 
 
 # -- `after` of a profile: another cluster that must have ended before -----------------------------

@@ -5,9 +5,10 @@ The most similar key would often be a wrong one: `partitions` resembles `options
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from ..text import nearest
 
 _ENV, _GPUS, _SETUP = "env", "gpus", "environment.setup"
 _CPUS, _MEMORY, _LINE = "cpus_per_job", "memory_per_job", "directives"
@@ -175,14 +176,15 @@ def unknown_keyword(
         return f"use {keyword_text(target)}"
     if exact := next((key for key in keys if key.rpartition(".")[2] == word), ""):
         return f"use {keyword_text(exact)}"
-    near = difflib.get_close_matches(word, [*known, *refused], n=1, cutoff=_SAME_LEVEL)
-    if near and near[0] in refused:
-        return refused[near[0]]
+    near = nearest(word, [*known, *refused], _SAME_LEVEL)
+    if near in refused:
+        return refused[near]
     if near:
-        return f"did you mean `{near[0]}`?"
+        return f"did you mean `{near}`?"
     parts = {key.rpartition(".")[2]: key for key in keys}
-    similar = difflib.get_close_matches(word, parts, n=1, cutoff=_ELSEWHERE)
-    return f"did you mean {keyword_text(parts[similar[0]])}?" if similar else ""
+    if near := nearest(word, parts, _ELSEWHERE):
+        return f"did you mean {keyword_text(parts[near])}?"
+    return ""
 
 
 def no_mapping(model: str, key: str, value: object, *, python: bool) -> str:
@@ -245,6 +247,6 @@ def misspelled(word: str, here: Sequence[str], keys: Sequence[str]) -> str:
     word = word.replace("-", "_")
     for names, similarity in ((keys, 1.0), (here, _SAME_LEVEL), (keys, _ELSEWHERE)):
         by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(names)}
-        if near := difflib.get_close_matches(word, by_last_part, n=1, cutoff=similarity):
-            return f"did you mean `{by_last_part[near[0]]}`?"
+        if near := nearest(word, by_last_part, similarity):
+            return f"did you mean `{by_last_part[near]}`?"
     return ""

@@ -8,11 +8,10 @@ placeholders of their own.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..text import number_text
+from ..text import nearest, number_text
 
 RESOURCES = (
     "queue", "account", "gpu_type", "nodes",
@@ -123,8 +122,8 @@ def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
     name, unit = token["name"], token["unit"]
     if name not in known:
         message = f" is not a placeholder; known: {_list(known)}"
-        if near := difflib.get_close_matches(name or "", known, n=1):
-            message = f" is not a placeholder; did you mean {_list(near)}? known: {_list(known)}"
+        if near := nearest(name or "", known):
+            message = f" is not a placeholder; did you mean {_list([near])}? known: {_list(known)}"
         raise _error(token, message)
     if not unit and _is_size(name):
         raise _error(token, f" needs a unit, as in {{{name}:GB}}")

@@ -7,7 +7,6 @@ that ``extends`` its own name is laid over the next file of that name.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from typing import TypeGuard
 
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from ..text import matches
+from ..text import matches, nearest
 from .document import Document, read
 from .model import build
 from .site import Site
@@ -257,8 +256,8 @@ def _named_path(name: str) -> Path:
         return paths[name]
     message = f"there is no site `{name}`"
     hint = "`gpujobs sites list` shows their files"
-    if near := difflib.get_close_matches(name, paths, n=1, cutoff=0.7):
-        hint = f"did you mean {near[0]}? `gpujobs sites list` shows all"
+    if near := nearest(name, paths, 0.7):
+        hint = f"did you mean {near}? `gpujobs sites list` shows all"
     else:
         message += f"; known: {', '.join(paths)}"
     if same := [path for path in ignored_files() if path.stem == name]:

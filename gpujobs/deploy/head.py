@@ -190,7 +190,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
         super().__init__(**kwargs)
 
     async def start(self) -> None:
-        """Wait for the dask scheduler's address. JobFailedError: its job ended, or took too long."""
+        """Wait for the dask scheduler's address. JobFailedError: its job ended or took too long."""
         state = await self._wait_for_address(await self.pool.submit_head())
         self.address = state.address
         if self.security is not None:  # the job may have chosen ucxx
@@ -327,7 +327,7 @@ class DaskControl:
             await asyncio.wait_for(retire, RETIRE_TIMEOUT)
 
     async def close_scheduler(self) -> None:
-        """Close a dask scheduler in a job, and its workers and clients; dask must not connect again."""
+        """Close a dask scheduler in a job, its workers and clients; dask must not connect again."""
         cluster = self._cluster
         cluster.shutdown_scheduler = False
         if cluster.status != Status.running or self.connected is None:

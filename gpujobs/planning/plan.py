@@ -23,7 +23,6 @@ from ..text import did_you_mean
 from . import workeroptions
 from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
-from .demand import Machine, find_demand
 from .directives import DirectiveWriter, request_texts
 from .layouts import Layout, layout_of
 from .lifetime import Lifetime, plan_lifetime
@@ -32,9 +31,11 @@ from .queues import QueueChooser, SameRequests, report_same_requests
 from .shape import (
     JobGroup,
     JobShape,
+    Machine,
     MemoryRequest,
     QueueMismatch,
     cpu_share,
+    find_demand,
     requested_memory,
 )
 from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
@@ -62,16 +63,8 @@ def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
     """
     request = MemoryRequest(texts, nodes=1, cpus=head.cpus, gpus=0)
     share = cpu_share(queue, head.cpus)
-    return JobShape(
-        jobs=1,
-        nodes=1,
-        gpus=0,
-        cpus=head.cpus,
-        memory=requested_memory(queue, request, "head.memory", head.memory, share),
-        workers=0,
-        worker_threads=0,
-        worker_memory=None,
-    )
+    memory = requested_memory(queue, request, "head.memory", head.memory, share)
+    return JobShape(jobs=1, nodes=1, gpus=0, cpus=head.cpus, memory=memory)
 
 
 def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:

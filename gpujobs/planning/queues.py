@@ -14,12 +14,12 @@ from ..schedulers import Scheduler
 from ..text import plural, size_text, walltime_text
 from . import shape
 from .bash import Diagnostics
-from .demand import Machine
 from .directives import DirectiveWriter, request_texts
 from .layouts import Layout
 from .limits import Job, QueuedJobs, broken_limit, exceeded, job_limits
 from .shape import (
     JobShape,
+    Machine,
     MemoryRequest,
     Place,
     QueueMismatch,

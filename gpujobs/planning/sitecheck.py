@@ -16,12 +16,12 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from .demand import Machine
 from .directives import request_texts
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
 from .queues import HINT, SameRequests, same_requests_text, smallest_job
 from .render import Script, render
+from .shape import Machine
 
 # -- trial profiles: each shape of jobs that a queue allows ----------------------------------------
 WALLTIME = 600
