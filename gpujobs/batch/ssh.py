@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import logging
 import os
 import shlex
+import time
 from functools import cached_property
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, UnavailableError
 from ..text import printable
 from . import process, receive
+
+logger = logging.getLogger("gpujobs")
 
 _KEEP = {"controlpersist": "10m", "serveraliveinterval": "15", "connecttimeout": "30"}
 """Options of a connection, where the user's configuration has none. ssh waits for 45 s."""
@@ -62,14 +68,15 @@ class Host:
         if name.startswith("-") or not name or name != printable(name) or len(name.split()) != 1:
             raise InputError(f"{name!r} is not a host")
         self.name, self.folder = name, folder
+        self._socket = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+        self._log = self._socket.with_suffix(".log")
 
     @cached_property
     def _options(self) -> list[str]:
         """The options that the user's configuration for this host does not have."""
         shown = process.run(["ssh", "-G", "--", self.name]).stdout
         own = {key: value for key, _, value in (line.partition(" ") for line in shown.splitlines())}
-        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
-        socket = str(self.folder / digest).replace("%", "%%")
+        socket = str(self._socket).replace("%", "%%")
         wanted = {"controlpath": f'"{socket}"', **_KEEP}
         options = {key: value for key, value in wanted.items() if own.get(key) in _UNSET}
         options["controlmaster"] = "auto"
@@ -85,10 +92,39 @@ class Host:
         """Return whether there is a connection."""
         return process.run(self.argv("-Ocheck")).exit_code == 0
 
-    def connect(self) -> bool:
-        """Connect, which may ask for a password; return whether there is a connection."""
-        process.start(self.argv(command="true")).process.communicate()
-        return self.is_open()
+    def words(self) -> str:
+        """Return the messages of ssh about the connection, which is a process in the background."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._log.read_bytes().decode(errors="replace")
+        return ""
+
+    def connect(self) -> int:
+        """Connect, unless there is a connection; at a terminal, ssh may ask for a password.
+
+        Return how much of `words` is not new. Raises UnavailableError with the rest.
+        """
+        with self._log.open("ab") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)  # of two commands, one asks
+            known = len(self.words())
+            if self.is_open():
+                return known
+            log.truncate(0)
+            opening = process.start(self.argv("-fN", f"-E{self._log}"))
+            shown = self._show_words(opening)
+        if opening.process.returncode:
+            text = self.words()[shown:].strip() or "see its message"
+            raise UnavailableError(f"ssh {self.name} failed: {text}")
+        return shown
+
+    def _show_words(self, opening: process.Talk) -> int:
+        """Wait for ssh; at a terminal, show its messages, such as a menu; return their length."""
+        shown = 0
+        while opening.process.poll() is None:
+            time.sleep(0.02)
+            if _has_terminal() and (text := self.words()[shown:]).endswith("\n"):
+                logger.warning("%s", text.rstrip())
+                shown += len(text)
+        return shown
 
     def forward(self, port: int, address: str, *, cancel: bool = False) -> str:
         """Forward a local port to ``address``, HOST:PORT, or end that; return the error, or ""."""

@@ -14,12 +14,12 @@ import socket
 import stat
 import tempfile
 import threading
-import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn, cast
+from typing import IO, Any, BinaryIO, NoReturn, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
@@ -138,6 +138,7 @@ class Session:
 
     def __init__(self, host: ssh.Host, messages: IO[bytes] | None) -> None:
         self.host = host
+        self._known = host.connect()
         words = host.argv(command=ssh.remote_command(os.environ.get("GPUJOBS_REMOTE", "")))
         self.process, self._stdin, self.stdout = process.start(words, stderr=messages)
 
@@ -180,7 +181,7 @@ class Session:
     def _fail(self) -> NoReturn:
         code, name = self.process.wait(), self.host.name
         if code == _LOST:
-            raise UnavailableError(f"ssh {name} failed (see its message)")
+            raise UnavailableError(self._with_reason(f"the connection to {name} ended"))
         message = f"gpujobs does not start on {name} (exit code {code})"
         hint = "GPUJOBS_REMOTE=python3 uses this version of gpujobs there"
         if code == ssh.NOTHING:
@@ -188,13 +189,18 @@ class Session:
             hint = "load a module in the start-up file there, or GPUJOBS_REMOTE=/path/to/python3"
         raise UnavailableError(message, hint=hint)
 
+    def _with_reason(self, message: str) -> str:
+        """Return a message with that of the connection, if it has ended with one."""
+        reason = self.host.words()[self._known :].strip()
+        return ": ".join(filter(None, [message, reason]))
+
     def end(self) -> int:
         """Return the exit code of the command. Raises UnavailableError if it is not known."""
         code = self.process.wait()
         if code != _LOST and code >= 0:
             return code
         raise UnavailableError(
-            f"the connection to {self.host.name} ended before the command",
+            self._with_reason(f"the connection to {self.host.name} ended before the command"),
             hint=f"gpujobs --host {self.host.name} status shows what is submitted",
         )
 
@@ -245,6 +251,29 @@ def output_of(host: ssh.Host, request: Request) -> bytes:
     return output.getvalue()
 
 
+INTERVAL, LONGEST_INTERVAL = 3.0, 60.0
+"""Seconds between two looks at the connection; if it is lost, the interval doubles."""
+T = TypeVar("T")
+
+
+def repeat(name: str, call: Callable[[], T], stop: threading.Event) -> T | None:
+    """Return the result of a call that is repeated while ssh fails; None after ``stop``.
+
+    A reason is logged once. ``name``: of the host or the cluster, for the message.
+    """
+    reason, interval = "", INTERVAL
+    while not stop.is_set():
+        try:
+            return call()
+        except UnavailableError as error:
+            if str(error) != reason:
+                reason = str(error)
+                logger.warning("%s: %s (tries again, at least once a minute)", name, reason)
+        stop.wait(interval)
+        interval = min(2 * interval, LONGEST_INTERVAL)
+    return None
+
+
 class RemoteCluster:
     """A cluster that is submitted on a login node, for a Python process on this computer."""
 
@@ -267,13 +296,9 @@ class RemoteCluster:
 
     def endpoint(self) -> dict[str, Any]:
         """Wait until the dask scheduler runs, also if ssh fails; return `connect.endpoint`."""
-        while True:
-            try:
-                text = self._call("connect", self.id, "--for-host", "--wait")
-                return cast("dict[str, Any]", json.loads(text))
-            except UnavailableError as error:
-                logger.warning("%s: %s", self.id, error)
-                time.sleep(INTERVAL)
+        call = partial(self._call, "connect", self.id, "--for-host", "--wait")
+        text = repeat(self.id, call, threading.Event())
+        return cast("dict[str, Any]", json.loads(text or b""))
 
     def scale(self, workers: int | None = None, **groups: int) -> None:
         """Change the number of workers, as `ClusterHandle.scale` does."""
@@ -286,8 +311,6 @@ class RemoteCluster:
 
 
 # -- tunnels to the dask scheduler and to the dashboard of a cluster -------------------------------
-INTERVAL = 3.0
-"""Seconds between two looks at the connection."""
 _PROTOCOLS = ("tcp", "tls")
 
 
@@ -319,8 +342,7 @@ class Tunnel:
             self.dashboard = f"http://localhost:{self._dashboard_port}/status"
             if not found["node"]:
                 self._targets[self._dashboard_port] = f"{address.hostname}:{found['dashboard']}"
-        if problem := self._open():
-            raise UnavailableError(f"the tunnel cannot be opened: {problem}")
+        self._connect()
 
     def _open(self) -> str:
         """Open all tunnels; return the first error, or ""."""
@@ -341,12 +363,16 @@ class Tunnel:
 
     def _reopen(self, stop: threading.Event) -> None:
         logger.warning("the connection to %s is lost, and is opened again", self._host.name)
-        while not self._host.connect() or self._open():
-            if stop.wait(INTERVAL):
-                return
-        self._end_through_node()
-        self._start_through_node()
-        logger.warning("the tunnel is open again")
+        if repeat(self._host.name, self._connect, stop):
+            self._end_through_node()
+            self._start_through_node()
+            logger.warning("the tunnel is open again")
+
+    def _connect(self) -> bool:
+        self._host.connect()
+        if problem := self._open():
+            raise UnavailableError(f"the tunnel cannot be opened: {problem}")
+        return True
 
     def _start_through_node(self) -> None:
         """Open a tunnel to a dashboard that listens on the loopback interface of a node."""

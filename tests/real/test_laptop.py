@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,10 +147,21 @@ def test_connect(laptop: Cli, node: LoginNode) -> None:
     try:
         done = user.python_run(CLIENT)
         assert done.stdout == "3\n", done.stderr
+        node.stop()
         node.disconnect()
-        for line in tunnel.stderr:
-            if "the tunnel is open again" in line:
-                break
+        messages = iter(tunnel.stderr)
+        assert (
+            next(line for line in messages if "Connection refused" in line).count(
+                "ssh login failed: "
+            )
+            == 1
+        )
+        time.sleep(4)  # until it was tried again
+        node.start()
+        text = "".join(
+            itertools.takewhile(lambda line: "the tunnel is open again" not in line, messages)
+        )
+        assert text == ""
         assert user.python_run(CLIENT).stdout == "3\n"
     finally:
         tunnel.send_signal(signal.SIGINT)
