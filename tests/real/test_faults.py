@@ -57,13 +57,13 @@ report = gpujobs.ClusterHandle(sys.argv[1]).status()
 print(report.state, report.exit_code)
 """
 FULL = """
-mount -t tmpfs -o size=2m,mode=0700 full "$HOME" || exit 9
+{mount}
 id=$({command} submit {profile})
 cp "$HOME"/.local/state/gpujobs/clusters/$id.json {work}/record
-for _ in $(seq 200); do {command} status $id --json > {work}/status; grep -q '"DONE"' {work}/status && break; sleep 0.5; done
+for _ in $(seq 200); do {command} status $id --json > {work}/status; grep -q '"DONE"\\|"FAILED"' {work}/status && break; sleep 0.5; done
 cp {work}/record "$HOME"/.local/state/gpujobs/clusters/$id.json  # it does not know yet that its jobs have ended
 cat /dev/zero > "$HOME/more"
-for read_only in 0 1; do
+for read_only in {read_only}; do
     [ $read_only = 0 ] || mount -o remount,ro "$HOME"
     for words in status "status --all" "status $id" "logs $id" "report $id"; do
         {command} $words; echo "code $?"
@@ -73,26 +73,57 @@ done
 """
 
 
-@pytest.mark.slow
-@pytest.mark.stub
-def test_a_full_and_a_read_only_disk_can_be_read(local: Cli) -> None:
-    """`run` fills the disk, and ends well."""
+@pytest.fixture(params=["disk", "quota"])
+def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
+    """Return the command that mounts 2 MiB at "$HOME"; a quota of btrfs is there already."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
-    (local.home / "full").mkdir()
+    disk, image = local.home / "full", local.work / "image"
+    disk.mkdir()
+    if request.param == "disk":
+        yield 'mount -t tmpfs -o size=2m,mode=0700 full "$HOME" || exit 9'
+        return
+    image.touch()
+    os.truncate(image, 2**28)
+    if os.getuid() or not shutil.which("mkfs.btrfs"):
+        pytest.skip("a quota needs root and btrfs-progs")
+    if subprocess.run(
+        f"mkfs.btrfs -q {image} && mount -o loop {image} {disk}", shell=True, check=False
+    ).returncode:
+        pytest.skip("btrfs cannot be mounted here")
+    try:
+        for words in ("quota enable", "subvolume create", "qgroup limit 2M"):
+            folder = disk if "enable" in words else disk / "home"
+            subprocess.run(["btrfs", *words.split(), folder], check=True)
+        yield 'HOME="$HOME/home"'
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.stub
+def test_a_full_and_a_read_only_disk_can_be_read(local: Cli, full: str) -> None:
+    """`run` fills the disk, or the quota, and ends well.
+
+    A quota of btrfs counts names of files, too: the jobs may be unable to write that they have ended.
+    """
     run_ = "echo result; until cp /dev/zero $HOME/zeros 2> /dev/null; do sleep 1; echo > $HOME/y && continue; exit 0; done"
     profile = local.write("p.yaml", {**CPU, "run": ["bash", "-c", run_]})
+    times = 1 if full.startswith("HOME=") else 2  # its mount is not of this namespace
     script = FULL.format(
-        command=local.command, python=local.python, profile=profile, work=local.work, read=READ
-    )
+        mount=full, read_only="0 1"[: 2 * times - 1], command=local.command, python=local.python, profile=profile,
+        work=local.work, read=READ,
+    )  # fmt: skip
     done = subprocess.run(
         ["unshare", "-rm", "bash", "-c", script], env={**local.env, "HOME": str(local.home / "full")}, cwd=local.work,
         capture_output=True, text=True, timeout=patience(180), check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr and "cannot write in " in done.stderr
-    assert re.findall(r"^code (.*)", done.stdout, re.M) == ["0"] * 10
-    assert done.stdout.count("DONE 0\n") == 2
-    assert done.stdout.count("result\n") >= 2
+    assert ("Disk quota exceeded" in done.stderr) == (times == 1)
+    assert re.findall(r"^code (.*)", done.stdout, re.M) == ["0"] * 5 * times
+    ends = re.findall(r"^(DONE 0|FAILED None)$", done.stdout, re.M)
+    assert ends == ["DONE 0"] * times or (times, ends) == (1, ["FAILED None"])
+    assert done.stdout.count("result\n") >= times
 
 
 @pytest.mark.parametrize("stdout", [">&-", *map(slow_variant, ("> /dev/full", "> >(exec true)"))])
