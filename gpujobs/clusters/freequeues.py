@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..batch.client import SchedulerClient
@@ -16,7 +17,8 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
 from ..injob.gpus import device_handle, gpus_with_nvlink, memory_of, nvml, uuid_of, visible_to_nvml
-from ..planning.plan import JobGroup, Machine, Plan
+from ..planning.plan import JobGroup, Machine, Plan, make_plan
+from ..planning.render import render
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
 from ..schedulers.inventory import Ask, Inventory, LiveNode
@@ -150,6 +152,8 @@ def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
 # -- free resources of queues ----------------------------------------------------------------------
 logger = logging.getLogger("gpujobs")
 
+_NEVER = "~"
+"""Sorted behind each time."""
 _Job = tuple[str, object]
 """The queue and the GPU type of a job; None: any type."""
 
@@ -218,14 +222,19 @@ def usable_nodes(client: SchedulerClient, plan: Plan) -> list[int]:
 
 def with_order(spec: ClusterSpec, *, soonest: bool) -> ClusterSpec:
     """Return ``spec`` with `soonest_first` or the order of the site. Raises as `free_queues`."""
-    return soonest_first(spec, free_queues(spec.site)) if soonest else spec
+    if not soonest:
+        return spec
+    return soonest_first(spec, free_queues(spec.site), partial(_expected_start, spec))
 
 
-def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec:
+def soonest_first(
+    spec: ClusterSpec, queues: Sequence[FreeQueue], expected_start: Callable[[str], str | None]
+) -> ClusterSpec:
     """Return ``spec`` so that `queue: auto` first tries the queues where its jobs start soonest.
 
-    Queues with enough free GPUs for all its jobs come first, then those with the most. Equal ones
-    stay in the order of the site, as do those whose free GPUs are not reported.
+    Queues with enough free GPUs for all its jobs come first, then those with the earliest
+    ``expected_start``, then those with the most free GPUs. Equal ones stay in the order of the
+    site, as do those whose free GPUs are not reported.
     """
     profiles = [one.profile for one in group_specs(spec).values()]
     types = {profile.gpu_type for profile in profiles if profile.gpu_type}
@@ -243,7 +252,23 @@ def soonest_first(spec: ClusterSpec, queues: Sequence[FreeQueue]) -> ClusterSpec
 
     keys = dict.fromkeys(queue.queue for queue in queues)
     order = sorted(keys, key=free, reverse=True)  # which keeps the order of equal ones
+    if free(order[0]) < wanted:
+        order.sort(key=lambda key: expected_start(key) or _NEVER)
     return replace(spec, queue_order=tuple(order))
+
+
+def _expected_start(spec: ClusterSpec, key: str) -> str | None:
+    """Return when jobs would start in the queue ``key``, if they fit and it is estimated."""
+    queue, wanted = spec.site.site.queues[key], spec.profile.queue
+    if not ({key, queue.name} & set(wanted) or (queue.auto and "auto" in wanted)):
+        return None
+    alone = replace(spec, profile=replace(spec.profile, queue=(key,)))
+    with contextlib.suppress(InputError, RefusedError, UnavailableError):
+        plan = make_plan(alone, python=spec.python)
+        script = render(plan, f"{plan.name}-0000")[-1]  # the first one may be the head's
+        client = replace(site_client(spec.site), arguments=script.jobs.submit_arguments)
+        return client.estimate(script.text, Path.cwd())
+    return None
 
 
 def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str | None]) -> list[FreeQueue]:

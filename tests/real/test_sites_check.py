@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -183,36 +184,57 @@ def test_the_start_of_the_smallest_job_in_each_queue(cli: Cli, backend: Backend)
     assert backend.queue() == []
 
 
-@pytest.mark.stub
-@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
-def test_the_queue_with_free_gpus_is_preferred(cli: Cli, backend: SlurmBackend) -> None:
-    partitions = {"left": "node1", "right": "node[2-4]"}
-    for name, nodes in partitions.items():
-        backend.slurm.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}")
+@pytest.fixture
+def partitions(backend: SlurmBackend, cli: Cli) -> Iterator[str]:
+    """The path of a site with the partitions `left`, of one node, and `right`, of three."""
+    nodes = {"left": "node1", "right": "node[2-4]"}
+    for name in nodes:
+        backend.slurm.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes[name]}")
     site = cli.site
     main = site["queues"]["main"]  # of equal queues, a job waits in all
     site["queues"] = {"left": main, "right": {**main, "cpus_per_node": main["cpus_per_node"] // 2}}
-    path = str(cli.write("two.yaml", site))
+    yield str(cli.write("two.yaml", site))
+    backend.clean()
+    for name in nodes:
+        backend.slurm.command("scontrol", "delete", f"PartitionName={name}")
+
+
+def planned_queue(cli: Cli, profile: str, *arguments: str) -> str:
+    done = cli("plan", profile, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["jobs"][0]["queue"])
+
+
+@pytest.mark.stub
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_the_queue_with_free_gpus_is_preferred(
+    cli: Cli, backend: SlurmBackend, partitions: str
+) -> None:
     profile = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
+    queue = partial(planned_queue, cli, profile, "--site", partitions)
+    assert queue("--soonest") == queue() == "left"
+    cluster = cli.submit({"gpus": 4, "gpus_per_job": 4}, "--site", partitions, name="fill.yaml")
+    until(lambda: queue("--soonest") == "right", 60, "the other queue")
+    assert queue() == "left"
+    second = cli.submit({"gpus": 4}, "--site", partitions, "--soonest", name="second.yaml")
+    until(lambda: "RUNNING" in cli.status(second)["state"], 60, "the second cluster")
+    cli("cancel", cluster, second)
+    backend.wait_empty(15)
 
-    def queue(*arguments: str) -> str:
-        done = cli("plan", profile, "--site", path, "--json", *arguments)
-        assert done.returncode == 0, done.stderr
-        return str(json.loads(done.stdout)["jobs"][0]["queue"])
 
-    try:
-        assert queue("--soonest") == queue() == "left"
-        cluster = cli.submit({"gpus": 4, "gpus_per_job": 4}, "--site", path, name="fill.yaml")
-        until(lambda: queue("--soonest") == "right", 60, "the other queue")
-        assert queue() == "left"
-        second = cli.submit({"gpus": 4}, "--site", path, "--soonest", name="second.yaml")
-        until(lambda: "RUNNING" in cli.status(second)["state"], 60, "the second cluster")
-        cli("cancel", cluster, second)
-        backend.wait_empty(15)
-    finally:
-        backend.clean()
-        for name in partitions:
-            backend.slurm.command("scontrol", "delete", f"PartitionName={name}")
+@pytest.mark.stub
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_the_queue_whose_estimated_start_is_first_is_preferred(
+    cli: Cli, backend: SlurmBackend, partitions: str
+) -> None:
+    """No queue has free GPUs: those of `right` are free again in 10 minutes, of `left` in 2 hours."""
+    for name, gpus, walltime in (("left", 4, "2h"), ("right", 12, "10m")):
+        profile = {"gpus": gpus, "gpus_per_job": 4, "queue": name, "walltime": walltime}
+        cli.submit(profile, "--site", partitions, name=f"{name}.yaml")
+    until(lambda: backend.slurm.command("squeue", "-h", "-t", "R").count("\n") == 4, 60, "the jobs")
+    wanted = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
+    assert planned_queue(cli, wanted, "--site", partitions) == "left"
+    assert planned_queue(cli, wanted, "--site", partitions, "--soonest") == "right"
 
 
 def test_no_job_is_run_if_there_are_findings(cli: Cli, backend: Backend) -> None:

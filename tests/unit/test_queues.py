@@ -276,8 +276,26 @@ def test_the_gpus_of_the_wanted_type_count(mixed: Path, wanted: str, first: str)
         free_queue("mixed", "small", 8),
         free_queue("small", "h100", 4),
     ]
-    found = soonest_first(make_spec(mixed, f"gpus: 4\n{wanted}\n", "./s.yaml"), queues)
+    spec = make_spec(mixed, f"gpus: 4\n{wanted}\n", "./s.yaml")
+    found = soonest_first(spec, queues, lambda queue: None)
     assert found.queue_order[0] == first and len(found.queue_order) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "starts", "order"),
+    [
+        (8, {"mixed": "2030-01-01T10:00:00", "small": "2030-01-01T10:00:01"}, ("mixed", "small")),
+        (8, {"mixed": "2030-01-01T10:00:00"}, ("mixed", "small")),
+        (8, {}, ("small", "mixed")),
+        (2, {"mixed": "2030-01-01T10:00:00"}, ("small", "mixed")),  # enough are free: not asked for
+    ],
+)
+def test_the_estimated_start_decides_if_no_queue_has_enough_free_gpus(
+    mixed: Path, gpus: int, starts: dict[str, str], order: tuple[str, ...]
+) -> None:
+    queues = [free_queue("mixed", "h100", 0), free_queue("small", "a100", 2)]
+    spec = make_spec(mixed, {"gpus": gpus}, "./s.yaml")
+    assert soonest_first(spec, queues, starts.get).queue_order == order
 
 
 @pytest.fixture
