@@ -30,6 +30,8 @@ _HARDWARE = re.compile(
 )
 """Reasons of jobs that concern the node rather than the program, which these Xids are of."""
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
+_ON_NODE = re.compile(r"^(?:worker |rank )?\S+ on ([A-Za-z0-9][\w.-]*)(?:: | ended )")
+"""At the beginning of reasons that a job writes."""
 _PATH = re.compile(r"(?<![\w:])/[^\s:,)]+")
 """A path, which may contain the name of a user."""
 
@@ -56,12 +58,20 @@ def failures(report: ClusterReport, now: float) -> Iterator[NodeFailure]:
     If no worker of its group has connected elsewhere, only a reason about hardware blames a node.
     """
     for job in report.jobs:
-        sure = _blames_node(report, job, now)
-        if sure is not None and _NODE.fullmatch(job.node):
+        sure, node = _blames_node(report, job, now), _failed_node(job)
+        if sure is not None and _NODE.fullmatch(node):
             reason = _PATH.sub("(path)", job.reason or job.state.value)
             at, record = report.folder.end_time(now), report.record
             began = job.began or 0.0
-            yield NodeFailure(at, record.site, job.node, record.id, job.id, began, reason, sure)
+            yield NodeFailure(at, record.site, node, record.id, job.id, began, reason, sure)
+
+
+def _failed_node(job: JobReport) -> str:
+    """Return the node of a job: of several, the one that the reason names."""
+    named = _ON_NODE.search(job.reason)
+    if named and named[1].partition(".")[0] != job.node.partition(".")[0]:
+        return named[1]
+    return job.node
 
 
 def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | None:

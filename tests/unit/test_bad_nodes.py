@@ -71,6 +71,21 @@ def test_when_a_node_is_to_blame(report: ClusterReport, sure: bool | None) -> No
     assert [(one.node, one.sure) for one in found] == ([] if sure is None else [("node2", sure)])
 
 
+@pytest.mark.parametrize(
+    ("reason", "node"),
+    [
+        ("worker svd-0000-1-1 on node3 ended (exit code 1): NVMLError_Unknown", "node3"),
+        ("svd-0000-1-1 on node3: 4 GPUs were requested, but 2 assigned (0,1)", "node3"),
+        ("rank 3 on node3: NVMLError_Unknown: Unknown Error", "node3"),
+        ("worker svd-0000-1 on node2.cluster ended (exit code 1): NVMLError_Unknown", "node2"),
+        ("NVMLError_Unknown: GPU on host1: failed", "node2"),
+    ],
+)
+def test_which_node_of_a_job_is_to_blame(reason: str, node: str) -> None:
+    """The batch scheduler says node2, or it is the first of an allocation's."""
+    assert [one.node for one in failures(failed_job(reason), START + 60)] == [node]
+
+
 def failure(node: str, time: float, *, sure: bool = True, site: str = "here") -> NodeFailure:
     return NodeFailure(time, site, node, "svd-0000", f"7_{time:.0f}", time - 60, NO_DRIVER, sure)
 

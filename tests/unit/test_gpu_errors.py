@@ -29,6 +29,7 @@ KERNEL = """\
 [  967.100000] NVRM: Xid (PCI:0000:c1:00): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.
 [  968.000000] NVRM: Xid (PCI:0000:81:00 GPU-I:05): 48, pid=7, name=secret.py, An uncorrectable double bit error (DBE) has been detected
 [  969.000000] NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00
+[  970.487249] NVRM: Xid (PCI:0000:00:06): 31, pid=506, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS
 [12345.678901] NVRM: The NVIDIA probe routine failed for 1 device(s).
 """  # fmt: skip
 
@@ -40,7 +41,16 @@ KERNEL = """\
         (900.0, {"0000:81:00", "0018:01:00"}, ["Xid 48 at 0000:81:00", "Xid 149 at 0018:01:00"]),
         (900.0, {"0000:41:00"}, []),  # before the job
         (0.0, {"0000:41:00"}, ["Xid 79 at 0000:41:00"]),
-        (968.5, set(), ["Xid 149 at 0018:01:00"]),  # a GPU is lost, and its place not known
+        (
+            969.5,
+            {"0000:00:06"},
+            ["Xid 31 at 0000:00:06"],
+        ),  # as the driver 580 writes it, on an H100
+        (
+            968.5,
+            set(),
+            ["Xid 149 at 0018:01:00", "Xid 31 at 0000:00:06"],
+        ),  # a GPU is lost, and its place not known
         (20000.0, set(), []),
     ],
 )
