@@ -309,7 +309,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
     "no-gpu": ({"env": {"FAKE_NVML_GPUS": "0"}}, r"worker \S+-\d on node\d ended "),
     "fewer-gpus": (
         {"gpus": 8, "env": {"FAKE_NVML_GPUS": "2"}},
-        r"worker \S+-\d on node\d ended .*Invalid.*[23]",
+        r"worker \S+-\d on node\d ended .*Invalid.*[23] \(2 of 4 GPUs visible",
     ),
     "broken-dask-mpi": (
         {"env": {"PYTHONPATH": "broken"}, "run_on": "ranks", "run": ["all.py"]},
