@@ -328,6 +328,15 @@ def output_of(job: dict[str, Any], torque: bool) -> str:
     return f"{path}/{text_of_id(job)}.OU" if is_folder else path
 
 
+def delivered(job: dict[str, Any], torque: bool) -> Path | None:
+    """Return the file that gets the output. Torque's pbs_mom expands its path like a shell, and copies to none with a space."""
+    path = output_of(job, torque)
+    if torque and re.search(r"""[^!-~]|(?<!\\)["'`$&();<>|]""", path):
+        return None
+    path = re.sub(r"\\(.)", r"\1", path) if torque else path
+    return Path(path) if Path(path).parent.is_dir() else None
+
+
 def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """A login shell gets the script's name on its standard input, in the user's home with a bare environment."""
     _use(config)
@@ -342,8 +351,8 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     for path, text in files.items():
         path.write_text(text)
         path.chmod(0o700)
-    output = Path(output_of(job, torque))
-    if output.parent.is_dir():
+    output = delivered(job, torque)
+    if output:
         output.touch()
         files[output] = ""
     if os.geteuid() == 0:
@@ -352,7 +361,7 @@ def launch(job: dict[str, Any], folder: Path, config: dict[str, Any]) -> dict[st
     shell = extra["options"].get("S", "/bin/bash")
     return {
         "argv": [shell], "stdin": f"'{spool / identity}.SC'\n", "cwd": extra["home"], "umask": 0o77,
-        "stdout": str(output) if output.parent.is_dir() else None,
+        "stdout": str(output) if output else None,
         "env": _environment(job, folder, config, temporary),
     }  # fmt: skip
 
