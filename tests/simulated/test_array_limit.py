@@ -10,12 +10,12 @@ import pytest
 
 from ..conftest import fresh_folder, make_cli
 from ..support.cli import Cli
-from ..support.fakes import FakeBackend, PbsBackend
+from ..support.fakes import FakeBackend, PbsBackend, TorqueBackend
 
 
-@pytest.fixture(scope="module")
-def backend(shared_folder: Path) -> Iterator[FakeBackend]:
-    with PbsBackend(fresh_folder(shared_folder, "pbs"), max_array_size=3).running() as running:
+@pytest.fixture(scope="module", params=[PbsBackend, TorqueBackend])
+def backend(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator[FakeBackend]:
+    with request.param(fresh_folder(shared_folder, "pbs"), max_array_size=3).running() as running:
         yield running
 
 

@@ -193,7 +193,11 @@ class Qsub:
         if not found or (int(found[1]) >= int(found[2]) and not self.torque):
             raise Refused(f"qsub: illegal -J value\n{USAGE}", 2)
         indexes = list(range(int(found[1]), int(found[2]) + 1))
-        if len(indexes) > self.config.get("max_array_size", 10000):
+        limit = self.config.get("max_array_size", 10000)
+        if len(indexes) > limit and self.torque:
+            words = f"MSG=Requested array size too large, limit is {limit}"
+            raise self._no("Bad Job Array Request", 233, words)
+        if len(indexes) > limit:
             raise Refused("qsub: Array job exceeds server or queue size limit", 3)
         return indexes
 
