@@ -234,6 +234,15 @@ def test_a_directive_of_the_user_has_priority(home: Path) -> None:
     assert avoidance(own, own.groups[0]) == ((), "")
 
 
+def test_the_sites_own_directive(home: Path) -> None:
+    """Torque has none: a real one refuses `-l host!=n7`, and passes `-W x=…` on to hooks."""
+    site = SLURM.replace("slurm", "torque").replace("--account={account}", "-A {account}")
+    option = "options: {avoid_nodes: {directive: '-W x=EXCLUDE:{avoid_nodes}'}}\n"
+    (home / "t.yaml").write_text(site + option)
+    plan = replace(made_plan(home, {"gpus": 1}, "./t.yaml"), avoid={"": ["n7", "n8"]})
+    assert "\n#PBS -W x=EXCLUDE:n7,n8\n" in render(plan, "p-0000")[0].text
+
+
 def test_the_table_of_nodes() -> None:
     found = badnodes.rows(
         [failure("node2", START), failure("node3", START + 9, sure=False)], START + 60
