@@ -20,6 +20,8 @@ logger = logging.getLogger("gpujobs")
 
 _KEEP = {"controlpersist": "10m", "serveraliveinterval": "15", "connecttimeout": "30"}
 """Options of a connection, where the user's configuration has none. ssh waits for 45 s."""
+LONGEST_FOLDER = 73
+"""Bytes of the folder of a socket, whose path has 107: a digest, and first a suffix of ssh."""
 _UNSET = (None, "no", "none", "0")
 
 NOTHING = 69
@@ -61,14 +63,18 @@ def _in_sh(script: str) -> str:
 
 
 class Host:
-    """A login node by its name for ssh; ``folder`` is private, for the socket of the connection."""
+    """A login node by its name for ssh.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    Private are ``folder``, and ``sockets`` for that of the connection; default: the same folder.
+    """
+
+    def __init__(self, name: str, folder: Path, sockets: Path | None = None) -> None:
         """Raises InputError if ssh would take the name for an option."""
         if name.startswith("-") or not name or name != printable(name) or len(name.split()) != 1:
             raise InputError(f"{name!r} is not a host")
         self.name, self.folder = name, folder
-        self._socket = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{folder}/{name}".encode()).hexdigest()[:16]
+        self._socket = (sockets or folder) / digest
         self._log = self._socket.with_suffix(".log")
 
     @cached_property

@@ -52,12 +52,14 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 @options.after_option
 @options.json_option
+@click.option("--of", "batch_schedulers", multiple=True, hidden=True)
 def submit(
     spec: ClusterSpec | Path,
     wait_for_end: bool,
     uploads: tuple[Path, ...],
     after: str | None,
     as_json: bool,
+    batch_schedulers: tuple[str, ...],
 ) -> None:
     """Submit the cluster that PROFILE describes; print its id.
 
@@ -69,6 +71,7 @@ def submit(
     if isinstance(spec, Path):
         cluster = _submit_folder(spec, after, uploads)
     else:
+        spec.check_batch_scheduler(batch_schedulers)
         spec = spec if after is None else options.with_after(spec, after)
         with _uploaded(spec, uploads) as spec:
             plan = submit.make_cluster_plan(spec)

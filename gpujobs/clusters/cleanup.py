@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..batch import process, receive
 from ..errors import GpujobsError
+from ..injob.names import RECORD
 from ..text import measured_size_text
 from .folder import SPEC, disk_errors, folder_problem
 from .ledger import ClusterRecord, Ledger
@@ -155,6 +156,9 @@ def _sent(records: Sequence[ClusterRecord]) -> Iterator[Path]:
     uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
     for root in (home / "sent", *sorted(uploads)):
         yield from _folders(root)
+    for folder in _folders(home / "folders"):  # job folders, whose records are in them
+        if all((record.parent / "ended").exists() for record in folder.glob(f"*/*/{RECORD}")):
+            yield folder
 
 
 def _folders(root: Path) -> list[Path]:

@@ -211,7 +211,11 @@ def login_node(name: str) -> ssh.Host:
 
     folder = user_state_path("gpujobs") / "hosts"
     private_folder(folder)
-    return ssh.Host(name, folder)
+    sockets = folder
+    if len(os.fsencode(folder)) > ssh.LONGEST_FOLDER:
+        sockets = Path(tempfile.gettempdir(), f"gpujobs-{os.getuid()}")
+        private_folder(sockets)
+    return ssh.Host(name, folder, sockets)
 
 
 def run(
@@ -277,11 +281,23 @@ def repeat(name: str, call: Callable[[], T], stop: threading.Event) -> T | None:
 class RemoteCluster:
     """A cluster that is submitted on a login node, for a Python process on this computer."""
 
-    def __init__(self, host: str, profile: bytes, *, site: str | None, soonest: bool) -> None:
-        """Submit ``profile``. Raises the errors of `gpujobs submit` there."""
+    def __init__(
+        self,
+        host: str,
+        profile: bytes,
+        batch_schedulers: tuple[str, ...],
+        *,
+        site: str | None,
+        soonest: bool,
+    ) -> None:
+        """Submit ``profile``. Raises the errors of `gpujobs submit` there.
+
+        ``batch_schedulers``: that of the host must be one of these; (): any.
+        """
         self.host = login_node(host)
         request = Request(["submit"])
         request.argv += ["--soonest"] * soonest
+        request.argv += [f"--of={name}" for name in batch_schedulers]
         if name := site or os.environ.get("GPUJOBS_SITE"):
             with contextlib.suppress(NoSuchSiteError):  # the login node may have it
                 found = load_site(name)

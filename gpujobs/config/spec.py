@@ -49,6 +49,13 @@ class ClusterSpec:
         """Return the position of the profile's value at ``loc``."""
         return self.document.position(loc)
 
+    def check_batch_scheduler(self, wanted: tuple[str, ...]) -> None:
+        """Raise InputError if the site's batch scheduler is not one of ``wanted``; (): any."""
+        if wanted and self.site.site.scheduler not in wanted:
+            uses = f"site {self.site.name} uses {self.site.site.scheduler}"
+            hint = "use GPUJobQueueCluster, which takes any site"
+            raise InputError(f"{uses}, not {' or '.join(wanted)}", hint=hint)
+
     def in_queue(self, key: str) -> ClusterSpec:
         """Return the specification of jobs in the site's queue ``key``, with the queue's values.
 

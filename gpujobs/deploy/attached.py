@@ -244,6 +244,7 @@ class HostCluster(ConnectedCluster):
         self,
         host: str,
         configuration: Configuration,
+        batch_schedulers: tuple[str, ...],
         site: str | None = None,
         *,
         n_workers: int = 0,
@@ -253,7 +254,9 @@ class HostCluster(ConnectedCluster):
         """Return when the dask scheduler runs. Raises InputError, and the errors of the host."""
         profile = profile_of(keywords, n_workers, configuration, HOST)
         text = json.dumps(profile.plain, indent=1, default=str)
-        self._handle = RemoteCluster(host, text.encode(), site=site, soonest=soonest)
+        self._handle = RemoteCluster(
+            host, text.encode(), batch_schedulers, site=site, soonest=soonest
+        )
         self._end = weakref.finalize(self, self._handle.cancel)
         self._stop = threading.Event()
         try:

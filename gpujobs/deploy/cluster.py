@@ -106,7 +106,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             return super().__new__(cls)
         section = keywords.pop("config_name", None)
         configuration = configured(next(iter(cls.batch_schedulers), ""), section)
-        return HostCluster(host, configuration, *arguments, **keywords)
+        return HostCluster(host, configuration, cls.batch_schedulers, *arguments, **keywords)
 
     def __init__(
         self,

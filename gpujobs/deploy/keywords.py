@@ -414,10 +414,7 @@ def spec_of(
         if not batch_schedulers or "queue" not in document.value:
             raise
         spec = make_spec(document, site=_site_of(document, batch_schedulers[0]))
-    found = spec.site.site.scheduler
-    if batch_schedulers and found not in batch_schedulers:
-        message = f"site {spec.site.name} uses {found}, not {' or '.join(batch_schedulers)}"
-        raise InputError(message, hint="use GPUJobQueueCluster, which takes any site")
+    spec.check_batch_scheduler(batch_schedulers)
     return spec
 
 

@@ -111,6 +111,17 @@ def test_hosts_of_a_site(laptop: Cli, node: LoginNode) -> None:
     assert laptop("plan", "p.yaml", **own, GPUJOBS_HOST="").stdout == done.stdout
 
 
+def test_a_long_home(laptop: Cli, node: LoginNode) -> None:
+    """The path of a socket has at most 107 bytes: it is in the folder of temporary files then."""
+    state = node.laptop / ("x" * 60)
+    laptop.env |= {"XDG_STATE_HOME": str(state), "TMPDIR": str(node.laptop)}
+    assert laptop("status").returncode == 0
+    (folder,) = node.laptop.glob("gpujobs-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert any(path.is_socket() for path in folder.iterdir())
+    assert not any(path.is_socket() for path in state.rglob("*"))
+
+
 def test_no_connection(laptop: Cli, node: LoginNode) -> None:
     (node.laptop / "known").write_text("")
     done = laptop("status")
@@ -176,6 +187,10 @@ try:
     gpujobs.GPUSLURMCluster(host="login", site="own.yaml", queue="none")
 except ValueError as error:
     print("site own has no queue" in str(error) and "banner" not in str(error) or error, flush=True)
+try:
+    gpujobs.GPUPBSCluster(host="login", site="own.yaml")
+except ValueError as error:
+    print("site own uses slurm, not pbs or torque" in str(error) or error, flush=True)
 BLOCK
     print(cluster.id, flush=True)
     print(client.submit(sum, [1, 2]).result())
@@ -202,8 +217,8 @@ def test_a_cluster_of_python(laptop: Cli, node: LoginNode, slurm_backend: SlurmB
     (laptop.work / "own.yaml").write_bytes((node.home / "sites" / "here.yaml").read_bytes())
     with laptop.start_python(PYTHON.replace("BLOCK", block)) as process:
         assert process.stdin and process.stdout
-        lines = [process.stdout.readline().strip() for _ in range(4)]
-        assert lines[0] == "True" and lines[2:] == ["3", "4"], process.communicate()
+        checked, *lines = [process.stdout.readline().strip() for _ in range(5)]
+        assert checked == lines[0] == "True" and lines[2:] == ["3", "4"], process.communicate()
         node.disconnect()
         print(file=process.stdin, flush=True)
         assert process.stdout.readline() == "7\n", process.communicate()

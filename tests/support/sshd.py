@@ -130,7 +130,8 @@ class LoginNode:
 
     def disconnect(self) -> None:
         """End the connections that gpujobs has opened."""
-        for socket in (self.laptop / ".local/state/gpujobs/hosts").glob("*"):
+        folders = [self.laptop / ".local/state/gpujobs/hosts", *self.laptop.glob("gpujobs-*")]
+        for socket in (path for folder in folders for path in folder.glob("*")):
             if socket.is_socket():
                 words = [str(self.laptop / "bin" / "ssh"), f"-S{socket}", "-Oexit", "login"]
                 subprocess.run(words, capture_output=True, check=True)

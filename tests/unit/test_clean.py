@@ -99,6 +99,20 @@ def test_what_commands_from_a_laptop_have_left(add: Callable[..., ClusterRecord]
     assert names() == []
 
 
+def test_job_folders_of_a_laptop(add: Callable[..., ClusterRecord]) -> None:
+    """Those whose cluster has ended; the jobs of the others may be in the queue."""
+    root = add("a-0000", finished=False).path.parent
+    for name, files in (("0a", ("record.json", "ended")), ("0b", ("record.json",)), ("0c", ())):
+        left(root / "folders" / name)
+        cluster = root / "folders" / name / "jobs" / "b-0000"
+        cluster.mkdir(parents=True)
+        for file in files:
+            (cluster / file).touch()
+        for path in (*cluster.iterdir(), cluster, cluster.parent, root / "folders" / name):
+            os.utime(path, (OLD, OLD))
+    assert names() == ["0a", "0c"]
+
+
 @pytest.mark.parametrize(
     ("words", "removed"),
     [
