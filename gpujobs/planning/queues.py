@@ -364,7 +364,9 @@ class QueueChooser:
         except QueueMismatch as mismatch:
             return str(mismatch)
         here, there = self._facts(key, shape), self._facts(other, found)
-        return ", ".join(name for name, value in here.items() if there[name] != value)
+        differ = [name for name in here if there[name] != here[name]]
+        same = ", ".join(name for name in here if name not in differ)
+        return ", ".join(differ) + f" (equal: {same})" * bool(differ)
 
     def _facts(self, key: str, shape: JobShape) -> dict[str, object]:
         """Return by name what must be equal for jobs that wait in several queues."""

@@ -235,6 +235,11 @@ def test_the_queue_whose_estimated_start_is_first_is_preferred(
     wanted = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 4}))
     assert planned_queue(cli, wanted, "--site", partitions) == "left"
     assert planned_queue(cli, wanted, "--site", partitions, "--soonest") == "right"
+    planned = cli("plan", wanted, "--site", partitions, "--set", "queue=[left, right]", "--soonest")
+    differ = (
+        "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, environment)"
+    )
+    assert f"note: queue left is not used, it differs from right: {differ}\n" in planned.stdout
 
 
 def test_no_job_is_run_if_there_are_findings(cli: Cli, backend: Backend) -> None:

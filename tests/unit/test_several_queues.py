@@ -53,10 +53,19 @@ def test_one_job_in_equal_queues(home: Path, scheduler: str) -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("other", "shape of the jobs, directives"),
-        ("setup", "environment"),
+        (
+            "other",
+            "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, environment)",
+        ),
+        (
+            "setup",
+            "environment (equal: shape of the jobs, walltime, directives, GPUs of a node, GPU type)",
+        ),
         ("quick", "walltime 1h is more than its 10m"),
-        ("typed", "directives, GPU type"),
+        (
+            "typed",
+            "directives, GPU type (equal: shape of the jobs, walltime, GPUs of a node, environment)",
+        ),
         ("cpu", "it has no GPUs"),
     ],
 )
