@@ -158,7 +158,7 @@ def test_sshd_does_not_answer(boot: Boot, slurm_backend: SlurmBackend, phase: st
         assert started.returncode == 3, messages
         assert "ended before the command: Timeout, server 127.0.0.1 not responding" in messages
         assert "gpujobs --host login status" in messages
-        done = laptop("status", timeout=60)
+        done = laptop("status", timeout=patience(60))
         assert done.returncode == 3 and "ssh login failed: Connection timed out" in done.stderr, (
             done
         )
@@ -390,6 +390,6 @@ def test_other_users_of_the_login_node(boot: Boot, slurm_backend: SlurmBackend) 
 
 def is_served(url: str) -> bool:
     """Return whether the dashboard answers."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=patience(10)) as answer:
         return bool(answer.status == 200)
     return False
