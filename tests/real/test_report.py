@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import gpujobs
 from gpujobs.cli.usage_text import page, usage_json, usage_text
+from gpujobs.clusters.history import HostSample, host_samples
 from gpujobs.clusters.usage import timeline
 
 from ..conftest import unavailable
@@ -161,6 +163,85 @@ def busy_column(cli: Cli, cluster: str) -> list[str]:
     _, _, gpus = cli("status", cluster).stdout.partition("UUID")
     assert not gpus or "BUSY" in gpus.splitlines()[0]
     return re.findall(r"\d+ %", gpus)
+
+
+# -- known loads -----------------------------------------------------------------------------------
+LOADED = """
+import os, sys, time
+
+pid = os.fork() if sys.argv[1] != "memory" else 1
+kept = bytearray(700 * 2**20) if sys.argv[1] == "memory" else b""
+if sys.argv[1] == "memory":
+    pid = os.fork()  # it shares the pages
+end = time.time() + 25
+with open(f"spent-{sys.argv[1]}-{bool(pid)}", "w") as file:
+    while time.time() < end:
+        if sys.argv[1] == "cpu":
+            until = time.time() + 0.2
+            while time.time() < until:
+                pass
+        else:
+            time.sleep(0.2)
+        print(time.time(), time.process_time(), file=file, flush=True)
+"""
+LOADS = ("cpu", "memory", "idle")
+
+
+@pytest.mark.stub
+@pytest.mark.slurm
+@pytest.mark.waits
+def test_known_loads_on_slurm(cli: Cli) -> None:
+    """Requested and used of two processes with CPU time, of shared memory, and of neither."""
+    cli.write("loaded.py", LOADED)
+    profile = {"gpus": 1, "cpus_per_job": 4, "memory_per_job": "6GiB", "walltime": "30m"}
+    clusters = {
+        load: cli.submit(profile | {"run": ["python", "loaded.py", load]}, name=f"{load}.yaml")
+        for load in LOADS
+    }
+    for cluster in clusters.values():
+        until(lambda one=cluster: cli.status(one)["state"] == "DONE", 120, "the end", every=1)
+    sizes = {
+        load: {one["key"]: one for one in report_json(cli, cluster)["sizes"]}
+        for load, cluster in clusters.items()
+    }
+    for load, cluster in clusters.items():
+        folder = Path(cli.status(cluster)["folder"])
+        (file,) = (folder / "usage").iterdir()
+        samples = list(host_samples(map(json.loads, file.read_text().splitlines())))
+        windows = list(cores(samples, *(spent(cli, load, side) for side in (True, False))))
+        assert len(windows) > 10
+        own, measured = (sum(each) / len(windows) for each in zip(*windows, strict=True))
+        assert measured == pytest.approx(own, rel=0.1, abs=0.15), (load, windows)
+        cpus = sizes[load]["cpus_per_job"]
+        assert cpus["requested"] == 4 and cpus["enough"] in {
+            max(1, math.ceil(own * part + more)) for part in (0.9, 1.1) for more in (-0.25, 0)
+        }
+    memory = {load: sizes[load]["memory_per_job"] for load in LOADS}
+    used = 700 * 2**20 + memory["idle"]["peak"]
+    assert memory["memory"]["peak"] == pytest.approx(used, rel=0.1)
+    assert memory["cpu"]["peak"] < 0.5 * used
+    assert 1.5 * 0.9 * used < memory["memory"]["enough"] < 1.5 * 1.1 * used + 2**28
+    assert memory["idle"]["enough"] < memory["memory"]["enough"]
+
+
+def spent(cli: Cli, load: str, side: bool) -> list[tuple[float, float]]:
+    lines = (cli.work / f"spent-{load}-{side}").read_text().splitlines()
+    return [(float(time), float(seconds)) for time, seconds in map(str.split, lines)]
+
+
+def cores(
+    samples: Sequence[HostSample], *processes: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, float]]:
+    """Yield the cores that processes used during each sample by their own account, and the sampler's."""
+    for one in samples:
+        first, last = one.time - one.seconds, one.time
+        if all(times[0][0] < first and last < times[-1][0] for times in processes):
+            own = sum(at(times, last) - at(times, first) for times in processes)
+            yield own / one.seconds, one.cpu / one.seconds
+
+
+def at(times: Sequence[tuple[float, float]], moment: float) -> float:
+    return max(seconds for time, seconds in times if time <= moment)
 
 
 # -- in a browser ----------------------------------------------------------------------------------
