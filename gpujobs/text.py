@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from unicodedata import category
@@ -174,3 +174,8 @@ def _repeats_of(body: str, repeat: str | None) -> str:
     """Return what a group is to the group around it."""
     inner = "*" if _REPEAT.search(body) or repeat else ""
     return f"x{inner}{'|' if '|' in body else ''}"
+
+
+def charges_text(charges: Mapping[str, float]) -> list[str]:
+    """Return ``12.5 SU`` for each unit."""
+    return [f"{number_text(round(amount, 2))} {unit}" for unit, amount in charges.items()]

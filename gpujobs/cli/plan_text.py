@@ -19,6 +19,7 @@ from ..planning.render import notes
 from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
 from ..text import (
     alternatives,
+    charges_text,
     measured_size_text,
     plural,
     short_size_text,
@@ -94,6 +95,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         *_arguments_row(plan),
         *_account_row(plan),
         ("GPUs", _gpus_text(plan)),
+        *(("charge", f"at most {text}") for text in charges_text(plan.charges)),
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
         ("network", _transport_text(plan)),
@@ -126,6 +128,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "site": plan.site_name,
         "scheduler": plan.scheduler.name,
         "gpus": plan.gpus,
+        "charges": plan.charges,
         "workers": plan.n_workers,
         "worker_names": plan.worker_names(cluster_id),
         "jobs": [_jobs_json(jobs) for jobs in plan.all_jobs],

@@ -29,6 +29,7 @@ from ..clusters.usage import (
 )
 from ..injob.names import is_slice
 from ..text import (
+    charges_text,
     clock_text,
     measured_size_text,
     plural,
@@ -216,6 +217,8 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
         busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
         yield "busy", hours_text(hours.busy), f"of the samples: {busy}"
         yield "idle", hours_text(hours.idle), "sampled, and not busy"
+        for text in charges_text(usage.charges):
+            yield "charge", text, "for the granted GPU hours"
     if usage.received is not None:
         yield "transfers", short_size_text(usage.received), "between workers"
 
@@ -483,6 +486,7 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
         "start": usage.start,
         "end": usage.end,
         "gpu_hours": _hours_json(hours),
+        "charges": dict[str, Json](usage.charges),
         "groups": [
             {"name": name, "gpu_hours": _hours_json(hours), "busy": hours.busy_fraction}
             for name, hours in usage.group_hours.items()

@@ -112,6 +112,9 @@ class GroupRecord:
     """Bytes; 0: not known."""
     gpu_pool: bool = False
     """Its workers take GPU memory in advance."""
+    charge: float = 0.0
+    """Per GPU hour, in ``charge_unit``; 0: none, or not known."""
+    charge_unit: str = ""
 
     @property
     def gpus(self) -> int:

@@ -476,6 +476,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
 
 
 def _group_record(group: JobGroup) -> GroupRecord:
+    charge = group.site.queues[group.queue_key].charge
     return GroupRecord(
         name=group.group,
         workers=group.n_workers,
@@ -486,7 +487,9 @@ def _group_record(group: JobGroup) -> GroupRecord:
         nodes_per_job=group.shape.nodes,
         cpus_per_job=group.shape.cpus or 0,
         memory_per_job=group.shape.memory or 0,
-        gpu_pool=bool(group.profile.workers.rmm_pool_size),
+        gpu_pool=group.profile.workers.rmm_pool_size not in (None, "0"),
+        charge=charge.per_gpu_hour if charge else 0.0,
+        charge_unit=charge.unit if charge else "",
     )
 
 

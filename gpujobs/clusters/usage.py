@@ -151,6 +151,16 @@ class UsageReport:
         }
 
     @property
+    def charges(self) -> dict[str, float]:
+        """The charges of the queues for the granted GPU hours, by unit."""
+        found: dict[str, float] = {}
+        for group in self.cluster.record.groups:
+            if unit := group.charge_unit:
+                granted = self.group_hours[group.name].granted
+                found[unit] = found.get(unit, 0.0) + group.charge * granted
+        return found
+
+    @property
     def received(self) -> int | None:
         """Bytes that workers received from other workers; None if they were not recorded."""
         if all(job.transfers is None for job in self.jobs):

@@ -51,6 +51,14 @@ class Account(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Charge(Model):
+    """The charge for a GPU that is granted for an hour."""
+
+    per_gpu_hour: float = required(NUMBER, "amount, in units")
+    unit: str = required(WORD, "SU, EUR")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mpi(Model):
     """How one command is started on every node of a job."""
 
@@ -184,6 +192,9 @@ class Queue(_OfSiteOrQueue):
     )
     gpu_memory: int | None = optional(
         SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
+    )
+    charge: Charge | None = optional(
+        Section(Charge), "`plan` then shows the most that the jobs cost, `report` what they did"
     )
     cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
     cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")

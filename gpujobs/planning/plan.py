@@ -287,6 +287,17 @@ class Plan:
         return sum(group.gpus for group in self.groups)
 
     @property
+    def charges(self) -> dict[str, float]:
+        """The most that all jobs cost, by unit: for their walltime, at each attempt."""
+        found: dict[str, float] = {}
+        for jobs in self.all_jobs:
+            charge, hours = self.site.queues[jobs.queue_key].charge, (jobs.walltime or 0) / 3600
+            if charge:
+                cost = charge.per_gpu_hour * self.lifetime.attempts * jobs.gpus * hours
+                found[charge.unit] = found.get(charge.unit, 0.0) + cost
+        return found
+
+    @property
     def working_ranks(self) -> int:
         """Number of nodes or MPI ranks that launchers start for workers; 0 without launchers."""
         return sum(self.layout_of(group).working_ranks(group.shape) for group in self.groups)

@@ -390,6 +390,7 @@ class QueueChooser:
             "directives": (writer.unchecked_lines(), writer.submit_arguments()),
             "GPUs of a node": (queue.gpus_per_node, queue.exclusive, queue.gpu_memory),
             "GPU type": queue.named_types,
+            "charge": queue.charge,
             "environment": (spec.profile.env, other),
         }
 

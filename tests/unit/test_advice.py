@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.cli.usage_text import advice_lines, page, usage_json, usage_text
 from gpujobs.clusters.history import HostSample, HostSamples, read_history
+from gpujobs.clusters.submit import new_record
 from gpujobs.clusters.usage import UsageReport
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE
 
 from ..support.processes import stop, until
 from .report_data import HOUR, RECORD, START, history, usage
+from .support import SLURM, made_plan
 
 GIB = 2**30
 RUNS = {0: (0.2, 3.0), 1: (0.2, 1.25), 2: (1.75, 3.0)}
@@ -101,6 +105,38 @@ def test_gpus_without_work_are_not_needed() -> None:
     assert keys(idle(slice(0, 6)))["gpus"] == 0
     assert keys(idle(slice(1, 6)))["gpus"] == 1
     assert "gpus" not in keys(idle(slice(0, 0)))
+
+
+CHARGED = SLURM.replace(
+    "gpus_per_node: 4", "charge: {per_gpu_hour: 1.5, unit: SU}, gpus_per_node: 4"
+)
+
+
+def test_a_plan_prints_the_most_that_its_jobs_cost(home: Path) -> None:
+    (home / "s.yaml").write_text(CHARGED)
+    plan = made_plan(home, "gpus: 8\nwalltime: 90m\n")
+    assert re.search(r"\ncharge +at most 18 SU\n", plan_text(plan, "svd-0000"))
+    assert plan_json(plan, "svd-0000")["charges"] == {"SU": 18.0}
+    twice = made_plan(home, "gpus: 8\nwalltime: 90m\nrun: [a]\nrequeue: 1\n")
+    assert twice.charges == {"SU": 36.0}
+    record = new_record(plan, "svd-0000")
+    assert (record.groups[0].charge, record.groups[0].charge_unit) == (1.5, "SU")
+
+
+def test_a_report_prints_the_cost_of_the_granted_hours() -> None:
+    found = sized(charge=1.5, charge_unit="SU")
+    assert usage_json(found)["charges"] == {"SU": pytest.approx(1.5 * found.hours.granted)}
+    cost = f"{round(1.5 * found.hours.granted, 2):g} SU"
+    assert re.search(rf"\n  charge +{cost} for the granted GPU hours\n", usage_text(found))
+    assert f"{cost}" in page(found)
+    assert usage_json(sized())["charges"] == {} and "charge" not in usage_text(sized())
+
+
+def test_queues_with_different_charges_are_not_equal(home: Path) -> None:
+    other = "  other: {gpus_per_node: 4, charge: {per_gpu_hour: 2, unit: SU}, like: gpu}\n"
+    (home / "s.yaml").write_text(CHARGED.replace("queues:\n", f"queues:\n{other}"))
+    plan = made_plan(home, "gpus: 1\nwalltime: 1h\nqueue: [gpu, other]\n")
+    assert any("differs from gpu: charge" in note for note in plan.notes), plan.notes
 
 
 LOAD = """
