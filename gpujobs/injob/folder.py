@@ -63,8 +63,8 @@ _TYPES = {
     list: "a list",
 }
 RESERVE = "reserve"
-"""File that is removed to make room for `ended` if the disk is full."""
-RESERVE_BYTES = 2**14
+"""File that is removed to make room for `ended` if the disk, or the quota, is full."""
+RESERVE_BYTES = 2**18  # a new name takes 128 KiB of a quota of btrfs
 
 
 class EndKind(str, Enum):

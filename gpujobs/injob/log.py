@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -41,8 +42,9 @@ _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libn
 
 
 def log(text: str) -> None:
-    """Write one line to the job's log."""
-    print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
+    """Write one line to the job's log, if there is room: a full disk ends no job."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} gpujobs: {text}", file=sys.stderr, flush=True)
 
 
 def with_reason(message: str, reason: str) -> str:

@@ -28,7 +28,7 @@ def local(home: Path, request: pytest.FixtureRequest) -> Iterator[Cli]:
     until(lambda: not processes_with(f"GPUJOBS_FOLDER={home}"), 20, "nothing left running")
 
 
-@pytest.mark.parametrize("kilobytes", [8, 64, *map(slow_variant, (56, 60, 68, 80))])
+@pytest.mark.parametrize("kilobytes", [8, 304, *map(slow_variant, (296, 300, 308, 320))])
 @pytest.mark.stub
 def test_full_disk(local: Cli, kilobytes: int) -> None:
     """Of each size, since each lets another write fail."""
@@ -103,10 +103,7 @@ def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.stub
 def test_a_full_and_a_read_only_disk_can_be_read(local: Cli, full: str) -> None:
-    """`run` fills the disk, or the quota, and ends well.
-
-    A quota of btrfs counts names of files, too: the jobs may be unable to write that they have ended.
-    """
+    """`run` fills the disk, or the quota, and ends well."""
     run_ = "echo result; until cp /dev/zero $HOME/zeros 2> /dev/null; do sleep 1; echo > $HOME/y && continue; exit 0; done"
     profile = local.write("p.yaml", {**CPU, "run": ["bash", "-c", run_]})
     times = 1 if full.startswith("HOME=") else 2  # its mount is not of this namespace
@@ -121,8 +118,7 @@ def test_a_full_and_a_read_only_disk_can_be_read(local: Cli, full: str) -> None:
     assert "Traceback" not in done.stderr and "cannot write in " in done.stderr
     assert ("Disk quota exceeded" in done.stderr) == (times == 1)
     assert re.findall(r"^code (.*)", done.stdout, re.M) == ["0"] * 5 * times
-    ends = re.findall(r"^(DONE 0|FAILED None)$", done.stdout, re.M)
-    assert ends == ["DONE 0"] * times or (times, ends) == (1, ["FAILED None"])
+    assert done.stdout.count("DONE 0\n") == times
     assert done.stdout.count("result\n") >= times
 
 

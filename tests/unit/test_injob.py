@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -520,3 +521,16 @@ def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_pa
 
     asyncio.run(main())
     assert workers() == ["p-0"]
+
+
+def test_a_full_disk_under_the_log_ends_no_job() -> None:
+    code = "from gpujobs.injob.log import log\nlog('a'); log('b'); print('goes on')"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "goes on\n"
