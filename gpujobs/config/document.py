@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn, TypeAlias, cast
@@ -182,6 +182,7 @@ def read(path: Path) -> Document:
     return parse(text, str(path))
 
 
+@lru_cache(maxsize=8)  # commands read the file of the site twice, first for its `hosts`
 def parse(text: str, source: str) -> Document:
     """Parse the mapping in ``text``; error messages call it ``source``."""
     document = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"), source).document()
