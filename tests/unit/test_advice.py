@@ -107,6 +107,24 @@ def test_gpus_without_work_are_not_needed() -> None:
     assert "gpus" not in keys(idle(slice(0, 0)))
 
 
+def test_the_keys_of_the_json_are_documented() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/commands.md").read_text()
+    _, _, text = text.partition("### Requested and used")
+    _, _, text = text.partition("Keys of the JSON.")
+    of_report, _, text = text.partition("Keys of a job:")
+    of_job, _, _ = text.partition("\n#")
+    found: Any = usage_json(sized())
+    assert first_column(of_report) == set(found)
+    assert first_column(of_job) >= set(found["jobs"][0])
+    (sizes,) = (row for row in of_report.splitlines() if row.startswith("| `sizes`"))
+    assert set(found["sizes"][0]) <= set(re.findall(r"`(\w+)`", sizes))
+
+
+def first_column(table: str) -> set[str]:
+    rows = (row.split("|")[1] for row in table.splitlines() if row.startswith("| `"))
+    return set(re.findall(r"`(\w+)`", " ".join(rows)))
+
+
 CHARGED = SLURM.replace(
     "gpus_per_node: 4", "charge: {per_gpu_hour: 1.5, unit: SU}, gpus_per_node: 4"
 )
