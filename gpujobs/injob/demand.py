@@ -167,6 +167,8 @@ RULES = {
 
 ``idle_workers``: while workers are connected; a Python process's cluster may have none for hours.
 """
+_WARNED = 300
+"""Seconds before the end of a cluster."""
 _STEP = 2
 """A process that was stopped, or a busy event loop, counts as so many intervals, not as idle."""
 
@@ -212,6 +214,14 @@ class IdleWatch:
             (self._rules[name] - spent, name) for name, spent in self._seconds.items() if spent
         ]
         return min(lefts, default=None)
+
+    @property
+    def warning(self) -> str:
+        """How soon the cluster ends, in the last third of a rule, at most 5 minutes; or ""."""
+        left, name = self.next_end or (0.0, "")
+        if 0 < left <= min(_WARNED, self._rules[name] / 3):
+            return f"the cluster ends in {left:.0f} s, if it stays {RULES[name]}"
+        return ""
 
     @property
     def reason(self) -> str:

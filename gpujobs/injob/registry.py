@@ -307,12 +307,17 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         """
         while not self._seen:
             await asyncio.sleep(watch.interval)
+        warning = ""
         while not watch.reason:
             clients = any(not client.startswith(_NO_CLIENTS) for client in self._scheduler.clients)
             busy = self._scheduler.check_idle() is None
             workers = bool(self._scheduler.workers)
             watch.observe(time.monotonic(), tasks=busy, clients=clients, workers=workers)
             self._note_end(watch.next_end)
+            if watch.warning and not warning:
+                log(watch.warning)
+                self._scheduler.log_event("warn", watch.warning)  # which clients print
+            warning = watch.warning
             await asyncio.sleep(watch.interval)
         self.idle_reason = watch.reason
         if self._in_owner:

@@ -43,6 +43,9 @@ def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
     found = cli.status(cluster)
     assert (found["kind"], found["state"], found["exit_code"]) == ("idle", "DONE", 0)
     assert found["reason"] == f"the cluster was without tasks for {seconds} s"
+    warning = re.compile(r"the cluster ends in \d+ s, if it stays without tasks")
+    assert warning.search(done.stderr), done.stderr  # of the client
+    assert warning.search(cli("logs", cluster, "--all").stdout)
     assert found["ends_at"] is None
     backend.wait_empty(20, cluster)
 

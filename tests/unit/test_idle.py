@@ -26,6 +26,7 @@ def observe(
         watch.observe(
             n * step, tasks="t" in letters, clients="c" in letters, workers="w" in letters
         )
+    assert not (watch.reason and watch.warning)
     return watch.reason, watch.next_end
 
 
@@ -51,6 +52,17 @@ def observe(
 def test_when_a_cluster_ends(rules: dict[str, int], seen: str, ends: str) -> None:
     reason, _ = observe(rules, seen)
     assert reason.endswith(ends) and bool(reason) == bool(ends)
+
+
+def test_a_warning_comes_once_the_end_is_near() -> None:
+    watch, warnings = IdleWatch({"idle": 30}), []
+    for n in range(7):
+        watch.observe(5.0 * n, tasks=False, clients=True)
+        warnings.append(watch.warning)
+    near = "the cluster ends in {} s, if it stays without tasks"
+    assert warnings == [""] * 4 + [near.format(10), near.format(5), ""]
+    watch.observe(35.0, tasks=True, clients=True)
+    assert watch.warning == ""
 
 
 def test_seconds_until_the_end() -> None:
