@@ -116,11 +116,11 @@ class _Group:
         return self._size("gpus", self._group.gpus, busy)
 
     def _gpu_memory(self) -> Size:
-        """Return the memory of a GPU; of a pool it is not known how much was needed."""
+        """Return the memory of a GPU; how much a pool needs is not known, nor what work would."""
         total = min((gpu.memory for gpu in self._devices), default=0)
-        samples = chain.from_iterable(gpu.samples for gpu in self._devices)
+        samples = list(chain.from_iterable(gpu.samples for gpu in self._devices))
         peak = max((one.used or 0 for one in samples), default=0)
-        if self._group.gpu_pool or not peak:
+        if self._group.gpu_pool or not peak or all(one.busy == 0 for one in samples):
             return self._size("gpu_memory", total, None, peak or None)
         return self._size("gpu_memory", total, None, peak, _up(GPU_MARGIN * peak, _GIB))
 

@@ -55,16 +55,16 @@ def test_one_job_in_equal_queues(home: Path, scheduler: str) -> None:
     [
         (
             "other",
-            "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, environment)",
+            "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, charge, environment)",
         ),
         (
             "setup",
-            "environment (equal: shape of the jobs, walltime, directives, GPUs of a node, GPU type)",
+            "environment (equal: shape of the jobs, walltime, directives, GPUs of a node, GPU type, charge)",
         ),
         ("quick", "walltime 1h is more than its 10m"),
         (
             "typed",
-            "directives, GPU type (equal: shape of the jobs, walltime, GPUs of a node, environment)",
+            "directives, GPU type (equal: shape of the jobs, walltime, GPUs of a node, charge, environment)",
         ),
         ("cpu", "it has no GPUs"),
     ],
