@@ -177,7 +177,7 @@ def _connect(host: Host, request: Request, *, stay: bool) -> None:
 
     request.argv.append("--for-host")
     found = json.loads(_output(host, request))
-    tunnel = remote.Tunnel(host, found, host.folder / found["id"])
+    tunnel = remote.Tunnel(host, found)
     variables = {"DASK_SCHEDULER_ADDRESS": tunnel.address, **tunnel.config}
     for name, value in variables.items():
         echo(f"export {name}={shlex.quote(value)}")

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import shlex
 import socket
 import stat
@@ -327,27 +328,32 @@ class RemoteCluster:
 
 
 # -- tunnels to the dask scheduler and to the dashboard of a cluster -------------------------------
+_NAME = re.compile(r"\w[\w.@:-]*")
+"""Of files here, and in a command that ssh gives to a shell: the login node sends such names."""
 _PROTOCOLS = ("tcp", "tls")
 
 
 class Tunnel:
     """Tunnels to a cluster on a login node. `keep` opens them again if the connection is lost.
 
-    ``found`` is `connect.endpoint` of the cluster, whose key and certificate are written into the
-    private ``folder``. Raises UnavailableError.
+    ``found`` is `connect.endpoint` of the cluster, whose key and certificate are written into a
+    private folder. Raises UnavailableError, also for names that are paths or have spaces.
     """
 
-    def __init__(self, host: ssh.Host, found: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, host: ssh.Host, found: Mapping[str, Any]) -> None:
+        _check_names(host.name, found)
         address = urlsplit(found["address"])
         if address.scheme not in _PROTOCOLS:
             message = f"{found['id']} uses {address.scheme}, for which there is no tunnel"
             raise UnavailableError(message)
-        private_folder(folder)
+        self.folder: Path = host.folder / found["id"]
+        """The private folder with the key and the certificate."""
+        private_folder(self.folder)
         for name, content in found["files"].items():
-            write_atomically(folder / name, content)
+            write_atomically(self.folder / name, content)
         port, self._dashboard_port = free_ports()
         self.address = f"{address.scheme}://{LOOPBACK}:{port}"
-        self.config = dask_config(folder, address.scheme)
+        self.config = dask_config(self.folder, address.scheme)
         """Variables with which dask connects."""
         self.dashboard = ""
         """The address of the dashboard; "" if it has none."""
@@ -404,6 +410,12 @@ class Tunnel:
         if self._through_node is not None:
             self._through_node.process.terminate()
             self._through_node.process.wait()
+
+
+def _check_names(host: str, found: Mapping[str, Any]) -> None:
+    for name in (found["id"], found["user"], found["node"] or LOOPBACK, *found["files"]):
+        if not _NAME.fullmatch(name):
+            raise UnavailableError(f"{host} has sent {name!r}, which is not a name")
 
 
 def free_ports() -> list[int]:

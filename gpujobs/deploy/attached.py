@@ -261,7 +261,7 @@ class HostCluster(ConnectedCluster):
         self._stop = threading.Event()
         try:
             found = self._handle.endpoint()
-            self._tunnel = Tunnel(self._handle.host, found, self.folder)
+            self._tunnel = Tunnel(self._handle.host, found)
             self._keeper = threading.Thread(
                 target=self._tunnel.keep, args=(self._stop,), daemon=True
             )
@@ -289,7 +289,7 @@ class HostCluster(ConnectedCluster):
     @property
     def folder(self) -> Path:
         """The folder on this computer with the key and the certificate."""
-        return self._handle.host.folder / self._handle.id
+        return self._tunnel.folder
 
     @property
     def dashboard_link(self) -> str:

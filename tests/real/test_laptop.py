@@ -181,6 +181,28 @@ def test_connect(laptop: Cli, node: LoginNode) -> None:
     assert laptop("cancel", cluster).returncode == 0
 
 
+HOSTILE = """#!/bin/sh
+printf '\\n\\036gpujobs {"kind": "ready"}\\n'
+cat "$0.json"
+"""
+
+
+@pytest.mark.parametrize("name", ["id", "node", "user", "file"])
+def test_names_that_the_login_node_sends(laptop: Cli, node: LoginNode, name: str) -> None:
+    """They are neither paths on the laptop nor parts of its commands."""
+    mark = node.laptop / "mark"
+    text = f"$(touch {mark})" if name in ("node", "user") else f"../../{mark.name}"
+    sent = {"id": "a-0000", "node": "n1", "user": "me", "file": "key", name: text}
+    files = {sent.pop("file"): "x"}
+    program = laptop.write("gpujobs-there", HOSTILE)
+    program.chmod(0o755)
+    found = {**sent, "files": files, "address": "tls://127.0.0.1:1", "dashboard": 1, "groups": {}}
+    program.with_name("gpujobs-there.json").write_text(json.dumps(found))
+    done = laptop("connect", "a-0000", GPUJOBS_REMOTE=str(program))
+    assert done.returncode == 3 and "login has sent" in done.stderr, done
+    assert not list(node.laptop.rglob("mark")) and not list(node.laptop.rglob("a-0000"))
+
+
 PYTHON = """
 import gpujobs
 try:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -163,6 +164,26 @@ def test_sshd_does_not_answer(boot: Boot, slurm_backend: SlurmBackend, phase: st
             done
         )
     one_or_none(laptop, slurm_backend)
+    assert laptop("cancel", "--all").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["ssh", "sshd"])
+@pytest.mark.parametrize("phase", ["before", "after"])
+def test_a_pause(boot: Boot, slurm_backend: SlurmBackend, stopped: str, phase: str) -> None:
+    """SIGSTOP while sbatch runs, and SIGCONT after it: there are exactly the jobs of one cluster."""
+    node = boot()
+    laptop = laptop_of(node)
+    reached = wait_at(node, phase)
+    profile = profile_of(node, gpus=2, gpus_per_job=1)
+    started = laptop.start("submit", str(laptop.write("p.yaml", profile)))
+    until(reached.exists, 60, "sbatch")
+    with node.frozen(stopped):
+        time.sleep(8)
+        assert started.poll() is None
+    _, messages = started.communicate(timeout=patience(60))
+    assert started.returncode == 0, messages
+    assert one_or_none(laptop, slurm_backend) == 1 and len(slurm_backend.queue()) == 2
     assert laptop("cancel", "--all").returncode == 0
 
 

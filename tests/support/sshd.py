@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from .processes import free_ports, stop, until
+from .processes import free_ports, processes_with, stop, until
 
 SSHD = "/usr/sbin/sshd"
 BANNER = "Welcome to the login node"
@@ -113,18 +113,21 @@ class LoginNode:
             stop(self.daemon)
 
     @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """All processes of sshd are stopped: connections stay open, and nothing answers."""
+    def frozen(self, name: str = "sshd") -> Iterator[None]:
+        """Processes of sshd, or ssh of the laptop, are stopped: connections stay open, nothing answers."""
         assert self.daemon
         daemon = psutil.Process(self.daemon.pid)
         found = [daemon, *daemon.children(recursive=True)]
-        daemons = [one for one in found if one.name().startswith("sshd")]
-        for one in daemons:
+        if name == "ssh":
+            found = [psutil.Process(pid) for pid in processes_with(str(self.laptop))]
+        stopped = [one for one in found if one.name().startswith(name)]
+        assert stopped
+        for one in stopped:
             one.suspend()
         try:
             yield
         finally:
-            for one in daemons:
+            for one in stopped:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.resume()
 
