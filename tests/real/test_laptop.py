@@ -24,10 +24,13 @@ PROFILE = {"gpus": 2, "start_workers": 2}
 
 
 @pytest.fixture
-def node(slurm_backend: SlurmBackend, home: Path, shared_folder: Path) -> Iterator[LoginNode]:
+def node(
+    slurm_backend: SlurmBackend, home: Path, shared_folder: Path, request: pytest.FixtureRequest
+) -> Iterator[LoginNode]:
     if why := missing():
         unavailable("ssh", why)
-    there = make_cli(slurm_backend, home, "root")
+    stub = request.node.get_closest_marker("stub") is not None
+    there = make_cli(slurm_backend, home, "root", stub=stub)
     env = {key: value for key, value in there.env.items() if key.startswith(("GPUJOBS", "SLURM"))}
     path = there.env["PATH"].split(":")
     env["PATH"] = ":".join(part for part in path if not (Path(part) / "gpujobs").exists())
@@ -35,6 +38,7 @@ def node(slurm_backend: SlurmBackend, home: Path, shared_folder: Path) -> Iterat
     with LoginNode(fresh_folder(shared_folder, "sshd"), home, laptop, env).running() as running:
         yield running
         running.disconnect()
+        until(lambda: not running.processes(), 20, lambda: str(running.processes()))
     nothing_left(slurm_backend)
 
 
@@ -130,6 +134,22 @@ def test_no_connection(laptop: Cli, node: LoginNode) -> None:
     assert laptop("--host", "-oProxyCommand=false", "status").returncode == 2
 
 
+def test_a_host_key_that_has_changed(
+    laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
+) -> None:
+    """The message is that of ssh, and nothing is sent."""
+    known = node.laptop / "known"
+    other = (node.folder / "user.pub").read_text()
+    known.write_text(f"[127.0.0.1]:{node.port} {other}")
+    done = laptop("submit", str(laptop.write("p.yaml", PROFILE)))
+    assert done.returncode == 3 and done.stdout == "", done
+    reason = done.stderr.partition("ssh login failed: ")[2]
+    assert "REMOTE HOST IDENTIFICATION HAS CHANGED!" in reason and str(known) in reason, done
+    assert "Host key verification failed." in reason
+    assert slurm_backend.queue() == [] and not (node.home / ".gpujobs").exists()
+    assert known.read_text().count(other) == 1
+
+
 def test_a_key_that_the_login_node_refuses(laptop: Cli, node: LoginNode) -> None:
     """Without a terminal, ssh does not ask for a password."""
     (node.folder / "authorized").write_text("")
@@ -177,6 +197,79 @@ def test_connect(laptop: Cli, node: LoginNode) -> None:
     finally:
         tunnel.send_signal(signal.SIGINT)
         tunnel.communicate(timeout=patience(60))
+    assert laptop.status(cluster)["state"] == "RUNNING"
+    assert laptop("cancel", cluster).returncode == 0
+
+
+def running(laptop: Cli, **keys: object) -> str:
+    """Submit a cluster, and wait until it runs; return its id."""
+    cluster = laptop.submit({"gpus": 1, "environment": {"python": sys.executable}, **keys})
+    until(lambda: laptop.status(cluster)["state"] == "RUNNING", 60)
+    return cluster
+
+
+@pytest.mark.slow
+@pytest.mark.stub
+def test_scale(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:
+    """Jobs of the real Slurm are added and removed; a number that is refused changes none."""
+    cluster = running(laptop)
+    for workers in (3, 1):
+        done = laptop("--host", "login", "scale", cluster, str(workers), GPUJOBS_HOST="other")
+        assert done.returncode == 0, done.stderr
+        until(lambda n=workers: len(slurm_backend.queue()) == n, 60, slurm_backend.queue)
+    done = laptop("scale", cluster, "-1")
+    assert done.returncode == 2, done
+    assert len(slurm_backend.queue()) == 1 and laptop.status(cluster)["state"] == "RUNNING"
+    assert laptop("cancel", cluster).returncode == 0
+
+
+FOLLOWED = """
+import time
+from pathlib import Path
+
+print("it begins", flush=True)
+while not Path("go").exists():
+    time.sleep(0.1)
+print("it ends", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.stub
+def test_logs_follow(laptop: Cli, node: LoginNode) -> None:
+    """Lines come when they are written, and the command ends with the cluster."""
+    laptop.write("own.py", FOLLOWED)
+    profile = {"gpus": 1, "environment": {"python": sys.executable}, "run": ["python", "own.py"]}
+    cluster = laptop.submit(profile, "--upload", "own.py")
+    with laptop.start("--host", "login", "logs", "-f", cluster) as followed:
+        assert followed.stdout and followed.stdout.readline() == "it begins\n"
+        assert laptop.status(cluster)["state"] == "RUNNING" and followed.poll() is None
+        (folder,) = node.home.rglob("uploads/p-*")
+        (folder / "go").touch()
+        out, messages = followed.communicate(timeout=patience(60))
+    assert followed.returncode == 0 and out == "it ends\n", (out, messages)
+    assert laptop.status(cluster)["state"] == "DONE"
+
+
+@pytest.mark.slow
+@pytest.mark.stub
+def test_nothing_stays_on_the_login_node(laptop: Cli, node: LoginNode) -> None:
+    """After a command only the session of sshd, and nothing after the connection; the cluster runs."""
+
+    def names() -> set[str]:
+        return {one.name() for one in node.processes()}
+
+    cluster = running(laptop)
+    with laptop.start("connect", cluster) as tunnel:
+        assert tunnel.stdout and "export" in tunnel.stdout.readline()
+        followed = laptop.start("status", cluster, "--watch")
+        until(lambda: names() > {"sshd"}, 60, lambda: str(names()))  # those of `status`
+        followed.send_signal(signal.SIGINT)
+        tunnel.send_signal(signal.SIGINT)
+        followed.communicate(timeout=patience(60))
+    until(lambda: names() == {"sshd"}, 20, lambda: str(names()))
+    node.disconnect()
+    until(lambda: not node.processes(), 20, lambda: str(node.processes()))
     assert laptop.status(cluster)["state"] == "RUNNING"
     assert laptop("cancel", cluster).returncode == 0
 

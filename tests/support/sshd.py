@@ -28,6 +28,12 @@ def missing() -> str:
     return "" if Path(SSHD).exists() else "sshd is not installed"
 
 
+def _is_of_a_job(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "SLURM_JOB_ID" in process.environ()
+    return False
+
+
 class LoginNode:
     """A login node; ``home`` is that of the user there, ``laptop`` a folder of the other computer.
 
@@ -130,6 +136,14 @@ class LoginNode:
             for one in stopped:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.resume()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that connections have started and left here, without those of jobs."""
+        assert self.daemon
+        found = psutil.Process(self.daemon.pid).children(recursive=True)
+        # sshd writes its port into the environment, which also a process in the background keeps.
+        found += map(psutil.Process, processes_with(f" 127.0.0.1 {self.port}\0"))
+        return [one for one in found if not _is_of_a_job(one)]
 
     def disconnect(self) -> None:
         """End the connections that gpujobs has opened."""
