@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -257,16 +258,21 @@ def test_nothing_stays_on_the_login_node(laptop: Cli, node: LoginNode) -> None:
     """After a command only the session of sshd, and nothing after the connection; the cluster runs."""
 
     def names() -> set[str]:
-        return {one.name() for one in node.processes()}
+        found = set()
+        for one in node.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(one.name())
+        return found
 
     cluster = running(laptop)
-    with laptop.start("connect", cluster) as tunnel:
-        assert tunnel.stdout and "export" in tunnel.stdout.readline()
-        followed = laptop.start("status", cluster, "--watch")
+    started = [laptop.start("connect", cluster), laptop.start("status", cluster, "--watch")]
+    try:
+        assert started[0].stdout and "export" in started[0].stdout.readline()
         until(lambda: names() > {"sshd"}, 60, lambda: str(names()))  # those of `status`
-        followed.send_signal(signal.SIGINT)
-        tunnel.send_signal(signal.SIGINT)
-        followed.communicate(timeout=patience(60))
+    finally:
+        for one in started:
+            one.send_signal(signal.SIGINT)
+            one.communicate(timeout=patience(60))
     until(lambda: names() == {"sshd"}, 20, lambda: str(names()))
     node.disconnect()
     until(lambda: not node.processes(), 20, lambda: str(node.processes()))

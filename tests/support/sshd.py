@@ -142,8 +142,10 @@ class LoginNode:
         assert self.daemon
         found = psutil.Process(self.daemon.pid).children(recursive=True)
         # sshd writes its port into the environment, which also a process in the background keeps.
-        found += map(psutil.Process, processes_with(f" 127.0.0.1 {self.port}\0"))
-        return [one for one in found if not _is_of_a_job(one)]
+        for pid in processes_with(f" 127.0.0.1 {self.port}\0"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return [one for one in found if one.is_running() and not _is_of_a_job(one)]
 
     def disconnect(self) -> None:
         """End the connections that gpujobs has opened."""
