@@ -236,9 +236,7 @@ def test_the_queue_whose_estimated_start_is_first_is_preferred(
     assert planned_queue(cli, wanted, "--site", partitions) == "left"
     assert planned_queue(cli, wanted, "--site", partitions, "--soonest") == "right"
     planned = cli("plan", wanted, "--site", partitions, "--set", "queue=[left, right]", "--soonest")
-    differ = (
-        "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, charge, environment)"
-    )
+    differ = "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, charge, environment)"
     assert f"note: queue left is not used, it differs from right: {differ}\n" in planned.stdout
 
 
