@@ -177,5 +177,6 @@ def _repeats_of(body: str, repeat: str | None) -> str:
 
 
 def charges_text(charges: Mapping[str, float]) -> list[str]:
-    """Return ``12.5 SU`` for each unit."""
-    return [f"{number_text(round(amount, 2))} {unit}" for unit, amount in charges.items()]
+    """Return ``12.5 SU`` for each unit, rounded up: it is a most."""
+    hundredths = {unit: math.ceil(round(100 * one, 6)) for unit, one in charges.items()}
+    return [f"{number_text(number / 100)} {unit}" for unit, number in hundredths.items()]

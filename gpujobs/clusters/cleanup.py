@@ -23,7 +23,7 @@ from .ledger import ClusterRecord, Ledger
 LEAST_SPACE, LEAST_FILES = 2**30, 10_000
 """Free bytes and inodes below which a file system, or a quota, is nearly full."""
 _QUOTA_TIMEOUT = 5.0
-_AMOUNT = re.compile(r"(?<!\S)\[?(\d+)\]?\**(?!\S)")
+_AMOUNT = re.compile(r"(?<!\S)\[?(\d{1,18})\]?\**(?!\S)")
 """Of a quota: a star says that it is above the limit, brackets that Lustre misses a server."""
 _WALK = 0.3
 """Seconds for which `gpujobs status` looks into the folders."""

@@ -22,6 +22,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _LONGEST_S = 10 * 366 * 86400
 _LARGEST_BYTES = 2**60
 LARGEST_COUNT = 10**7
+LARGEST_NUMBER = 10**18
 
 # Characters that are safe on a directive line, where quoting does not protect.
 WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*")
@@ -99,13 +100,13 @@ def positive(value: object, most: int = LARGEST_COUNT) -> int:
 
 
 def number(value: object) -> float:
-    """Return a finite number of at least 0."""
+    """Return a number of at least 0, and at most `LARGEST_NUMBER`."""
     if isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", value):
         value = float(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{shown(value)} is not a number of at least 0")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{value!r} is not a number of at least 0")
+    if not 0 <= value <= LARGEST_NUMBER:
+        raise ValueError(f"{value!r} is not a number from 0 to {LARGEST_NUMBER}")
     return float(value)
 
 

@@ -264,7 +264,7 @@ MOST = 100_000
 AMOUNT = at_most(MOST)
 EXIT_CODE = at_most(255)
 """Of a program that has not succeeded."""
-NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0})
+NUMBER = Scalar(fields.number, {"type": "number", "minimum": 0, "maximum": fields.LARGEST_NUMBER})
 FLAG = Scalar(fields.flag, {"type": "boolean"})
 SIZE = Scalar(fields.size, {"type": "string", "examples": ["60GiB"]})
 DURATION = Scalar(fields.duration, {"type": "string", "examples": ["2h", "02:00:00"]})

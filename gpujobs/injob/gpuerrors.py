@@ -87,8 +87,8 @@ def _memory(handle: object) -> Iterator[tuple[str, str]]:
         if errors := api.nvmlDeviceGetTotalEccErrors(handle, *kinds):
             yield "uncorrected ECC errors", str(errors)
     with contextlib.suppress(Exception):
-        corrected, uncorrected, *states = api.nvmlDeviceGetRemappedRows(handle)
-        words = [word for word, holds in zip(("pending", "failed"), states, strict=True) if holds]
+        corrected, uncorrected, pending, failed = api.nvmlDeviceGetRemappedRows(handle)
+        words = ["pending"] * bool(pending) + ["failed"] * bool(failed)
         if words:  # else the rows are replaced, and the GPU is in order
             yield "remapped rows", ", ".join([str(corrected + uncorrected), *words])
 

@@ -74,6 +74,11 @@ def test_a_job_without_samples_gets_no_advice() -> None:
     assert keys(sized(host(0, 1.0, GIB), host(1, 1.0, GIB), few)) == {}
 
 
+def test_a_cluster_whose_workers_never_connected_gets_no_advice() -> None:
+    found = usage(replace(history(), connections=()), sized().cluster.record)
+    assert "CPUs of a job" in usage_text(found) and advice_lines(found) == []
+
+
 def test_a_size_that_fits() -> None:
     hosts = [host(job, 15.8, 50 * GIB) for job in RUNS]
     found = sized(*hosts)
@@ -149,6 +154,12 @@ def test_a_report_prints_the_cost_of_the_granted_hours() -> None:
     assert re.search(rf"\n  charge +{cost} for the granted GPU hours\n", usage_text(found))
     assert f"{cost}" in page(found)
     assert usage_json(sized())["charges"] == {} and "charge" not in usage_text(sized())
+
+
+def test_a_charge_below_a_hundredth_is_not_free(home: Path) -> None:
+    (home / "s.yaml").write_text(CHARGED.replace("1.5", "0.001"))
+    plan = made_plan(home, "gpus: 1\nwalltime: 30m\n")
+    assert re.search(r"\ncharge +at most 0.01 SU\n", plan_text(plan, "svd-0000"))
 
 
 def test_queues_with_different_charges_are_not_equal(home: Path) -> None:

@@ -52,6 +52,7 @@ from .support import SLURM, error_of, made_plan, make_spec
         (("max_nodes: 1", "network: {protocols: [ucxx], encryption: required}"), "`queues.gpu.network` has `encryption: required`, but ucxx"),
         (("queues:\n", "\tqueues:\n"), "s.yaml:4:1: not valid YAML: a tab; YAML is indented with spaces only"),
         (("max_nodes: 1", "max_node_hours: -1"), "s.yaml:5:105: `queues.gpu.max_node_hours`: '-1' is not a number of at least 0"),
+        (("max_nodes: 1", "charge: {per_gpu_hour: 1e308, unit: SU}"), f"1e+308 is not a number from 0 to 1{'0' * 18}"),
         (("max_nodes: 1", "max_node_hours: many"), "'many' is not a number of at least 0"),
         (("max_nodes: 1", "max_gpus_per_user: 0"), "`queues.gpu.max_gpus_per_user` must be at least 1"),
         (("max_nodes: 1", "max_gpu_per_user: 8"), "did you mean `queues.gpu.max_gpus_per_user`?"),

@@ -105,6 +105,7 @@ QUOTA_S = "      /dev/sdb1  12690M  20480M  30720M            161k       0      
         (TACC, []),
         (QUOTA_S, []),
         ("Quota: 1.2T of 2T, 12345 files\nPath 1 2 3 4\n1 2 3 4 5 6 7\n", []),
+        (f"/q {'9' * 5000} 1 1 - 1 0 0 -", []),  # more digits than int() takes
         ("", []),
     ],
 )  # fmt: skip

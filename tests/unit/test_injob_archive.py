@@ -126,6 +126,14 @@ def test_no_unions_at_run_time(path: Path) -> None:
     assert not [ast.unparse(call) for call in checks if isinstance(call.args[1], ast.BinOp)]
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_strict_zip(path: Path) -> None:
+    """Python 3.9 does not know it."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    strict = [call for call in calls if "strict" in {word.arg for word in call.keywords}]
+    assert not [ast.unparse(call) for call in strict if ast.unparse(call.func) == "zip"]
+
+
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
