@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from ..support.cli import ORDINARY_USER, Cli
 from ..support.listeners import listeners_of
 from ..support.processes import as_user, patience, processes_with, until
 from ..support.sshd import BANNER, LoginNode, missing
+from .test_terminal import terminal
 from .test_two_users import CONNECT, OTHER, listening_ports
 
 pytestmark = [pytest.mark.slurm]
@@ -260,6 +262,66 @@ def test_the_network_is_cut(boot: Boot, slurm_backend: SlurmBackend, sent: int) 
     assert laptop("submit", profile).returncode == 0
     assert one_or_none(laptop, slurm_backend) == 1
     assert laptop("cancel", "--all").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_jump_host(boot: Boot) -> None:
+    """ProxyJump of the user's configuration, with one connection for two commands.
+
+    If the jump host refuses, ssh has only its own words for that: those of the inner ssh are lost with ControlPersist.
+    """
+    node = boot()
+    config = node.laptop / "ssh_config"
+    whole = config.read_text()
+    config.write_text(f"Host login\nProxyJump jump\n{whole}{whole.replace('login', 'jump')}")
+    laptop = laptop_of(node)
+    for _ in range(2):
+        assert clusters(laptop) == []
+    assert (node.folder / "log").read_text().count("Accepted publickey") == 2
+    node.disconnect()
+    configure(node, "Host jump\nHostName 127.0.0.1\n")
+    config.write_text(f"Host jump\nPort 1\n{config.read_text()}")
+    done = laptop("status")
+    assert done.returncode == 3 and "Connection closed by UNKNOWN port 65535" in done.stderr, done
+
+
+CODE = "123456"
+
+
+@pytest.mark.slow
+def test_a_second_factor(boot: Boot) -> None:
+    """It is asked for once at a terminal; the next commands use the connection, also without a terminal."""
+    node = boot(user="root")
+    asked = node.folder / "asked"
+    check = node.folder / "check"
+    check.write_text(f"#!/bin/sh\necho 1 >> {asked}\ntest \"$(tr -d '\\000')\" = {CODE}\n")
+    check.chmod(0o755)
+    lines = [
+        f"auth required pam_exec.so quiet expose_authtok {check}",
+        "auth required pam_permit.so",  # for pam_setcred, which pam_exec ignores
+        "account required pam_permit.so",
+    ]
+    (node.folder / "pam").write_text("\n".join([*lines, "session required pam_permit.so\n"]))
+    config = node.folder / "sshd_config"
+    methods = (
+        "PermitRootLogin yes\nUsePAM yes\nAuthenticationMethods publickey,keyboard-interactive"
+    )
+    config.write_text(config.read_text().replace("UsePAM no", methods))
+    node.stop()
+    (node.folder / "log").unlink()
+    node.start()
+    laptop = laptop_of(node)
+    done = laptop("status")
+    assert done.returncode == 3 and "Permission denied (keyboard-interactive)" in done.stderr, done
+    assert not asked.exists()
+    with terminal(laptop, "status", columns=200) as window:
+        window.until("Password: ")
+        os.write(window.master, f"{CODE}\n".encode())
+        assert window.end() == 0, window.screen
+        assert CODE not in window.screen
+    with terminal(laptop, "status", columns=200) as window:
+        assert window.end() == 0 and "Password" not in window.screen, window.screen
+    assert clusters(laptop) == [] and asked.read_text() == "1\n"
 
 
 # -- what is sent ----------------------------------------------------------------------------------

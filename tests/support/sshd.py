@@ -17,8 +17,11 @@ from .processes import free_ports, processes_with, stop, until
 
 SSHD = "/usr/sbin/sshd"
 BANNER = "Welcome to the login node"
-_WITH_PASSWD = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
-"""Runs a program that sees another /etc/passwd, in a mount namespace of its own."""
+_WITH_ACCOUNT = (
+    'mount --bind "$1/passwd" /etc/passwd && if [ -e "$1/pam" ]; then mount --bind "$1/pam" /etc/pam.d/sshd; fi '
+    '&& shift && exec "$@"'
+)
+"""Runs a program that sees the /etc/passwd and PAM of a folder, in a mount namespace of its own."""
 
 
 def missing() -> str:
@@ -99,10 +102,19 @@ class LoginNode:
 
     def start(self) -> None:
         """Start sshd."""
-        account = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITH_PASSWD, "sh"]
+        account = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            _WITH_ACCOUNT,
+            "sh",
+        ]
         words = [
             *account,
-            str(self.folder / "passwd"),
+            str(self.folder),
             SSHD,
             "-D",
             "-e",
