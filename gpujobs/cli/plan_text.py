@@ -29,7 +29,7 @@ from ..text import (
 
 # -- how `gpujobs plan` describes the use of GPU memory --------------------------------------------
 OFF = "0"
-"""dask-cuda's value for no limit and for no pool."""
+"""dask-cuda's value for no limit."""
 
 
 def memory_text(plan: Plan, group: JobGroup) -> str:
@@ -44,7 +44,7 @@ def _parts(workers: Workers, total: int | None) -> Iterator[str]:
     if total:
         yield f"GPU {size_text(total)}"
     yield _spilling(workers, total)
-    if workers.rmm_pool_size not in (None, OFF):
+    if workers.has_pool:
         yield _pool(workers, total)
     elif workers.rmm_async:
         yield "RMM's asynchronous allocator"

@@ -112,16 +112,21 @@ def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
 
 # -- requested and used ----------------------------------------------------------------------------
 SIZE_HEADER = ("OF", "REQUESTED", "USED")
-_NAMES = {"gpus": "GPUs", "gpu_memory": "memory of a GPU", "walltime": "walltime"}
+_NAMES = {
+    "gpus": "GPUs",
+    "gpu_memory": "memory of a GPU",
+    "cpus_per_job": "CPUs of a job",
+    "memory_per_job": "memory of a job",
+    "walltime": "walltime",
+}
 _SIZES = ("gpu_memory", "memory_per_job")
-_PER_JOB = {"cpus_per_job": "CPUs of a job", "memory_per_job": "memory of a job"}
 
 
 def size_rows(usage: UsageReport) -> list[tuple[str, ...]]:
     """Return what was requested and used, for `SIZE_HEADER`; none before a job has started."""
     return [
         (
-            ": ".join(filter(None, (size.group, {**_NAMES, **_PER_JOB}[size.key]))),
+            ": ".join(filter(None, (size.group, _NAMES[size.key]))),
             "not known" if size.requested is None else _amount(size.key, size.requested),
             _used(size),
         )

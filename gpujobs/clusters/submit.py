@@ -487,7 +487,7 @@ def _group_record(group: JobGroup) -> GroupRecord:
         nodes_per_job=group.shape.nodes,
         cpus_per_job=group.shape.cpus or 0,
         memory_per_job=group.shape.memory or 0,
-        gpu_pool=group.profile.workers.rmm_pool_size not in (None, "0"),
+        gpu_pool=group.profile.workers.has_pool,
         charge=charge.per_gpu_hour if charge else 0.0,
         charge_unit=charge.unit if charge else "",
     )

@@ -262,6 +262,7 @@ MOST_POINTS = 250
 """Points of a line: more are not visible, and a job of days has thousands of samples."""
 
 T = TypeVar("T")
+Sampled = TypeVar("Sampled", GpuSamples, HostSamples)
 
 
 def shorter_samples(samples: Sequence[Sample]) -> list[Sample]:
@@ -337,6 +338,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
     names = set(job.workers)
     own = [one for one in history.connections if one.worker in names]
     gpus = [one for one in history.gpus if one.job == number]
+    hosts = [one for one in history.hosts if one.job == number]
     if ended is None and not job.active and started is not None:
         ended = _last_sign(started, own, gpus)
     until = ended or now
@@ -356,7 +358,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         connections=within,
         gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
         transfers=_transfers_within(history.transfers, within),
-        hosts=tuple(_host_within(one, start, until) for one in history.hosts if one.job == number),
+        hosts=tuple(_samples_within(host, start, until) for host in hosts),
     )
 
 
@@ -394,14 +396,9 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
     return max(first.values()) if names and names == first.keys() else None
 
 
-def _samples_within(gpu: GpuSamples, start: float, end: float) -> GpuSamples:
-    samples = tuple(sample for sample in gpu.samples if start <= sample.time <= end + 1)
-    return replace(gpu, samples=samples)
-
-
-def _host_within(host: HostSamples, start: float, end: float) -> HostSamples:
-    samples = tuple(sample for sample in host.samples if start <= sample.time <= end + 1)
-    return replace(host, samples=samples)
+def _samples_within(source: Sampled, start: float, end: float) -> Sampled:
+    samples = tuple(sample for sample in source.samples if start <= sample.time <= end + 1)
+    return replace(source, samples=samples)
 
 
 def _transfers_within(

@@ -173,6 +173,11 @@ class Workers(model.Model):
             )
 
     @property
+    def has_pool(self) -> bool:
+        """Whether RMM takes GPU memory in advance; dask-cuda's value for no pool is 0."""
+        return self.rmm_pool_size not in (None, "0")
+
+    @property
     def size(self) -> WorkerSize:
         """How many GPUs a worker has."""
         return WorkerSize(self.gpus_per_worker, self.workers_per_gpu)
