@@ -265,7 +265,8 @@ def _expected_start(spec: ClusterSpec, key: str) -> str | None:
     alone = replace(spec, profile=replace(spec.profile, queue=(key,)))
     with contextlib.suppress(InputError, RefusedError, UnavailableError):
         plan = make_plan(alone, python=spec.python)
-        script = render(plan, f"{plan.name}-0000")[-1]  # the first one may be the head's
+        folder = spec.site.path.parent  # of its templates
+        script = render(plan, f"{plan.name}-0000", site_folder=folder)[-1]  # the first: the head's
         client = replace(site_client(spec.site), arguments=script.jobs.submit_arguments)
         return client.estimate(script.text, Path.cwd())
     return None

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,6 +239,10 @@ def test_the_queue_whose_estimated_start_is_first_is_preferred(
     planned = cli("plan", wanted, "--site", partitions, "--set", "queue=[left, right]", "--soonest")
     differ = "shape of the jobs, directives (equal: walltime, GPUs of a node, GPU type, charge, environment)"
     assert f"note: queue left is not used, it differs from right: {differ}\n" in planned.stdout
+    template = Path(partitions).parent / "templates" / "slurm.sh.j2"  # the script that is estimated
+    template.parent.mkdir()
+    template.write_text("#!/bin/bash\n#SBATCH --mem=9000G\n")
+    assert planned_queue(cli, wanted, "--site", partitions, "--soonest") == "left"
 
 
 def test_no_job_is_run_if_there_are_findings(cli: Cli, backend: Backend) -> None:
