@@ -173,11 +173,13 @@ def read_activities(cluster: ClusterReport) -> dict[str, WorkerActivity]:
 
     address = address_of(cluster.record, cluster.folder)
     silence_ucx(urlsplit(address).scheme)
-    security = security_of(cluster.record, cluster.folder)
     try:
+        security = security_of(cluster.record, cluster.folder)
         identity = asyncio.run(asyncio.wait_for(_identity(address, security), _TIMEOUT))
     except (OSError, TimeoutError) as error:
         raise UnavailableError(f"no answer from the dask scheduler at {address}") from error
+    except ImportError as error:  # on the login node of `--host`
+        raise UnavailableError(f"{error.name} is not installed here") from error
     workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
     return {str(worker["name"]): _activity(worker) for worker in workers.values()}
 

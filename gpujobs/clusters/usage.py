@@ -338,7 +338,6 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
     names = set(job.workers)
     own = [one for one in history.connections if one.worker in names]
     gpus = [one for one in history.gpus if one.job == number]
-    hosts = [one for one in history.hosts if one.job == number]
     if ended is None and not job.active and started is not None:
         ended = _last_sign(started, own, gpus)
     until = ended or now
@@ -356,9 +355,9 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         ended=ended,
         until=until,
         connections=within,
-        gpu_samples=tuple(_samples_within(gpu, start, until) for gpu in gpus),
+        gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
         transfers=_transfers_within(history.transfers, within),
-        hosts=tuple(_samples_within(host, start, until) for host in hosts),
+        hosts=tuple(_during(one, start, until) for one in history.hosts if one.job == number),
     )
 
 
@@ -396,7 +395,7 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
     return max(first.values()) if names and names == first.keys() else None
 
 
-def _samples_within(source: Sampled, start: float, end: float) -> Sampled:
+def _during(source: Sampled, start: float, end: float) -> Sampled:
     samples = tuple(sample for sample in source.samples if start <= sample.time <= end + 1)
     return replace(source, samples=samples)
 

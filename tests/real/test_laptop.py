@@ -266,13 +266,15 @@ def test_nothing_stays_on_the_login_node(laptop: Cli, node: LoginNode) -> None:
 
     cluster = running(laptop)
     started = [laptop.start("connect", cluster), laptop.start("status", cluster, "--watch")]
+    shown = ""
     try:
         assert started[0].stdout and "export" in started[0].stdout.readline()
         until(lambda: names() > {"sshd"}, 60, lambda: str(names()))  # those of `status`
     finally:
         for one in started:
             one.send_signal(signal.SIGINT)
-            one.communicate(timeout=patience(60))
+            shown = one.communicate(timeout=patience(60))[0]
+    assert "distributed is not installed here; tasks are not known" in shown  # `status` runs there
     until(lambda: names() == {"sshd"}, 20, lambda: str(names()))
     node.disconnect()
     until(lambda: not node.processes(), 20, lambda: str(node.processes()))
