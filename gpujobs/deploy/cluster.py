@@ -259,6 +259,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     # -- start and close ---------------------------------------------------------------------------
     async def _start(self) -> None:
         new = self.status == Status.created
+        if new:
+            self._lease.start()  # the head's job may wait for hours
         await super()._start()
         if not new:
             return
@@ -268,7 +270,6 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             end_after = self._pool.plan.lifetime.end_after
             folder = str(self.folder)
             WorkerRegistry(self.scheduler, folder, end_after, in_owner=True).install()
-        self._lease.start()
 
     async def _renew_lease(self) -> None:
         with contextlib.suppress(GpujobsError, OSError):  # the next one may work

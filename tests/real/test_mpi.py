@@ -527,7 +527,8 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
     found = cli.status(cluster)
     assert (found["kind"], found["state"]) == ("idle", "FAILED"), found["reason"]
     assert found["reason"] == "the cluster was without tasks for 10 s"
-    assert cli("logs", cluster).stdout == "here\n"
+    warned = r"here\n\S+: UserWarning: the cluster ends in \d s, if it stays without tasks\n  warnings.warn\(msg\)\n"
+    assert re.fullmatch(warned, cli("logs", cluster).stdout)
     backend.wait_empty(20, cluster)
     until(lambda: not processes_with(cluster), 20)
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -612,6 +613,24 @@ def test_dead_job_is_known_within_five_seconds(make: Callable[..., Any]) -> None
     record = cluster.folder / "jobs" / "0.json"
     until(record.exists, 30, every=0.02)
     until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 5, every=0.05)
+
+
+def test_the_lease_is_renewed_while_the_heads_job_waits(
+    make: Callable[..., Any], backend: SlurmBackend, home: Path
+) -> None:
+    """Else the head would find its owner silent, after a wait of a minute."""
+    keywords = {"scheduler": "job", "scheduler_options": None, "directives": ["--hold"]}
+    with ThreadPoolExecutor(1) as executor:
+        opened = executor.submit(make, **keywords)
+        try:
+            until(backend.queue, 30, "the head's job")
+            (lease,) = home.glob(".gpujobs/*/lease")
+            first = lease.stat().st_mtime
+            until(lambda: lease.stat().st_mtime > first, 30, "a new lease")
+        finally:
+            (job,) = backend.slurm.command("squeue", "-h", "-o", "%A").split()
+            backend.slurm.command("scontrol", "release", job)
+        assert opened.result(patience(60)).status.name == "running"
 
 
 # -- the dask scheduler in a job -----------------------------------------------------------------------------------
