@@ -283,6 +283,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._dask.stop_adapting()
         self._lease.stop()
         self._pool.end(EndKind.CLOSED, "closed by its owner")
+        await self._dask.close_clients()
         if isinstance(self.scheduler, HeadJob):
             await self._dask.close_scheduler()
         elif self._dask.end_of_scheduler():

@@ -326,6 +326,13 @@ class DaskControl:
             )
             await asyncio.wait_for(retire, RETIRE_TIMEOUT)
 
+    async def close_clients(self) -> None:
+        """Close the clients of the cluster here; dask logs what they send to a closed scheduler."""
+        for client in list(distributed.Client._instances):
+            if client.cluster is self._cluster and client.loop is self._cluster.loop:
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    await asyncio.wait_for(client._close(fast=True), CLOSE_SCHEDULER_TIMEOUT)
+
     async def close_scheduler(self) -> None:
         """Close a dask scheduler in a job, its workers and clients; dask must not connect again."""
         cluster = self._cluster

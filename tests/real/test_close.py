@@ -41,6 +41,11 @@ def blocking(clients):
     cluster.close()
     report(time.monotonic() - started)
 
+async def busy(client):
+    while client.status == "running":
+        client.submit(abs, 1, pure=False)
+        await asyncio.sleep(0)
+
 async def awaited(clients):
     cluster = await gpujobs.CLASS(asynchronous=True, **keywords)
     await cluster.scale(workers)
@@ -48,8 +53,10 @@ async def awaited(clients):
     await cluster.wait_for_workers(workers)
     for client in opened:
         assert await client.submit(sum, [1, 2]) == 3
+    sending = [asyncio.ensure_future(busy(client)) for client in opened]
     started = time.monotonic()
     await cluster.close()
+    await asyncio.gather(*sending)
     report(time.monotonic() - started)
 
 if __name__ == "__main__":

@@ -284,6 +284,7 @@ def test_nothing_stays_on_the_login_node(laptop: Cli, node: LoginNode) -> None:
 
 HOSTILE = """#!/bin/sh
 printf '\\n\\036gpujobs {"kind": "ready"}\\n'
+read -r request
 cat "$0.json"
 """
 
