@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import fresh_folder, make_cli, nothing_left, unavailable
+from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unavailable
 from ..support.backend import SlurmBackend
 from ..support.cli import ROOT, Cli
 from ..support.processes import patience, until
@@ -75,6 +75,22 @@ def test_quickstart(laptop: Cli, node: LoginNode, installed: bool) -> None:
     assert found["id"] == cluster in (laptop.work / "page.html").read_text()
     assert laptop("cancel", cluster).returncode == 0
     assert ("sends gpujobs" in done.stderr) is not installed
+
+
+@pytest.mark.parametrize("version", [slow_variant("3.12"), "3.13"])
+def test_another_python_of_the_login_node(laptop: Cli, node: LoginNode, version: str) -> None:
+    """It is newer than the laptop's, and has no packages."""
+    found = list(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
+    if not found:
+        unavailable("pythons", f"there is no Python {version}")
+    profile = {**PROFILE, "environment": {"python": sys.executable}, "run": ["echo", "it is there"]}
+    remote = {"GPUJOBS_REMOTE": str(found[0])}
+    done = laptop("submit", str(laptop.write("p.yaml", profile)), "--wait", **remote)
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.strip()
+    assert laptop("logs", cluster, **remote).stdout == "it is there\n"
+    assert json.loads(laptop("report", cluster, "--json", **remote).stdout)["id"] == cluster
+    assert laptop("status", cluster, "--json", **remote).returncode == 0
 
 
 def test_a_job_folder_of_the_laptop(laptop: Cli, node: LoginNode) -> None:

@@ -59,6 +59,7 @@ def boot(slurm_backend: SlurmBackend, shared_folder: Path) -> Iterator[Boot]:
             made = LoginNode(folder, home, laptop, env, user, shell)
             made.python = there.python
             nodes.enter_context(made.running())
+            nodes.callback(until, lambda: not made.processes(), 20, lambda: str(made.processes()))
             nodes.callback(made.disconnect)
             return made
 
