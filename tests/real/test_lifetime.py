@@ -17,7 +17,8 @@ from .test_slurm import wrapped
 WAITING_TASK = """
 import sys, time
 from pathlib import Path
-import gpujobs
+import distributed, gpujobs  # before the cluster runs: its timeout is short
+gpujobs.ClusterHandle(sys.argv[1]).wait_for_address()
 
 cluster, folder, hold = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 client = gpujobs.connect(cluster)
@@ -36,7 +37,6 @@ def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
     """A task that waits for a worker keeps the cluster; a client that only looks on does not."""
     seconds = math.ceil(patience(6))
     cluster = cli.submit({"gpus": 1, "idle_timeout": f"{seconds}s", "client_timeout": "1h"})
-    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
     folder = cli.status(cluster)["folder"]
     done = cli.python_run(WAITING_TASK, cluster, folder, str(1.3 * seconds))
     assert done.stdout.strip().endswith("ended"), done.stderr
@@ -53,8 +53,9 @@ def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
 STAYS = """
 import sys, time
 from pathlib import Path
-from distributed import fire_and_forget
 import gpujobs
+from distributed import fire_and_forget  # before the cluster runs: its timeout is short
+gpujobs.ClusterHandle(sys.argv[1]).wait_for_address()
 
 cluster, folder, hold, task = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 client = gpujobs.connect(cluster)
@@ -76,7 +77,6 @@ def test_end_without_clients(cli: Cli, backend: Backend) -> None:
     """A client without tasks keeps the cluster; a task without clients does not."""
     seconds = math.ceil(patience(10))
     cluster = cli.submit({"gpus": 1, "idle_timeout": "1h", "client_timeout": f"{seconds}s"})
-    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
     folder = cli.status(cluster)["folder"]
     done = cli.python_run(STAYS, cluster, folder, str(1.3 * seconds), "600")
     assert done.returncode == 0, done.stderr
@@ -97,7 +97,6 @@ def test_end_without_tasks_and_clients(cli: Cli, backend: SlurmBackend) -> None:
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "walltime": "1h"})), "--site", site)
     assert "the cluster ends after 30 minutes without tasks and clients; " in done.stderr
     cluster = done.stdout.strip()
-    until(lambda: state(cli, cluster) == "RUNNING", 60, "the cluster", every=0.5)
     folder = cli.status(cluster)["folder"]
     hold = str(1.3 * seconds)
     done = cli.python_run(STAYS, cluster, folder, hold, hold)

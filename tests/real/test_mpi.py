@@ -467,7 +467,8 @@ def test_cancel_ends_all_ranks(cli: Cli, backend: SlurmBackend) -> None:
 WORK = """
 import sys, time
 from pathlib import Path
-import gpujobs
+import distributed, gpujobs  # before the cluster runs: its timeout is short
+gpujobs.ClusterHandle(sys.argv[1]).wait_for_address()
 
 cluster, folder, hold, kind = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 client = gpujobs.connect(cluster)
@@ -505,7 +506,6 @@ def test_end_without_work(cli: Cli, backend: SlurmBackend, kind: str, what: str)
     seconds = math.ceil(patience(8))
     times = {"idle_timeout": "1h", "client_timeout": "1h", f"{kind}_timeout": f"{seconds}s"}
     cluster = cli.submit({**PROFILE, **times})
-    until(lambda: cli.status(cluster)["state"] == "RUNNING", 90, cluster, every=0.5)
     folder = cli.status(cluster)["folder"]
     done = cli.python_run(WORK, cluster, folder, str(1.5 * seconds), kind)
     assert done.stdout.strip().endswith("ended"), done.stderr
