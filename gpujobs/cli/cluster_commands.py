@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import GpujobsError, InputError
-from ..text import clock_text, measured_size_text, plural, printable, table
+from ..text import clock_text, plural, printable, short_size_text, table
 from . import options
 from .live import echo, progress
 
@@ -260,7 +260,7 @@ def _leftover_table(found: Sequence[Leftover]) -> str:
     rows = [
         (
             one.record.id if one.record else "-",
-            measured_size_text(one.size),
+            short_size_text(one.size),
             one.files,
             clock_text(max(0.0, time.time() - one.changed)),
             printable(str(one.path)),

@@ -117,6 +117,7 @@ def test_job_folders_of_a_laptop(add: Callable[..., ClusterRecord]) -> None:
     ("words", "removed"),
     [
         (["--older-than", "30d"], ["old-0000"]),
+        (["--larger-than", "1KiB"], ["big-0000", "old-0000"]),
         (["--larger-than", "1MiB"], ["big-0000"]),
         (["--older-than", "30d", "--larger-than", "1MiB"], []),
         ([], ["big-0000", "old-0000"]),
@@ -128,6 +129,7 @@ def test_filters(add: Callable[..., ClusterRecord], words: list[str], removed: l
     path.write_bytes(b"x" * 2**21)
     shown = CliRunner().invoke(main, ["clean", *words])
     assert [word for word in ("big-0000", "old-0000") if word in shown.output] == removed
+    assert " 0B " not in shown.output  # the sizes are those that the filter compares
     assert shown.exit_code == (2 if removed else 0)  # there is nobody to ask
     assert len(names()) == 2
     assert CliRunner().invoke(main, ["clean", "--yes", *words]).exit_code == 0
