@@ -24,9 +24,7 @@ _LARGEST_BYTES = 2**60
 LARGEST_COUNT = 10**7
 LARGEST_NUMBER = 10**18
 
-# Characters that are safe on a directive line, where quoting does not protect.
-WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 _REFUSED_VARIABLES = {
     r"BASH_ENV|ENV|SHELLOPTS|BASHOPTS|IFS|PS4|PROMPT_COMMAND|PYTHONSTARTUP"
@@ -68,11 +66,20 @@ def printable(value: object, kind: str = "text") -> str:
     return text
 
 
-def word(value: object) -> str:
-    """Return a name that is safe on a directive line: letters, digits and ``_.@:+/%=-``."""
-    text = printable(value)
-    if not WORD.fullmatch(text):
-        raise ValueError(f"{text!r} is not a valid name (letters, digits and _ . @ : + / % = -)")
+def matched(value: object, pattern: str, refusal: str, kind: str = "text") -> str:
+    """Return `printable` text that matches ``pattern``; ``refusal`` ends the message of others."""
+    text = printable(value, kind)
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{text!r}{refusal}")
+    return text
+
+
+def ports(value: object, pattern: str, refusal: str) -> str:
+    """Return one port, or the first and the last one of a range, as `matched` does."""
+    text = matched(value, pattern, refusal, "a port")
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    if not 1024 <= numbers[0] <= numbers[-1] <= 65535:
+        raise ValueError(f"{text}: ports are from 1024 to 65535, the smaller one first")
     return text
 
 
@@ -240,10 +247,8 @@ def one_or_several(value: object) -> list[object]:
 
 def variable_name(value: object) -> str:
     """Return the name of an environment variable."""
-    text = printable(value, "a variable's name")
-    if not VARIABLE.fullmatch(text):
-        raise ValueError(f"{text!r} is not a variable's name (letters, digits and _)")
-    return text
+    refusal = " is not a variable's name (letters, digits and _)"
+    return matched(value, VARIABLE, refusal, "a variable's name")
 
 
 def variable(value: object) -> str:

@@ -33,6 +33,7 @@ T = TypeVar("T")
 L = TypeVar("L", bound=str)
 Schema: TypeAlias = Mapping[str, object]
 """JSON Schema."""
+_STRING: Schema = {"type": "string"}
 
 _STARTS_AS_VERB = ("must", "has ", "needs", "cannot")
 
@@ -75,12 +76,9 @@ class Place:
         position = self.document.position(self.loc)
         offset = getattr(cause, "offset", 0)
         if offset and self.document.find(self.loc):
-            position = _inside_text(position, offset)
+            quotes = int(position.text[position.column - 1 : position.column] in ("'", '"'))
+            position = replace(position, column=position.column + offset + quotes, width=1)
         return InputError(Problem(f"`{self}`{separator}{message}", position, hint=hint))
-
-    def key_error(self, message: str, hint: str = "") -> InputError:
-        """Return an error at the key of this place."""
-        return InputError(Problem(message, self.document.key_position(self.loc), hint=hint))
 
     def missing_error(self) -> InputError:
         """Return an error for a key that is required here and is not written."""
@@ -88,11 +86,6 @@ class Place:
         if not position.line:
             position = Position(self.document.source)
         return InputError(Problem(f"`{self}` is required", position))
-
-
-def _inside_text(position: Position, offset: int) -> Position:
-    quotes = int(position.text[position.column - 1 : position.column] in ("'", '"'))
-    return replace(position, column=position.column + offset + quotes, width=1)
 
 
 class Errors:
@@ -243,11 +236,24 @@ class Table(Kind[dict[str, T]]):
         return self.value.key_names()
 
 
+def matching(
+    pattern: str, refusal: str, kind: str = "text", schema: Schema = _STRING
+) -> Scalar[str]:
+    """Return the kind of one line of text; see `fields.matched`."""
+    return Scalar(lambda value: fields.matched(value, pattern, refusal, kind), schema)
+
+
 ANYTHING: Scalar[object] = Scalar(lambda value: value, {})
 TEXT = Scalar(fields.printable, {"type": ["string", "number", "boolean"]})
 """Every plain scalar of a YAML file is text."""
-WORD = Scalar(fields.word, {"type": ["string", "number"], "pattern": f"^{fields.WORD.pattern}$"})
-VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"})
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*"
+WORD = matching(
+    _WORD,
+    " is not a valid name (letters, digits and _ . @ : + / % = -)",
+    schema={"type": ["string", "number"], "pattern": f"^{_WORD}$"},
+)
+"""A name that is safe on a directive line, where quoting does not protect."""
+VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE}$"})
 COUNT = Scalar(fields.count, {"type": "integer", "minimum": 0})
 POSITIVE = Scalar(fields.positive, {"type": "integer", "minimum": 1})
 
@@ -326,7 +332,7 @@ class Key:
     name: str
     kind: Kind[object]
     description: str
-    required: bool
+    required: bool = False
     default: object = None
 
     @property
@@ -360,7 +366,7 @@ def optional(kind: Kind[T], description: str) -> T | None: ...
 def optional(kind: Kind[T], description: str, default: T) -> T: ...
 def optional(kind: Kind[T], description: str, default: T | None = None) -> T | None:
     """Declare a key that may be left out; null is allowed if there is no ``default``."""
-    metadata = {"kind": kind, "description": description}
+    metadata = {"kind": kind, "description": description, "default": default}
     if isinstance(default, dict):
         return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
     return dataclasses.field(default=default, metadata=metadata)
@@ -368,27 +374,14 @@ def optional(kind: Kind[T], description: str, default: T | None = None) -> T | N
 
 def required(kind: Kind[T], description: str) -> T:
     """Declare a key that must be written."""
-    metadata = {"kind": kind, "description": description}
+    metadata = {"kind": kind, "description": description, "required": True}
     return cast(T, dataclasses.field(metadata=metadata))
 
 
 def keys_of(model: type[Model]) -> dict[str, Key]:
     """Return the keys of ``model`` by name, in the order of their declaration."""
-    keys = {}
-    for field in dataclasses.fields(model):
-        if "kind" not in field.metadata:
-            continue
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        keys[field.name] = Key(
-            name=field.name,
-            kind=field.metadata["kind"],
-            description=field.metadata["description"],
-            required=default is dataclasses.MISSING,
-            default=default,
-        )
-    return keys
+    fields_of_keys = (field for field in dataclasses.fields(model) if field.metadata)
+    return {field.name: Key(field.name, **field.metadata) for field in fields_of_keys}
 
 
 def key_names(model: type[Model]) -> Iterator[str]:
@@ -444,7 +437,8 @@ class Section(Kind[M]):
             place.key_names(),
             python=place.document.source == PYTHON,
         )
-        return place.key_error(f"unknown key `{place}`", hint)
+        position = place.document.key_position(place.loc)
+        return InputError(Problem(f"unknown key `{place}`", position, hint=hint))
 
     def schema(self, definitions: dict[str, Schema]) -> Schema:
         name = self.model.__name__

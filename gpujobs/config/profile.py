@@ -29,25 +29,9 @@ WORKER_CLASSES: dict[str, Literal["cuda", "nanny"]] = {
 """Dask's names of the worker classes."""
 
 
-def _module(value: object) -> str:
-    return fields.printable(value, "a module's name").strip()
-
-
-def _ports(value: object) -> str:
-    text = fields.printable(value, "a port")
-    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
-    if not found:
-        raise ValueError(f"{text!r} is not a port; write it as 8000 or 8000:8100")
-    first, last = int(found[1]), int(found[2] or found[1])
-    if not 1024 <= first <= last <= 65535:
-        raise ValueError(f"{text}: ports are from 1024 to 65535, the smaller one first")
-    return text
-
-
 def _option_name(value: object) -> str:
-    text = fields.printable(value, "an option's name")
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", text):
-        raise ValueError(f"{text!r} is not an option's name")
+    refusal = " is not an option's name"
+    text = fields.matched(value, r"[a-z][a-z0-9_-]*", refusal, "an option's name")
     name = text.replace("-", "_")
     if (own := name.removeprefix("no_")) in model.keys_of(Workers):
         raise ValueError(f"{text} is a key of `workers`: write `workers: {{{own}: …}}`")
@@ -82,9 +66,18 @@ def _device_limit(value: object) -> str | None:
 
 _DEVICE_LIMIT = model.Scalar(_device_limit, model.SIZE_OR_FRACTION.json_schema)
 _MODULES = model.Items(
-    model.Scalar(_module, {"type": "string"}), split=fields.comma_list, text_too=True
+    model.Scalar(
+        lambda value: fields.printable(value, "a module's name").strip(), {"type": "string"}
+    ),
+    split=fields.comma_list,
+    text_too=True,
 )
-_PORTS = model.Scalar(_ports, {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"})
+_PORTS = model.Scalar(
+    lambda value: fields.ports(
+        value, r"\d{1,5}(:\d{1,5})?", " is not a port; write it as 8000 or 8000:8100"
+    ),
+    {"type": ["string", "integer"], "pattern": r"^\d+(:\d+)?$"},
+)
 _AMOUNTS = model.Table(model.WORD, model.NUMBER, from_text=fields.amounts)
 _OPTIONS = model.Table(
     model.Scalar(_option_name, {"type": "string"}), model.Scalar(_option_value, {})
@@ -193,9 +186,8 @@ class Workers(model.Model):
 
 
 # -- the profile -----------------------------------------------------------------------------------
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
-LONGEST_NAME = 40
-GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,39}"
+GROUP_NAME = r"[A-Za-z][A-Za-z0-9_]{0,39}"
 """Without "-", which separates the parts of a worker's name."""
 RESERVED_GROUPS = ("n", "jobs", "memory", "cores", "minimum", "maximum", "head", "self")
 """Arguments of `scale` and `adapt`, and the name of the head's own jobs."""
@@ -210,17 +202,9 @@ def option_value(value: object) -> str:
     return text
 
 
-def _name(value: object) -> str:
-    text = fields.printable(value)
-    if not NAME.fullmatch(text) or len(text) > LONGEST_NAME:
-        raise ValueError(f"{text!r}: up to 40 letters, digits and '-', not starting with '-'")
-    return text
-
-
 def _group_name(value: object) -> str:
-    text = fields.printable(value)
-    if not GROUP_NAME.fullmatch(text) or len(text) > LONGEST_NAME:
-        raise ValueError(f"{text!r}: up to 40 letters, digits and '_', starting with a letter")
+    refusal = ": up to 40 letters, digits and '_', starting with a letter"
+    text = fields.matched(value, GROUP_NAME, refusal)
     if text in RESERVED_GROUPS:
         raise ValueError(f"{text!r} is reserved; use another name for the group")
     return text
@@ -234,6 +218,8 @@ def _gpus(value: object) -> int | Literal["auto"]:
 
 Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
 RUNTIME: model.Scalar[Runtime] = model.choice("apptainer", "singularity", "pyxis", "charliecloud")
+Layout: TypeAlias = Literal["workers", "allocation", "mpi"]
+LAYOUT: model.Scalar[Layout] = model.choice("workers", "allocation", "mpi")
 
 
 @dataclass(frozen=True)
@@ -254,17 +240,17 @@ def _after(value: object) -> After:
 
 
 AFTER = model.Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
-IN_DIRECTIVE = model.Scalar(fields.word, model.WORD.json_schema)
+IN_DIRECTIVE = model.Scalar(model.WORD.parse, model.WORD.json_schema)
 """The kind of a key that each batch scheduler has a directive for: `KEY_directive` of its class."""
 OPTIONS = model.Table(model.WORD, model.Scalar(option_value, {"type": ["string", "number"]}))
-_NAME = model.Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME.pattern}$"})
+_NAME = model.matching(
+    NAME,
+    ": up to 40 letters, digits and '-', not starting with '-'",
+    schema={"type": ["string", "number"], "pattern": f"^{NAME}$"},
+)
 _GROUP_NAME = model.Scalar(
     _group_name,
-    {
-        "type": "string",
-        "pattern": f"^{GROUP_NAME.pattern}$",
-        "not": {"enum": list(RESERVED_GROUPS)},
-    },
+    {"type": "string", "pattern": f"^{GROUP_NAME}$", "not": {"enum": list(RESERVED_GROUPS)}},
 )
 _GPUS = model.Scalar(
     _gpus, {"anyOf": [model.at_most(model.MOST, 0).json_schema, {"const": "auto"}]}
@@ -398,8 +384,8 @@ class Profile(Group):
 
     site: str | None = model.optional(model.TEXT, "name of a site, or a path to a site file")
     name: str | None = model.optional(_NAME, "part of the job's name; default: the file's stem")
-    layout: Literal["workers", "allocation", "mpi"] = model.optional(
-        model.choice("workers", "allocation", "mpi"),
+    layout: Layout = model.optional(
+        LAYOUT,
         "workers: elastic jobs; allocation: one job with all GPUs; mpi: the same, started by MPI",
         default="workers",
     )

@@ -33,7 +33,7 @@ from .model import (
     optional,
     required,
 )
-from .profile import RUNTIME, Runtime
+from .profile import LAYOUT, RUNTIME, Layout, Runtime
 
 
 # -- the queues of a site file ---------------------------------------------------------------------
@@ -166,8 +166,10 @@ class _OfSiteOrQueue(Model):
     visible_devices: str | None = optional(
         kinds.VISIBLE_DEVICES, "how a job finds out which GPUs it has"
     )
-    layouts: tuple[kinds.LayoutName, ...] = optional(
-        kinds.LAYOUTS, "layouts of profiles that are allowed; default: all", default=()
+    layouts: tuple[Layout, ...] = optional(
+        Items(LAYOUT, extendable=True),
+        "layouts of profiles that are allowed; default: all",
+        default=(),
     )
     notes: tuple[str, ...] = optional(kinds.NOTES, "shown with every plan", default=())
 
@@ -316,10 +318,12 @@ class Containers(Model):
 
     runtime: Runtime | None = optional(RUNTIME, "for profiles that name none")
     images: dict[str, str] = optional(
-        kinds.IMAGES, "name → path or address of an image", default={}
+        Table(WORD, kinds.IMAGE), "name → path or address of an image", default={}
     )
     binds: tuple[str, ...] = optional(
-        kinds.BINDS, "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER", default=()
+        Items(kinds.BIND, extendable=True),
+        "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER",
+        default=(),
     )
     args: tuple[str, ...] = optional(
         ARGV, "arguments of this runtime, before the profile's", default=()

@@ -23,13 +23,6 @@ def _submit_argument(value: object) -> str:
     return text
 
 
-def _option_name(value: object) -> str:
-    text = fields.printable(value, "a name")
-    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or text in placeholders.RESOURCES:
-        raise ValueError(f"{text!r} is not a name of an option (small letters, digits and _)")
-    return text
-
-
 def account_directive(value: object) -> str:
     """Return a directive that names the account."""
     text = placeholders.check(fields.printable(value), placeholders.ACCOUNT)
@@ -47,43 +40,9 @@ def _launcher(names: tuple[str, ...]) -> model.Items[str]:
     return model.Items(model.Scalar(word, {"type": "string"}), split=fields.argv, text_too=True)
 
 
-def _shell(value: object) -> str:
-    text = fields.printable(value, "a path")
-    if not re.fullmatch(r"/[\w./-]*bash( (-[elpuvx]+|--login|--noprofile|--norc))?", text):
-        raise ValueError(f"{text!r}: the jobs are bash scripts; write /bin/bash or /bin/bash -l")
-    return text
-
-
-def _folder(value: object) -> str:
-    text = fields.printable(value, "a path")
-    if re.search(r'["`\\]|\$\(', text) or not re.match(r"[/~$]", text):
-        raise ValueError(
-            f"{text!r} must be an absolute path; it may contain ~, $NAME and ${{NAME:-/else}}"
-        )
-    return text
-
-
-def _bind(value: object) -> str:
-    text = fields.printable(value, "a path")
-    if not re.fullmatch(r"(/|~/|\$)[^:,\"`\\]*(:/[^:,]*)?", text):
-        raise ValueError(
-            f"{text!r} must be an absolute path, or PATH:PATH_IN_THE_CONTAINER; "
-            "it may contain ~ and $NAME, but no comma"
-        )
-    return text
-
-
-def _image(value: object) -> str:
-    text = fields.printable(value, "a path or an address")
-    if not re.match(r"/|~/|\$", text) and "://" not in text and "#" not in text:
-        raise ValueError(f"{text!r} must be an absolute path, or an address such as docker://…")
-    return text
-
-
 def _resource(value: object) -> str:
-    text = fields.printable(value, "a name")
-    if not re.fullmatch(placeholders.RESOURCE_NAME, text) or "_per_" in text:
-        raise ValueError(f"{text!r} is not a name of a resource (small letters, digits and _)")
+    refusal = " is not a name of a resource (small letters, digits and _)"
+    text = fields.matched(value, rf"(?!.*_per_){placeholders.RESOURCE_NAME}", refusal, "a name")
     if text in ("gpus", "cpus", "memory"):
         raise ValueError(f"{text} of a node are `{text}_per_node`")
     return text
@@ -97,7 +56,6 @@ def _protocols(value: object) -> Sequence[object]:
 
 
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
-LayoutName: TypeAlias = Literal["workers", "allocation", "mpi"]
 
 
 class _VisibleDevicesKind(model.Kind[str]):
@@ -140,17 +98,6 @@ class SchedulerName(model.Kind[str]):
         return {"type": "string", "enum": scheduler_names()}
 
 
-def _ports(value: object) -> str:
-    """Return a range of ports, as ``8000-8100``."""
-    found = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
-    if not found:
-        raise ValueError(f"{fields.shown(value)} is not a range of ports; write it as 8000-8100")
-    first, last = map(int, found.groups())
-    if not 1024 <= first <= last <= 65535:
-        raise ValueError(f"{value}: ports are from 1024 to 65535, the smaller one first")
-    return f"{first}-{last}"
-
-
 def _one_key(name: str) -> model.Schema:
     return {
         "type": "object",
@@ -161,13 +108,17 @@ def _one_key(name: str) -> model.Schema:
 
 
 VARIABLE_NAME = model.Scalar(
-    fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE.pattern}$"}
+    fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE}$"}
 )
-_PATH = {"type": "string"}
 SITE_DIRECTIVES = model.Items(
     model.Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
 )
-OPTION_NAME = model.Scalar(_option_name, {"type": "string", "pattern": "^[a-z]"})
+OPTION_NAME = model.matching(
+    rf"(?!({'|'.join(placeholders.RESOURCES)})$){placeholders.RESOURCE_NAME}",
+    " is not a name of an option (small letters, digits and _)",
+    "a name",
+    {"type": "string", "pattern": "^[a-z]"},
+)
 # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
 OPTION_DIRECTIVE = model.Scalar(
     lambda value: placeholders.check(fields.directive(value), None),
@@ -180,20 +131,39 @@ SUBMIT_ARGUMENTS = model.Items(
     model.Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True
 )
 NOTES = model.Items(model.TEXT, extendable=True)
-FOLDER = model.Scalar(_folder, _PATH)
-IMAGES = model.Table(model.WORD, model.Scalar(_image, _PATH))
-BINDS = model.Items(model.Scalar(_bind, _PATH), extendable=True)
-SHELL = model.Scalar(_shell, _PATH)
+FOLDER = model.matching(
+    r'(?!.*(["`\\]|\$\())[/~$].*',
+    " must be an absolute path; it may contain ~, $NAME and ${NAME:-/else}",
+    "a path",
+)
+IMAGE = model.matching(
+    r"(/|~/|\$).*|.*(://|#).*",
+    " must be an absolute path, or an address such as docker://…",
+    "a path or an address",
+)
+BIND = model.matching(
+    r"(/|~/|\$)[^:,\"`\\]*(:/[^:,]*)?",
+    " must be an absolute path, or PATH:PATH_IN_THE_CONTAINER; it may contain ~ and $NAME, "
+    "but no comma",
+    "a path",
+)
+SHELL = model.matching(
+    r"/[\w./-]*bash( (-[elpuvx]+|--login|--noprofile|--norc))?",
+    ": the jobs are bash scripts; write /bin/bash or /bin/bash -l",
+    "a path",
+)
 LAUNCHER = _launcher(placeholders.LAUNCH)
 NODE_LAUNCHER = _launcher(placeholders.NODE_LAUNCH)
 WORKERS_LAUNCHER = _launcher(placeholders.WORKERS_LAUNCH)
 PROTOCOLS: model.Items[Protocol] = model.Items(
     model.choice("tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}), split=_protocols, extendable=True
 )
-LAYOUTS: model.Items[LayoutName] = model.Items(
-    model.choice("workers", "allocation", "mpi"), extendable=True
+PORTS = model.Scalar(
+    lambda value: fields.ports(
+        value, r"\d{1,5}-\d{1,5}", " is not a range of ports; write it as 8000-8100"
+    ),
+    {"type": "string", "pattern": "^[0-9]+-[0-9]+$"},
 )
-PORTS = model.Scalar(_ports, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
 RESOURCES = model.Table(
     model.Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), model.SIZE
 )
