@@ -369,7 +369,4 @@ def _scalar_text(value: object, indent: str) -> list[str]:
     ):
         return [json.dumps(value)]
     chomping = "" if value.endswith("\n") else "-"
-    return [
-        f"|{chomping}",
-        *(f"{indent}{line}".rstrip() if not line else f"{indent}{line}" for line in lines),
-    ]
+    return [f"|{chomping}", *(line and f"{indent}{line}" for line in lines)]

@@ -113,7 +113,17 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
 
     def value_of(token: re.Match[str]) -> str:
         _check_token(token, list(values))
-        return _value_text(values[token["name"]], token["name"], token["unit"])
+        name, unit = token["name"], token["unit"]
+        value = values[name]
+        if value is None:
+            raise LookupError(name)
+        if isinstance(value, str):
+            return value
+        if unit:
+            value = int(value) // _UNITS[unit[0]]
+            if value == 0:
+                raise ValueError(f"{name} is less than 1 {unit}")
+        return number_text(value)
 
     return _TOKEN.sub(value_of, text)
 
@@ -145,23 +155,6 @@ def _is_size(name: str) -> bool:
     if name in (*RESOURCES, *LAUNCH, *NODE_LAUNCH):
         return "memory" in name
     return _RESOURCE.fullmatch(name) is not None
-
-
-def _value_text(value: int | float | str | None, name: str, unit: str | None) -> str:
-    if value is None:
-        raise LookupError(name)
-    if unit:
-        return _size_text(int(value), name, unit)
-    if isinstance(value, float):
-        return number_text(value)
-    return str(value)
-
-
-def _size_text(n_bytes: int, name: str, unit: str) -> str:
-    number = n_bytes // _UNITS[unit[0]]
-    if number == 0:
-        raise ValueError(f"{name} is less than 1 {unit}")
-    return str(number)
 
 
 def _list(known: Sequence[str]) -> str:

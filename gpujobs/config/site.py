@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -127,18 +127,6 @@ class Option(Model):
         return self.separator is not None and value.startswith(self.separator)
 
 
-def check_options(options: Mapping[str, Option]) -> None:
-    """Check directives and defaults of options. Raises ValueErrorInside."""
-    for name, option in options.items():
-        if f"{{{name}}}" not in option.directive:
-            message = f"must have {{{name}}}, which is replaced by the value of the option"
-            raise ValueErrorInside(message, "options", name, "directive")
-        default = option.default
-        if default and not placeholders.names(default) and not matches(option.pattern, default):
-            message = f"{default!r} does not match the option's pattern {option.pattern}"
-            raise ValueErrorInside(message, "options", name, "default")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OfSiteOrQueue(Model):
     """Keys of a site that a queue may have, too. Those of the queue override those of the site."""
@@ -172,6 +160,17 @@ class _OfSiteOrQueue(Model):
         default=(),
     )
     notes: tuple[str, ...] = optional(kinds.NOTES, "shown with every plan", default=())
+
+    def check(self) -> None:
+        """Check directives and defaults of the options."""
+        for name, option in self.options.items():
+            if f"{{{name}}}" not in option.directive:
+                message = f"must have {{{name}}}, which is replaced by the value of the option"
+                raise ValueErrorInside(message, "options", name, "directive")
+            default = option.default
+            if default and not placeholders.names(default) and not matches(option.pattern, default):
+                message = f"{default!r} does not match the option's pattern {option.pattern}"
+                raise ValueErrorInside(message, "options", name, "default")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +248,7 @@ class Queue(_OfSiteOrQueue):
 
     def check(self) -> None:
         """Check that the limits agree."""
-        check_options(self.options)
+        super().check()
         if self.cpus_per_node and self.cpus_per_gpu:
             raise ValueError("cannot have both cpus_per_node and cpus_per_gpu")
         for least, most in (
@@ -430,7 +429,7 @@ class Site(_OfSiteOrQueue):
 
     def check(self) -> None:
         """Check that the batch scheduler supports `cluster`."""
-        check_options(self.options)
+        super().check()
         for key in self.queues:
             try:
                 self.in_queue(key).network.check()
@@ -438,14 +437,14 @@ class Site(_OfSiteOrQueue):
                 raise ValueErrorInside(str(error), "queues", key, "network") from None
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
-        for place, account in self._accounts():
-            self._check_account(account, *place)
+        for place, section in self.sections():
+            self._check_account(section.account, *place)
 
-    def _accounts(self) -> Iterator[tuple[tuple[str, ...], Account | None]]:
-        """Yield how the account is named, by the site and by its queues, and where it stands."""
-        yield (), self.account
+    def sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
+        """Yield the site and its queues, which may have the same keys, and their places."""
+        yield (), self
         for key, queue in self.queues.items():
-            yield ("queues", key), queue.account
+            yield ("queues", key), queue
 
     def _check_account(self, account: Account | None, *place: str) -> None:
         """Refuse a directive that sets other options than the account."""

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeGuard
 
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
@@ -30,7 +29,6 @@ from .trust import check_writers
 
 _BUILT_IN = ("request", "cpu_request")
 """Lists of the batch scheduler if the site has none, so that nothing can be appended to them."""
-_NOTHING = Document({})
 _NOTHING = Document({})
 
 
@@ -321,11 +319,13 @@ def site_of_this_host() -> str:
 
     They are tried in this order. NoSiteHereError if there is none, InputError if there are several.
     """
-    selections = list(_selections())
-    variables = (one.name for one in selections if one.matches_variables())
+    sites = dict(_selecting_sites())
+    variables = (name for name, site in sites.items() if _matches_variables(site))
     if found := _only(variables, "several sites match the environment variables here"):
         return found
-    patterns = [(pattern, one.name) for one in selections for pattern in one.hostnames]
+    patterns = [
+        (pattern, name) for name, site in sites.items() for pattern in _texts(site, "hostnames")
+    ]
     host = ""
     # The fully qualified name may need a slow query of the network, so the short name comes first.
     for get_name in (socket.gethostname, socket.getfqdn):
@@ -333,7 +333,7 @@ def site_of_this_host() -> str:
         names = (name for pattern, name in patterns if matches(pattern, host))
         if found := _only(names, f"several sites match this host ({host})"):
             return found
-    clusters = (one.name for one in selections if one.matches_cluster())
+    clusters = (name for name, site in sites.items() if _matches_cluster(site))
     if found := _only(clusters, "several sites match the name of the cluster here"):
         return found
     raise NoSiteHereError(
@@ -351,58 +351,38 @@ def _only(names: Iterable[str], message: str) -> str:
     return "".join(found)
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """What selects the site ``name`` on a host."""
-
-    name: str
-    hostnames: tuple[str, ...]
-    variables: Mapping[str, str]
-    cluster_names: tuple[str, ...]
-    scheduler: str
-
-    def matches_variables(self) -> bool:
-        """Return whether the environment has all variables, each with a value that matches."""
-        environ = os.environ
-        found = (matches(pattern, environ.get(key, "")) for key, pattern in self.variables.items())
-        return bool(self.variables) and all(found)
-
-    def matches_cluster(self) -> bool:
-        """Return whether the batch scheduler's cluster has one of the names."""
-        if not self.cluster_names:
-            return False
-        try:
-            name = cluster_name(self.scheduler)
-        except InputError:  # no such batch scheduler: `load_site` reports it
-            return False
-        return any(matches(pattern, name) for pattern in self.cluster_names)
+def _matches_variables(site: Mapping[str, object]) -> bool:
+    """Return whether the environment has all variables, each with a value that matches."""
+    patterns = site.get("environment_variables")
+    if not patterns or not isinstance(patterns, Mapping):
+        return False
+    environ = os.environ
+    return all(matches(str(one), environ.get(key, "")) for key, one in patterns.items())
 
 
-def _selections() -> Iterator[_Selection]:
-    """Yield what selects each site that names hosts or variables."""
+def _matches_cluster(site: Mapping[str, object]) -> bool:
+    """Return whether the batch scheduler's cluster has one of the names."""
+    patterns = _texts(site, "cluster_names")
+    try:
+        name = cluster_name(str(site.get("scheduler"))) if patterns else ""
+    except InputError:  # no such batch scheduler: `load_site` reports it
+        return False
+    return any(matches(pattern, name) for pattern in patterns)
+
+
+def _selecting_sites() -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the name and the keys, unchecked, of each site that may be selected."""
     included = data_folder("site_configs")
     for name, path in site_paths().items():
         # Most of the many included files name no host, and parsing all takes most of a second.
         if path.parent == included and not _SELECTS.search(path.read_text(encoding="utf-8")):
             continue
         try:
-            value = layered(path, path.parent).value
+            yield name, layered(path, path.parent).value
         except InputError as error:
             logger.warning("a site file is ignored: %s", str(error).splitlines()[0])
-            continue
-        variables = value.get("environment_variables")
-        yield _Selection(
-            name,
-            _texts(value.get("hostnames")),
-            variables if _is_texts(variables) else {},
-            _texts(value.get("cluster_names")),
-            str(value.get("scheduler")),
-        )
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(one) for one in value) if isinstance(value, list) else ()
-
-
-def _is_texts(value: object) -> TypeGuard[Mapping[str, str]]:
-    return isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values())
+def _texts(site: Mapping[str, object], key: str) -> list[str]:
+    value = site.get(key)
+    return [str(one) for one in value] if isinstance(value, list) else []

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -189,8 +188,9 @@ def read_spec(path: Path) -> ClusterSpec:
     try:
         value: _SpecFile = parse_json(read_file(path), _SpecFile)
         document = Document(value["document"], source=str(path))
+        site, whole = value["site"], Document(value["site"]["document"], source=str(path))
         return ClusterSpec(
-            site=_read_site(value["site"], str(path)),
+            site=SiteFile(site["name"], Path(site["path"]), build(Site, whole), whole),
             profile=build(Profile, document),
             document=document,
             name=value["name"],
@@ -223,19 +223,14 @@ def _resolved(spec: ClusterSpec) -> Document:
 
     Only the worker's own options depend on that (see `core_value`).
     """
-    groups = {
-        name: _options(group.workers)
-        for name, group in spec.profile.groups.items()
-        if group.workers.options
-    }
-    resolved = Document({"groups": groups}) if groups else Document({})
-    if spec.profile.workers.options:
-        resolved = Document(_options(spec.profile.workers)).over(resolved)
-    return resolved.over(spec.document)
+    own = _options(spec.profile.workers)
+    if groups := spec.profile.groups:
+        own["groups"] = {name: _options(group.workers) for name, group in groups.items()}
+    return Document(own).over(spec.document)
 
 
 def _options(workers: Workers) -> dict[str, object]:
-    return {"workers": {"options": workers.options}}
+    return {"workers": {"options": workers.options}} if workers.options else {}
 
 
 def _setting_document(setting: str) -> Document:
@@ -264,16 +259,6 @@ def choose_site(document: Document, site: str | None, base: Path | None) -> Site
         raise InputError(problem) from None
 
 
-def _read_site(value: _SiteOfSpec, source: str) -> SiteFile:
-    document = Document(value["document"], source=source)
-    return SiteFile(
-        name=value["name"],
-        path=Path(value["path"]),
-        site=build(Site, document),
-        document=document,
-    )
-
-
 # -- groups of workers: each is specified by a profile of its own ----------------------------------
 # A profile without `groups` has one group, whose name is "".
 
@@ -288,21 +273,6 @@ def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
     """
     if not spec.profile.groups:
         return {"": spec}
-    return dict(_group_specs(spec))
-
-
-def _group_specs(spec: ClusterSpec) -> Iterator[tuple[str, ClusterSpec]]:
-    defaults = spec.document.without(*OF_THE_CLUSTER)
+    defaults = replace(spec, document=spec.document.without(*OF_THE_CLUSTER))
     groups = spec.document.section("groups")
-    for name in spec.profile.groups:
-        document = groups.section(name).over(defaults)
-        own = given_names(groups.section(name))
-        yield (
-            name,
-            replace(
-                spec,
-                document=document,
-                profile=build(Profile, document),
-                from_site=spec.from_site - own,
-            ),
-        )
+    return {name: with_settings(defaults, groups.section(name)) for name in spec.profile.groups}

@@ -13,7 +13,7 @@ from ..clusters.freequeues import TIMEOUT, ask_with, site_client
 from ..clusters.submit import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
-from ..config.site import Account, Queue, Site
+from ..config.site import Account, Queue
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
@@ -231,7 +231,7 @@ class Comparison:
         site = self.site_file.site
         if self.survey.account_required and site.account is None and "account" in site.given:
             yield self._problem("jobs need an account; the file has `account: null`", "account")
-        for place, holder in self._sections():
+        for place, holder in site.sections():
             if holder.account and not _matches(holder.account, self.survey.accounts):
                 listed = ", ".join(self.survey.accounts)
                 message = f"no account of this user matches the pattern: {listed}"
@@ -265,12 +265,6 @@ class Comparison:
         ):
             lines = ", ".join(f"'{line}'" for line in needed)
             yield self._problem(f"CPU workers need `cpu_request: [{lines}]`", "queues")
-
-    def _sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
-        """Yield the site and its queues, which may have the same keys, and their places."""
-        yield (), self.site_file.site
-        for key, queue in self.site_file.site.queues.items():
-            yield ("queues", key), queue
 
     def _node_problems(
         self, key: str, queue: Queue, nodes: Sequence[LiveNode]
@@ -322,7 +316,7 @@ class Comparison:
 
     def _directives(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Yield all directives and arguments of the file, and their places."""
-        for place, holder in self._sections():
+        for place, holder in self.site_file.site.sections():
             for name in LINES:
                 for number, line in enumerate(getattr(holder, name) or ()):
                     yield (*place, name, number), line
