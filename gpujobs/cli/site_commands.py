@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from . import options
 from .live import echo, progress
 
 if TYPE_CHECKING:
+    from ..config.document import Document
     from ..doctor.checks import Check
     from ..doctor.sitereport import SiteReport
 
@@ -77,10 +79,11 @@ def check_site(
     from ..config import spec
     from ..doctor import sitereport
 
-    report = sitereport.check_offline(site, spec.settings_document(settings))
+    document = spec.settings_document(settings)
+    report = sitereport.check_offline(site, document)
     no_answer: UnavailableError | None = None
     try:
-        report = _more_checks(report, site, settings, with_live=with_live, with_job=with_job)
+        report = _more_checks(report, document, with_live=with_live, with_job=with_job)
     except UnavailableError as error:
         no_answer = error  # the findings so far are printed first
     if as_json:
@@ -95,31 +98,30 @@ def check_site(
 
 
 def _more_checks(
-    report: SiteReport, site: str, settings: tuple[str, ...], *, with_live: bool, with_job: bool
+    report: SiteReport, settings: Document, *, with_live: bool, with_job: bool
 ) -> SiteReport:
     """Return the report with the checks that need the batch scheduler."""
     if with_live and report.site_file:
-        from ..config import spec
         from ..doctor import sitereport
 
-        found, checks = sitereport.live_findings(report.site_file, spec.settings_document(settings))
+        found, checks = sitereport.live_findings(report.site_file, settings)
         report = replace(
             report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
         )
     if with_job:
-        jobs = _job_checks(report, site, settings)
+        jobs = _job_checks(report, settings)
         report = replace(report, checks=[*report.checks, *jobs])
     return report
 
 
-def _job_checks(report: SiteReport, site: str, settings: tuple[str, ...]) -> list[Check]:
-    if not report.correct:
+def _job_checks(report: SiteReport, settings: Document) -> Sequence[Check]:
+    if not report.site_file or not report.correct:
         from ..doctor.checks import warning
 
         return [warning("job", "not run, because there are findings")]
     from ..doctor import job
 
-    return job.check_job(site, settings, options.open_ledger())
+    return job.check_job(report.site_file, settings, options.open_ledger())
 
 
 @click.command("show")
@@ -173,7 +175,7 @@ def verify_site(
     Compares the file with the batch scheduler, and runs a job, an array of two nodes, a cancel and
     a walltime. Exits with 1 if anything failed. --set changes the jobs, for example account=p1.
     """
-    from ..config import sitefiles
+    from ..config import sitefiles, spec
     from ..doctor import checks, verify
 
     loaded = sitefiles.load_site(site)
@@ -186,7 +188,8 @@ def verify_site(
         echo(last.issue())
         return
     _check_writable(path)
-    trials = verify.Verification(loaded, settings, options.open_ledger())
+    document = spec.settings_document(settings)
+    trials = verify.Verification(loaded, document, options.open_ledger())
     jobs, minutes = trials.cost()
     text = f"{jobs} jobs, at most {minutes:.0f} GPU minutes and ten minutes of time"
     if not agreed:
@@ -245,9 +248,10 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
     from ..doctor import checks, job
 
     document = spec.settings_document(settings)
-    found = list(job.check_host(spec.make_spec(document, site=site).site))
+    site_file = spec.make_spec(document, site=site).site
+    found = list(job.check_host(site_file))
     if with_job and not checks.any_failed(found):
-        found += job.check_job(site, settings, options.open_ledger())
+        found += job.check_job(site_file, document, options.open_ledger())
     if as_json:
         echo(json.dumps(checks.checks_json(found), indent=1))
     else:

@@ -29,7 +29,7 @@ from ..clusters.submit import make_cluster_plan, site_notes
 from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
-from ..config.spec import ClusterSpec, make_spec, settings_document, with_settings
+from ..config.spec import ClusterSpec, make_spec, with_settings
 from ..errors import GpujobsError, InputError, RefusedError
 from ..injob.folder import DamagedError, parse_json, read_file
 from ..injob.gpus import binding_messages
@@ -285,27 +285,29 @@ def rate_text(facts: JobFacts) -> str:
     return f"{protocol}, {measured['rate']} GB/s between two workers ({memory} memory)"
 
 
-def check_job(site: str | None, settings: Sequence[str], ledger: Ledger) -> list[Check]:
+def check_job(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequence[Check]:
     """Submit a cluster that runs `jobcheck`, wait for its end and check its facts.
 
-    ``settings`` are ``key=value`` for the profile of the cluster. Raises InputError if no queue
-    accepts it, UnavailableError if the batch scheduler does not answer.
+    ``settings`` are keys for the profile of the cluster. Raises InputError if no queue accepts it,
+    UnavailableError if the batch scheduler does not answer.
     """
-    request = Request("doctor", "10m", list(job_sizes(_site_file(site).site)))
-    return list(run_job(site, settings, ledger, request).checks)
+    request = Request("doctor", "10m", list(job_sizes(site_file.site)))
+    return run_job(site_file, settings, ledger, request).checks
 
 
 def run_job(
-    site: str | None,
-    settings: Sequence[str],
+    site_file: SiteFile,
+    settings: Document,
     ledger: Ledger,
     request: Request,
     timeout: float = JOB_TIMEOUT,
 ) -> JobRun:
     """Do what `check_job` does with a cluster of this size, within ``timeout`` seconds."""
-    with _shared_copy(_site_file(site)) as program, _listener() as addresses:
+    with _shared_copy(site_file) as program, _listener() as addresses:
         try:
-            record = submit_request(site, settings, request, ledger, [str(program), *addresses])
+            record = submit_request(
+                site_file, settings, request, ledger, [str(program), *addresses]
+            )
         except RefusedError as error:
             message = "\n".join(str(error).splitlines()[:ERROR_LINES])
             return JobRun([failed("job", message, "fix `request` of the site file")])
@@ -315,12 +317,10 @@ def run_job(
             scale.cancel(record, ledger)
     facts = read_facts(record.path)
     if facts is None:
-        return JobRun([_without_facts(report, timeout)], report)
+        reason = report.reason or f"no answer within {timeout:.0f} s"
+        remedy = _remedy(report) or f"gpujobs logs --all {record.id}"
+        return JobRun([failed("job", f"{record.id}: {reason}", remedy)], report)
     return JobRun(list(check_facts(facts, report)), report, facts)
-
-
-def _site_file(site: str | None) -> SiteFile:
-    return make_spec(settings_document(()), site=site).site
 
 
 @contextmanager
@@ -359,14 +359,14 @@ def _accept_forever(server: socket.socket) -> None:
 
 
 def submit_request(
-    site: str | None,
-    settings: Sequence[str],
+    site_file: SiteFile,
+    settings: Document,
     request: Request,
     ledger: Ledger,
     program: Sequence[str] = (),
 ) -> ClusterRecord:
     """Submit a cluster. ``program``: see `plan_request`."""
-    spec, plan = plan_request(site, settings, request, program)
+    spec, plan = plan_request(site_file, settings, request, program)
     record = submit.submit(spec, plan, ledger)
     logger.info(
         "%s: %s with %s in queue %s; to end it: gpujobs cancel %s",
@@ -380,18 +380,26 @@ def submit_request(
 
 
 def plan_request(
-    site: str | None, settings: Sequence[str], request: Request, program: Sequence[str] = ()
+    site_file: SiteFile, settings: Document, request: Request, program: Sequence[str] = ()
 ) -> tuple[ClusterSpec, Plan]:
     """Return the plan of the first size that a queue of the site accepts.
 
-    ``program``: `jobcheck` and its arguments; without one the cluster only waits. InputError of the
-    first size if none is accepted.
+    ``program``: `jobcheck` and its arguments, which starts after all workers have connected;
+    without one the cluster only waits. InputError of the first size if none is accepted.
     """
     failures: list[InputError] = []
     for size in request.sizes:
         profile = {"name": request.name, "walltime": request.walltime, **size}
         try:
-            return _make_plan(site, profile, settings, program)
+            spec = make_spec(settings.over(Document(profile, source=SOURCE)), site=site_file)
+            first = make_cluster_plan(spec)
+            own: dict[str, object] = {
+                "run": [first.groups[0].python, *program] if program else ["sleep", "3600"],
+                "start_workers": first.n_workers,
+                "env": {"DOCTOR_WORKERS": str(first.n_workers)},
+            }
+            spec = with_settings(spec, Document(own, source=SOURCE))
+            return spec, make_cluster_plan(spec)
         except InputError as error:
             failures.append(error)
     raise failures[0]
@@ -408,22 +416,6 @@ def job_sizes(site: Site) -> Iterator[dict[str, object]]:
             layout = "mpi" if nodes > 1 else "workers"
             yield {"gpus": queue.gpus_per_node * nodes, "layout": layout}
     yield {"gpus": 0, "workers": {"count": 2}}
-
-
-def _make_plan(
-    site: str | None, profile: dict[str, object], settings: Sequence[str], program: Sequence[str]
-) -> tuple[ClusterSpec, Plan]:
-    """Return the plan in which `jobcheck` starts after all workers have connected."""
-    document = Document(profile, source=SOURCE)
-    spec = make_spec(settings_document(tuple(settings)).over(document), site=site)
-    first = make_cluster_plan(spec)
-    own: dict[str, object] = {
-        "run": [first.groups[0].python, *program] if program else ["sleep", "3600"],
-        "start_workers": first.n_workers,
-        "env": {"DOCTOR_WORKERS": str(first.n_workers)},
-    }
-    spec = with_settings(spec, Document(own, source=SOURCE))
-    return spec, make_cluster_plan(spec)
 
 
 def wait_until(
@@ -446,13 +438,6 @@ def read_facts(folder: Path) -> JobFacts | None:
                 facts: JobFacts = parse_json(line.removeprefix(jobcheck.PREFIX), JobFacts)
                 return facts
     return None
-
-
-def _without_facts(report: ClusterReport, timeout: float) -> Check:
-    cluster_id = report.record.id
-    reason = report.reason or f"no answer within {timeout:.0f} s"
-    remedy = _remedy(report) or f"gpujobs logs --all {cluster_id}"
-    return failed("job", f"{cluster_id}: {reason}", remedy)
 
 
 _REMEDIES = {

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from distributed import Client, Worker
+    from distributed import Client
 
 PREFIX = "gpujobs doctor: "
 """Start of the line with the facts; `run` may print other lines."""
@@ -102,17 +102,17 @@ def interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def first_reachable(addresses: list[str]) -> str:
-    """Return the first ``host:port`` that accepts a connection; raise OSError if none does."""
+def first_reachable(addresses: list[str]) -> tuple[str, str]:
+    """Return the first ``host:port`` that accepts a connection, or "" and why none does."""
     problem = ""
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT):
-                return address
+                return address, ""
         except OSError as error:
             problem = f"{address}: {error}"
-    raise OSError(problem)
+    return "", problem
 
 
 def scratch() -> Scratch:
@@ -149,11 +149,6 @@ def bandwidth(client: Client, source: str, target: str) -> Bandwidth:
     return {"rate": round(rate, 2), "gpu_memory": gpu_memory}
 
 
-def worker_name(dask_worker: Worker) -> str:
-    """Return the name of a worker; runs in it."""
-    return str(dask_worker.name)
-
-
 def ucx_version() -> str:
     """Return the version of UCX, "" without ucxx."""
     try:
@@ -166,32 +161,27 @@ def collect(client_addresses: list[str]) -> JobFacts:
     """Return all facts. ``client_addresses``: ``host:port`` of the client under several names."""
     from distributed import Client
 
-    facts: JobFacts = {
-        "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        "versions": versions(),
-        "driver": driver(),
-        "interfaces": interfaces(),
-        "scratch": scratch(),
-        "client": "",
-        "client_error": "",
-        "address": "",
-        "bandwidth": None,
-        "ucx": "",
-    }
-    try:
-        facts["client"] = first_reachable(client_addresses)
-    except OSError as error:
-        facts["client_error"] = str(error)
+    reached, problem = first_reachable(client_addresses)
+    rate = None
     with Client() as client:
         client.wait_for_workers(int(os.environ["DOCTOR_WORKERS"]), timeout=WORKERS_TIMEOUT)
-        facts["address"] = client.scheduler.address
         # The first and the last name are in different jobs, if there are several.
-        names = client.run(worker_name)
-        workers = sorted(names, key=lambda address: str(names[address]))
+        names = client.run(lambda dask_worker: str(dask_worker.name))
+        workers = sorted(names, key=names.__getitem__)
         if len(workers) > 1:
-            facts["bandwidth"] = bandwidth(client, workers[0], workers[-1])
-    facts["ucx"] = ucx_version()
-    return facts
+            rate = bandwidth(client, workers[0], workers[-1])
+        return {
+            "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            "versions": versions(),
+            "driver": driver(),
+            "interfaces": interfaces(),
+            "scratch": scratch(),
+            "client": reached,
+            "client_error": problem,
+            "address": client.scheduler.address,
+            "bandwidth": rate,
+            "ucx": ucx_version(),
+        }
 
 
 if __name__ == "__main__":

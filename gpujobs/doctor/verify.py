@@ -14,10 +14,9 @@ from ..clusters.freequeues import ask_with, site_client
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.report import WorkerGpu
-from ..config.document import Loc
+from ..config.document import Document, Loc
 from ..config.site import Site
 from ..config.sitefiles import SiteFile
-from ..config.spec import settings_document
 from ..errors import GpujobsError, InputError, Position
 from ..injob.folder import EndKind
 from ..planning.plan import Plan
@@ -67,7 +66,8 @@ class Verification:
     """The trials of one site, and what they have found so far."""
 
     site_file: SiteFile
-    settings: tuple[str, ...]
+    settings: Document
+    """Keys for the profiles of the trials."""
     ledger: Ledger
     survey: Survey = field(default_factory=lambda: Survey((), ()))
     version: str = ""
@@ -78,11 +78,6 @@ class Verification:
     runs: dict[str, JobRun] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     deadline: float = 0.0
-
-    @property
-    def path(self) -> str:
-        """The site file."""
-        return str(self.site_file.path.absolute())
 
     @property
     def left(self) -> float:
@@ -99,7 +94,7 @@ class Verification:
         """Yield the plans of the trials that fit the site, of which the first must."""
         for name, request in requests(self.site_file.site).items():
             try:
-                yield plan_request(self.path, self.settings, request)[1]
+                yield plan_request(self.site_file, self.settings, request)[1]
             except InputError:
                 if name == "job":
                     raise
@@ -122,12 +117,12 @@ class Verification:
         if kind := client.scheduler.inventory:
             inventory = kind(client.scheduler.cluster)
             self.version = inventory.version(ask_with(client, inventory))
-        settings = settings_document(self.settings)
-        report = sitereport.check_offline(self.path, settings)
-        found, self.checks = sitereport.live_findings(self.site_file, settings)
+        path = str(self.site_file.path.absolute())
+        report = sitereport.check_offline(path, self.settings)
+        found, self.checks = sitereport.live_findings(self.site_file, self.settings)
         for problem in (finding.problem for finding in [*report.findings, *found]):
             at = problem.position or Position("")
-            line = at.line * (at.source == self.path)
+            line = at.line * (at.source == path)
             self.wrong.setdefault(line, []).append(problem.message)
 
     def _try(self, name: str, trial: Callable[[], Iterable[Check]]) -> None:
@@ -139,19 +134,22 @@ class Verification:
         self.seconds[name] = round(time.monotonic() - began, 1)
 
     def _job(self, name: str, request: Request) -> Iterable[Check]:
-        run = run_job(self.path, self.settings, self.ledger, request, timeout=self.left)
+        run = run_job(self.site_file, self.settings, self.ledger, request, timeout=self.left)
         self.runs[name] = run
-        if name == "array" and run.facts:
-            return [_array_check(run, rate_text(run.facts))]
-        if run.facts:
+        if not run.facts:
+            return [replace(check, name=name) for check in run.checks]
+        if name != "array":
             return run.checks
-        return [replace(check, name=name) for check in run.checks]
+        text = f"two jobs on {plural(len(run.nodes), 'node')}; {rate_text(run.facts)}"
+        if len(run.nodes) > 1:
+            return [passed("array", text)]
+        return [warning("array", text, "the transport between nodes was not measured")]
 
     def _waiting(
         self, request: Request, judge: Callable[[ClusterMonitor], Check]
     ) -> Iterable[Check]:
         """Submit a cluster that only waits, and judge it."""
-        record = submit_request(self.path, self.settings, request, self.ledger)
+        record = submit_request(self.site_file, self.settings, request, self.ledger)
         monitor = ClusterMonitor([record], self.ledger)
         try:
             yield judge(monitor)
@@ -191,7 +189,10 @@ class Verification:
             interface=site.network.interface or "",
             rates=dict(self._rates()),
             seconds=self.seconds,
-            checks=[_redacted(check, redact) for check in self.checks],
+            checks=[
+                replace(check, result=redact(check.result), remedy=redact(check.remedy))
+                for check in self.checks
+            ],
             findings=[
                 redact(f"line {line}: {text}").removeprefix("line 0: ") for line, text in wrong
             ],
@@ -217,7 +218,7 @@ class Verification:
 
     def _names(self, *, hosts: bool) -> dict[str, Iterable[str]]:
         """Return the names that the record must not have, by what they are."""
-        given = settings_document(self.settings).value.get("account")
+        given = self.settings.value.get("account")
         accounts = [*self.survey.accounts, str(given or "")]
         nodes = {node.name for node in self.survey.nodes}
         nodes.update(*(run.nodes for run in self.runs.values()))
@@ -226,17 +227,6 @@ class Verification:
         if not hosts:
             names["host"] = [*nodes, socket.gethostname(), socket.getfqdn()]
         return names
-
-
-def _redacted(check: Check, redact: Callable[[str], str]) -> Check:
-    return replace(check, result=redact(check.result), remedy=redact(check.remedy))
-
-
-def _array_check(run: JobRun, rate: str) -> Check:
-    text = f"two jobs on {plural(len(run.nodes), 'node')}; {rate}"
-    if len(run.nodes) > 1:
-        return passed("array", text)
-    return warning("array", text, "the transport between nodes was not measured")
 
 
 # -- lines that are marked as not verified ---------------------------------------------------------
