@@ -103,8 +103,6 @@ class InputError(GpujobsError, ValueError):
 class RefusedError(GpujobsError):
     """The batch scheduler rejected a submission; the message is its own."""
 
-    exit_code = 1
-
 
 class UnavailableError(GpujobsError):
     """The batch scheduler did not respond in time, or its command could not be run."""

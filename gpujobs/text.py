@@ -59,7 +59,7 @@ def clean(line: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text of several lines, each as `clean` does."""
-    return "\n".join(map(clean, text.split("\n"))) if control_character(text) else text
+    return "\n".join(map(clean, text.split("\n")))
 
 
 def size_text(n_bytes: int) -> str:
@@ -127,7 +127,7 @@ def alternatives(words: Sequence[str]) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
     cells = [list(header), *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
     )
@@ -141,8 +141,7 @@ def repeats_repeats(pattern: str) -> bool:
     text, changed = _skeleton(pattern), 1
     while changed:
         for found in _GROUP.finditer(text):
-            inner = _REPEAT.search(found[1]) or "|" in found[1]
-            if inner and (found[2] or "?") != "?":
+            if found[2] not in (None, "?") and _repeats_of(found[1], None) != "x":
                 return True
         text, changed = _GROUP.subn(lambda found: _repeats_of(found[1], found[2]), text)
     return False

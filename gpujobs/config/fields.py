@@ -87,7 +87,7 @@ def count(value: object, most: int = LARGEST_COUNT) -> int:
     """Return a whole number of at least 0; ``010``, ``1e3``, ``true`` and ``4.0`` are refused."""
     if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d*", value):
         value = int(value[:15])  # one digit more would also be too large
-    if isinstance(value, bool) or not isinstance(value, int):
+    if type(value) is not int:
         raise ValueError(
             f"{shown(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
         )
@@ -150,19 +150,12 @@ def size_or_fraction(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if isinstance(value, str) and re.fullmatch(r"0?\.\d+|1\.0+|0|1", value):
-        return _fraction(value)
+        # dask-cuda takes 1 for one byte, and 1.0 for all memory.
+        return {0.0: "0", 1.0: "1.0"}.get(float(value), value)
     try:
         return str(size(value))
     except ValueError as error:
         raise ValueError(f"{error}, or a fraction of the GPU's memory such as 0.8") from None
-
-
-def _fraction(text: str) -> str:
-    """Return a fraction as dask-cuda reads it: ``1`` is one byte there, ``1.0`` is all memory."""
-    number = float(text)
-    if number in (0, 1):
-        return "1.0" if number else "0"
-    return text
 
 
 def duration(value: object) -> int:
@@ -222,11 +215,13 @@ def comma_list(value: object) -> Sequence[object]:
     return sequence(value)
 
 
-def amounts(text: str) -> dict[str, object]:
+def amounts(value: object) -> object:
     """Return ``GPU=2 MEMORY=10``, as dask writes resources, as a mapping; commas are allowed."""
-    pairs = [item.partition("=") for item in text.replace(",", " ").split()]
+    if not isinstance(value, str):
+        return value
+    pairs = [item.partition("=") for item in value.replace(",", " ").split()]
     if not all(equals for _, equals, _ in pairs):
-        raise ValueError(f"{text!r} is not a list of resources; write {{GPU: 2}} or GPU=2")
+        raise ValueError(f"{value!r} is not a list of resources; write {{GPU: 2}} or GPU=2")
     return {name: amount for name, _, amount in pairs}
 
 

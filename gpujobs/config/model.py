@@ -189,7 +189,7 @@ class Table(Kind[dict[str, T]]):
     value: Kind[T]
     empty: str = ""
     """Error message for an empty table, if it must not be empty."""
-    from_text: Callable[[str], Mapping[str, object]] | None = None
+    from_text: Callable[[object], object] | None = None
     """Makes a mapping of a string, if one is allowed, too; raises ValueError."""
     removable: bool = False
     """null is allowed as a value; it is removed before the table is read (see `layers`)."""
@@ -208,7 +208,7 @@ class Table(Kind[dict[str, T]]):
         return dict(zip(names, values, strict=True))
 
     def _mapping(self, value: object, place: Place) -> Mapping[str, object]:
-        if self.from_text and isinstance(value, str):
+        if self.from_text:
             try:
                 value = self.from_text(value)
             except ValueError as error:
@@ -289,20 +289,17 @@ ARGV = Items(TEXT, split=fields.argv, text_too=True)
 
 def choice(*words: L, synonyms: Mapping[str, L] | None = None) -> Scalar[L]:
     """Return the kind of a value that is one of ``words``, or a synonym of one."""
-    others = synonyms or {}
+    known: dict[str, L] = {**{word: word for word in words}, **(synonyms or {})}
     listed = alternatives(words)
 
     def parse(value: object) -> L:
-        for word in words:
-            if value == word:
-                return word
         if not isinstance(value, str):
             raise ValueError(f"must be {listed}, not {fields.shown(value)}")
-        if value in others:
-            return others[value]
-        raise ValueError(f"{value!r} is not one of {listed}")
+        if value not in known:
+            raise ValueError(f"{value!r} is not one of {listed}")
+        return known[value]
 
-    return Scalar(parse, {"type": "string", "enum": [*words, *others]})
+    return Scalar(parse, {"type": "string", "enum": list(known)})
 
 
 # -- models: the keys that a file may have ---------------------------------------------------------

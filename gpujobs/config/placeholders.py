@@ -84,11 +84,10 @@ def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:
     """
     for token in _TOKEN.finditer(text):
         name = token["name"] or ""
-        if known is None:
+        if known is None or (known is RESOURCES and _RESOURCE.fullmatch(name)):
             _check_token(token, [*RESOURCES, name])
-            continue
-        of_queue = known is RESOURCES and token["unit"] and _RESOURCE.fullmatch(name)
-        _check_token(token, [*known, name] if of_queue else known)
+        else:
+            _check_token(token, known)
     return text
 
 

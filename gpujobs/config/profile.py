@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..injob.names import WorkerSize
 from . import fields, model
-from .document import core_value
+from .document import Document, core_value
 
 # -- the `workers` section of a profile: the options of every worker -------------------------------
 RESERVED_OPTIONS = (
@@ -41,20 +40,11 @@ def _option_name(value: object) -> str:
 
 
 def _option_value(value: object) -> object:
-    for text in _texts(value):
-        fields.printable(text)
+    for loc, part in Document([value]).parts():
+        for text in (loc[-1], part.plain):
+            if isinstance(text, str):
+                fields.printable(text)
     return core_value(value)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield every text in ``value``, names of mappings included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts([*value, *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def _device_limit(value: object) -> str | None:

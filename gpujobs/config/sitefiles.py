@@ -96,10 +96,10 @@ def _extended(upper: Document, lower: Document) -> Document:
 def _complete(document: Document, key: str | int = "") -> Document:
     """Return ``document``, the value of ``key``, with whole lists in the place of appended ones."""
     own = _appended(document)
-    if own is not None and key in _BUILT_IN:
-        message = f"`{key}` has nothing to extend: the site has no `{key}`"
-        raise InputError(Problem(message, document.place, hint="write the whole list"))
     if own is not None:
+        if key in _BUILT_IN:
+            message = f"`{key}` has nothing to extend: the site has no `{key}`"
+            raise InputError(Problem(message, document.place, hint="write the whole list"))
         return Document(own, document.place, document.key)
     if key == "queues" or not document.is_mapping:  # each queue is completed by itself
         return document

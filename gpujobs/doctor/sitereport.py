@@ -13,7 +13,7 @@ from ..clusters.freequeues import TIMEOUT, ask_with, site_client
 from ..clusters.submit import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
-from ..config.site import Account, Queue
+from ..config.site import Queue
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
@@ -207,7 +207,10 @@ class Comparison:
                 known = ", ".join(sorted(live.name for live in self.survey.queues))
                 yield self._problem(f"there is no queue {name}; there are {known}", "queues", key)
             return
-        yield from self._limit_problems(key, queue, live, len({node.name for node in nodes}))
+        for limit, message in _exceeded(queue, live, len({node.name for node in nodes})):
+            yield self._problem(message, "queues", key, limit)
+        if not live.open:
+            yield self._problem(f"queue {name} is closed", "queues", key)
         yield from self._node_problems(key, queue, nodes)
 
     def _names_the_queue(self, key: str, queue: Queue) -> bool:
@@ -216,25 +219,14 @@ class Comparison:
         texts = request_texts(self.site_file.site.in_queue(key), self.scheduler(), gpus=gpus)
         return "queue" in placeholders.names(" ".join(texts))
 
-    def _limit_problems(
-        self, key: str, queue: Queue, live: LiveQueue, nodes: int
-    ) -> Iterator[Problem]:
-        for name, message in _exceeded(queue, live, nodes):
-            yield self._problem(message, "queues", key, name)
-        if live.exclusive and not queue.exclusive:
-            message = f"jobs in queue {live.name} get whole nodes; the file lacks `exclusive: true`"
-            yield self._problem(message, "queues", key, "exclusive")
-        if not live.open:
-            yield self._problem(f"queue {live.name} is closed", "queues", key)
-
     def _account_problems(self) -> Iterator[Problem]:
         site = self.site_file.site
         if self.survey.account_required and site.account is None and "account" in site.given:
             yield self._problem("jobs need an account; the file has `account: null`", "account")
         for place, holder in site.sections():
-            if holder.account and not _matches(holder.account, self.survey.accounts):
-                listed = ", ".join(self.survey.accounts)
-                message = f"no account of this user matches the pattern: {listed}"
+            pattern, accounts = holder.account and holder.account.pattern, self.survey.accounts
+            if pattern and accounts and not any(matches(pattern, name) for name in accounts):
+                message = f"no account of this user matches the pattern: {', '.join(accounts)}"
                 yield self._problem(message, *place, "account", "pattern")
 
     def account_warnings(self) -> Iterator[Check]:
@@ -348,6 +340,9 @@ def _exceeded(queue: Queue, live: LiveQueue, nodes: int) -> Iterator[tuple[str, 
     if _above(queue.max_gpus_per_user, user_gpus):
         message = f"one user has at most {plural(user_gpus or 0, 'GPU')} in queue {name}"
         yield "max_gpus_per_user", message
+    if live.exclusive and not queue.exclusive:
+        message = f"jobs in queue {name} get whole nodes; the file lacks `exclusive: true`"
+        yield "exclusive", message
 
 
 def _above(number: float | None, limit: int | None) -> bool:
@@ -356,12 +351,6 @@ def _above(number: float | None, limit: int | None) -> bool:
 
 def _time(seconds: int | None) -> str:
     return walltime_text(seconds or 0)
-
-
-def _matches(account: Account, accounts: Sequence[str]) -> bool:
-    """Return whether the site accepts one of the user's accounts, as far as both are known."""
-    pattern = account.pattern
-    return not (pattern and accounts) or any(matches(pattern, name) for name in accounts)
 
 
 # -- ask the batch scheduler -----------------------------------------------------------------------
