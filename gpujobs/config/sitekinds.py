@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from ..errors import InputError
@@ -11,13 +11,20 @@ from ..schedulers import get_scheduler, scheduler_names
 from . import fields, model, placeholders
 from .profile import Profile, option_value
 
+_DIRECTIVE = {"type": "string", "pattern": "^-"}
 
-def _site_directive(value: object) -> str:
-    return placeholders.check(fields.directive(value))
+
+def _checked(
+    read: Callable[[object], str],
+    names: Sequence[str] | None = placeholders.RESOURCES,
+    schema: model.Schema = _DIRECTIVE,
+) -> model.Scalar[str]:
+    """Return the kind of text with placeholders; see `placeholders.check` for ``names``."""
+    return model.Scalar(lambda value: placeholders.check(read(value), names), schema)
 
 
 def _submit_argument(value: object) -> str:
-    text = _site_directive(value)
+    text = fields.directive(value)
     if re.search(r"[\"'\\]", text):
         raise ValueError(f"{text!r} must have no quotes: it is divided into words at spaces")
     return text
@@ -33,11 +40,8 @@ def account_directive(value: object) -> str:
 
 def _launcher(names: tuple[str, ...]) -> model.Items[str]:
     """Return the kind of a command line with the placeholders ``names``."""
-
-    def word(value: object) -> str:
-        return placeholders.check(fields.printable(value), names)
-
-    return model.Items(model.Scalar(word, {"type": "string"}), split=fields.argv, text_too=True)
+    word = _checked(fields.printable, names, {"type": "string"})
+    return model.Items(word, split=fields.argv, text_too=True)
 
 
 def _resource(value: object) -> str:
@@ -58,21 +62,14 @@ def _protocols(value: object) -> Sequence[object]:
 Protocol: TypeAlias = Literal["tcp", "ucxx", "ws"]
 
 
-class _VisibleDevicesKind(model.Kind[str]):
-    """One of two words, or a mapping with one key, which is read as KEY:NAME."""
-
-    def read(self, value: object, place: model.Place) -> str:
-        if value in ("scheduler", "exclusive"):
-            return str(value)
-        for key in ("variable", "file"):
-            if isinstance(value, dict) and list(value) == [key]:
-                return f"{key}:{VARIABLE_NAME.read(value[key], place.inside(key))}"
-        message = "must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}"
-        raise place.error(ValueError(message))
-
-    def schema(self, definitions: dict[str, model.Schema]) -> model.Schema:
-        words = {"enum": ["scheduler", "exclusive"]}
-        return {"anyOf": [words, _one_key("variable"), _one_key("file")]}
+def _visible_devices(value: object) -> str:
+    """Return one of two words, or KEY:NAME of a mapping with one key."""
+    if value in ("scheduler", "exclusive"):
+        return str(value)
+    for key in ("variable", "file"):
+        if isinstance(value, dict) and list(value) == [key]:
+            return f"{key}:{fields.variable_name(value[key])}"
+    raise ValueError("must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}")
 
 
 class _Defaults(model.Table[object]):
@@ -110,9 +107,7 @@ def _one_key(name: str) -> model.Schema:
 VARIABLE_NAME = model.Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE}$"}
 )
-SITE_DIRECTIVES = model.Items(
-    model.Scalar(_site_directive, {"type": "string", "pattern": "^-"}), extendable=True
-)
+SITE_DIRECTIVES = model.Items(_checked(fields.directive), extendable=True)
 OPTION_NAME = model.matching(
     rf"(?!({'|'.join(placeholders.RESOURCES)})$){placeholders.RESOURCE_NAME}",
     " is not a name of an option (small letters, digits and _)",
@@ -120,16 +115,9 @@ OPTION_NAME = model.matching(
     {"type": "string", "pattern": "^[a-z]"},
 )
 # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
-OPTION_DIRECTIVE = model.Scalar(
-    lambda value: placeholders.check(fields.directive(value), None),
-    {"type": "string", "pattern": "^-"},
-)
-OPTION_DEFAULT = model.Scalar(
-    lambda value: placeholders.check(option_value(value)), {"type": "string"}
-)
-SUBMIT_ARGUMENTS = model.Items(
-    model.Scalar(_submit_argument, {"type": "string", "pattern": "^-"}), extendable=True
-)
+OPTION_DIRECTIVE = _checked(fields.directive, None)
+OPTION_DEFAULT = _checked(option_value, schema={"type": "string"})
+SUBMIT_ARGUMENTS = model.Items(_checked(_submit_argument), extendable=True)
 NOTES = model.Items(model.TEXT, extendable=True)
 FOLDER = model.matching(
     r'(?!.*(["`\\]|\$\())[/~$].*',
@@ -168,4 +156,7 @@ RESOURCES = model.Table(
     model.Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), model.SIZE
 )
 DEFAULTS = _Defaults(model.TEXT, model.ANYTHING)
-VISIBLE_DEVICES = _VisibleDevicesKind()
+VISIBLE_DEVICES = model.Scalar(
+    _visible_devices,
+    {"anyOf": [{"enum": ["scheduler", "exclusive"]}, _one_key("variable"), _one_key("file")]},
+)
