@@ -68,7 +68,10 @@ def _visible_devices(value: object) -> str:
         return str(value)
     for key in ("variable", "file"):
         if isinstance(value, dict) and list(value) == [key]:
-            return f"{key}:{fields.variable_name(value[key])}"
+            try:
+                return f"{key}:{fields.variable_name(value[key])}"
+            except ValueError as error:
+                raise model.ValueErrorInside(str(error), key) from None
     raise ValueError("must be `scheduler`, `exclusive`, {variable: NAME} or {file: NAME}")
 
 
