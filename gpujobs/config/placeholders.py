@@ -84,7 +84,8 @@ def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:
     """
     for token in _TOKEN.finditer(text):
         name = token["name"] or ""
-        if known is None or (known is RESOURCES and _RESOURCE.fullmatch(name)):
+        of_queue = known is RESOURCES and token["unit"] and _RESOURCE.fullmatch(name)
+        if known is None or of_queue:
             _check_token(token, [*RESOURCES, name])
         else:
             _check_token(token, known)
