@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from ..clusters.advice import MARGINS, Size, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
@@ -38,8 +38,6 @@ from ..text import (
     table,
     walltime_text,
 )
-
-T = TypeVar("T")
 
 GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
@@ -112,70 +110,61 @@ def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
 
 # -- requested and used ----------------------------------------------------------------------------
 SIZE_HEADER = ("OF", "REQUESTED", "USED")
-_NAMES = {
-    "gpus": "GPUs",
-    "gpu_memory": "memory of a GPU",
-    "cpus_per_job": "CPUs of a job",
-    "memory_per_job": "memory of a job",
-    "walltime": "walltime",
+
+
+class _Resource(NamedTuple):
+    """A resource of a `Size`, and how its numbers are written."""
+
+    name: str
+    requested: Callable[[int], str] = str
+    measured: Callable[[float], str] = "{:.1f}".format
+    enough: Callable[[int], str] = str
+
+
+_MEMORY = (short_size_text, lambda size: measured_size_text(int(size)), size_text)
+_RESOURCES = {
+    "gpus": _Resource("GPUs"),
+    "gpu_memory": _Resource("memory of a GPU", *_MEMORY),
+    "cpus_per_job": _Resource("CPUs of a job"),
+    "memory_per_job": _Resource("memory of a job", *_MEMORY),
+    "walltime": _Resource("walltime", walltime_text, clock_text, walltime_text),
 }
-_SIZES = ("gpu_memory", "memory_per_job")
 
 
 def size_rows(usage: UsageReport) -> list[tuple[str, ...]]:
     """Return what was requested and used, for `SIZE_HEADER`; none before a job has started."""
-    return [
-        (
-            ": ".join(filter(None, (size.group, _NAMES[size.key]))),
-            "not known" if size.requested is None else _amount(size.key, size.requested),
-            _used(size),
-        )
-        for size in sizes(usage)
-    ]
+    return [_size_row(size, _RESOURCES[size.key]) for size in sizes(usage)]
 
 
-def _used(size: Size) -> str:
+def _size_row(size: Size, resource: _Resource) -> tuple[str, ...]:
+    requested = "not known"
+    if size.requested is not None:
+        requested = resource.requested(int(size.requested))
+    owner = f"{size.group}: " * bool(size.group)
+    return f"{owner}{resource.name}", requested, _used(size, resource)
+
+
+def _used(size: Size, resource: _Resource) -> str:
     if size.key == "gpus":
         return _busy_text(size.mean, slices=False)
     parts = []
     if size.mean is not None:
         parts.append(f"{size.mean:.1f} on average")
     if size.peak is not None:
-        parts.append(f"up to {_measured(size.key, size.peak)}")
+        parts.append(f"up to {resource.measured(size.peak)}")
     return ", ".join(parts) or "not sampled"
-
-
-def _amount(key: str, number: float) -> str:
-    if key == "walltime":
-        return walltime_text(int(number))
-    if key in _SIZES:
-        return short_size_text(int(number))
-    return str(int(number))
-
-
-def _measured(key: str, number: float) -> str:
-    if key == "cpus_per_job":
-        return f"{number:.1f}"
-    if key == "walltime":
-        return clock_text(number)
-    return measured_size_text(int(number))
 
 
 def advice_lines(usage: UsageReport) -> list[str]:
     """Return the keys of the profile that were enough, by group; none before the cluster's end."""
-    found = _known_sizes(usage)
+    served = {job.report.group for job in usage.jobs if job.served}
+    found = [size for size in sizes(usage) if size.group in served]  # of others nothing is known
     if not found or not usage.cluster.finished:
         return []
     if unknown := unsampled(usage):
         jobs = ", ".join(map(str, unknown))
         return [f"no advice about the size: too few samples of job {jobs}"]
     return list(_advice(usage.cluster.record.groups, found))
-
-
-def _known_sizes(usage: UsageReport) -> list[Size]:
-    """Return the sizes of the groups whose workers have connected; of others nothing is known."""
-    served = {job.report.group for job in usage.jobs if job.served}
-    return [size for size in sizes(usage) if size.group in served]
 
 
 def _advice(groups: Iterable[GroupRecord], found: Iterable[Size]) -> Iterator[str]:
@@ -192,18 +181,12 @@ def _advice(groups: Iterable[GroupRecord], found: Iterable[Size]) -> Iterator[st
 
 def _of_group(smaller: Iterable[Size]) -> Iterator[str]:
     """Yield the keys that were enough; no key of a profile has the memory of a GPU."""
-    enough = {size.key: _enough(size.key, int(size.enough or 0)) for size in smaller}
+    enough = {one.key: _RESOURCES[one.key].enough(int(one.enough or 0)) for one in smaller}
     memory = enough.pop("gpu_memory", "")
     if enough:
         yield "enough: " + ", ".join(f"{key}: {text}" for key, text in enough.items())
     if memory:
         yield f"GPUs with {memory} are enough: another `queue` or `gpu_type` may have them"
-
-
-def _enough(key: str, number: int) -> str:
-    if key in _SIZES:
-        return size_text(number)
-    return _amount(key, number)
 
 
 def _time(hours: float) -> tuple[str, str]:
@@ -234,31 +217,26 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
         yield "transfers", short_size_text(usage.received), "between workers"
 
 
+_TIMES = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
+
+
 def _job_table(usage: UsageReport) -> str:
-    times = ("PENDING", "STARTING", "RUNNING", "LOST")
-    header = ["JOB", "ID", "GROUP", "STATE", "NODE", "GPUS", *times, ""]
-    rows = [_row(usage, job) for job in usage.jobs]
-    if not any(job.report.group for job in usage.jobs):
-        group = header.index("GROUP")
-        header, rows = _without(header, group), [_without(row, group) for row in rows]
-    return table(header, rows)
+    grouped = any(job.report.group for job in usage.jobs)
+    times = [kind.name for kind in _TIMES]
+    header = ["JOB", "ID", *["GROUP"] * grouped, "STATE", "NODE", "GPUS", *times, ""]
+    return table(header, [_row(usage, job, grouped=grouped) for job in usage.jobs])
 
 
-def _without(cells: list[T], index: int) -> list[T]:
-    return [*cells[:index], *cells[index + 1 :]]
-
-
-def _row(usage: UsageReport, job: JobUsage) -> list[object]:
+def _row(usage: UsageReport, job: JobUsage, *, grouped: bool) -> list[object]:
     report, phases = job.report, timeline(usage, job)
-    kinds = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
     return [
         report.number,
         report.id,
-        report.group or "-",
+        *[report.group or "-"] * grouped,
         report.state,
         report.node or "-",
         job.gpus,
-        *(_length(phases, kind) for kind in kinds),
+        *(_length(phases, kind) for kind in _TIMES),
         _remark(job),
     ]
 
@@ -535,10 +513,7 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
         "served": job.served,
         "ended": job.ended,
         "replaced_by": job.replaced_by,
-        "timeline": [
-            {"kind": phase.kind.value, "since": phase.since, "until": phase.until}
-            for phase in timeline(usage, job)
-        ],
+        "timeline": [asdict(phase) for phase in timeline(usage, job)],
         "workers": [
             {"name": one.worker, "since": one.since, "until": one.until} for one in job.connections
         ],
