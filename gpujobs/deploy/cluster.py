@@ -28,7 +28,7 @@ from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
-from .head import DaskControl, HeadJob, job_scheduler, local_scheduler, with_usable_protocols
+from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
 from .keywords import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, document_of, job_notes, spec_of
 from .options import (
     ClusterOptions,
@@ -224,12 +224,12 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     def _start_dask(self, options: ClusterOptions) -> None:
         security = security_of(self._pool.record, self._pool.folder_state)
         silence_ucx(*self._pool.plan.transport.protocols)
+        scheduler: dict[str, object]
+        scheduler = {"cls": HeadJob, "options": {"pool": self._pool, "security": security}}
         if options.local_scheduler:
             scheduler = local_scheduler(
                 self._pool, security, options.scheduler_options, options.scheduler_options_place
             )
-        else:
-            scheduler = job_scheduler(self._pool, security)
         worker_options = next(iter(self._pool.groups.values())).worker_options
         SpecCluster.__init__(  # JobQueueCluster's would build a job of its own
             self,

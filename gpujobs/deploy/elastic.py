@@ -26,9 +26,8 @@ from ..errors import InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from .display import Controls, JobsDisplay, JobTable
-from .group import WorkerGroup
+from .group import PoolJob, WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
-from .job import PoolJob
 from .options import Amount
 from .pool import JobPool
 from .scaler import Scaler, wait_for
@@ -215,7 +214,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         self._scaler.check_elastic()
         amounts = {name: Amount(number) for name, number in groups.items()}
         whole = Amount(n, jobs, memory, cores)
-        if whole.given or not groups:
+        if whole != Amount() or not groups:
             amounts[""] = whole
         check_group_names(list(self._pool.groups), amounts)
         self._scaler.set_targets(
@@ -226,12 +225,9 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         )
         if self.asynchronous or self.called_from_running_loop:
             return self._correct_state()
-        return self.sync(self._reach_target)
+        return self.sync(self._correct_state)
 
     scale_up = scale
-
-    async def _reach_target(self) -> None:
-        await self._correct_state()
 
     async def _correct_state_internal(self) -> None:
         self._correct_state_waiting = None  # calls of one moment share a task until here

@@ -31,7 +31,7 @@ from ..injob.registry import idle_message
 from ..planning.plan import Plan
 from ..planning.transport import contact_text, encryption_rule
 from ..text import quoted
-from .job import PoolJob
+from .group import PoolJob
 from .pool import JobPool
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ ADDRESS_INTERVAL = 0.2
 
 
 def local_scheduler(
-    pool: JobPool,
-    security: Security | None,
-    options: dict[str, Any],
-    place: str = "scheduler_options",
+    pool: JobPool, security: Security | None, options: dict[str, Any], place: str
 ) -> dict[str, object]:
     """Return dask's specification of a dask scheduler here; ``options`` win. Raises InputError."""
     plan = pool.plan
@@ -174,11 +171,6 @@ def _check_interface(name: str) -> None:
             'of this host that compute nodes reach: scheduler_options={"interface": …}'
         )
         raise InputError(message, hint=hint)
-
-
-def job_scheduler(pool: JobPool, security: Security | None) -> dict[str, object]:
-    """Return dask's specification of a dask scheduler in a job."""
-    return {"cls": HeadJob, "options": {"pool": pool, "security": security}}
 
 
 class HeadJob(ProcessInterface):  # type: ignore[misc]

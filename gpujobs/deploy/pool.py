@@ -32,8 +32,7 @@ from ..planning.plan import JobGroup, Plan
 from ..planning.render import JobRoles, Script, render_jobs
 from ..schedulers import JobState
 from ..text import plural
-from .group import Halt, Scope, WorkerGroup, count_ends
-from .job import PoolJob, PoolJobs
+from .group import Halt, PoolJob, PoolJobs, Scope, WorkerGroup, count_ends
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
@@ -87,17 +86,6 @@ class Canceller:
     def repeat(self, now: float) -> None:
         """Cancel again the released jobs that the batch scheduler still has."""
         self.cancel_soon([job for job in self._jobs.released.values() if now >= job.cancel_again])
-
-
-def cancel_cluster(record: ClusterRecord, ledger: Ledger, system: System) -> None:
-    """Cancel all jobs of a cluster that is closed; an error is logged."""
-    if not record.submissions:
-        ledger.update(record.id, finished=True)
-        return
-    try:
-        cancelling.cancel(record, ledger, timeout=CLOSE_TIMEOUT, system=system)
-    except GpujobsError as error:
-        logger.warning("%s was closed, but %s; its jobs exit by themselves", record.id, error)
 
 
 # -- render jobs -----------------------------------------------------------------------------------
@@ -419,7 +407,14 @@ class JobPool:
         for job in list(self.jobs.active.values()):
             self.jobs.release(job, JobPhase.ENDED, "the cluster was closed")
         self.end(EndKind.CLOSED, "closed by its owner")
-        cancel_cluster(self.ledger.get(self.id), self.ledger, self.system)
+        record = self.ledger.get(self.id)
+        if not record.submissions:
+            self._update(finished=True)
+            return
+        try:
+            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
+        except GpujobsError as error:
+            logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 
     def write_groups(self) -> None:
         """Write into the ledger how many workers are wanted, and why groups get no more jobs."""
@@ -445,11 +440,6 @@ class JobPool:
     def query_soon(self, seconds: float = QUERY_DELAY) -> None:
         """Something has changed: query the batch scheduler at the next refresh."""
         self.monitor.query_soon(seconds)
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether the batch scheduler was queried within the site's `poll`."""
-        return self.monitor.age < self.record.poll
 
     async def refresh(
         self, connected: frozenset[str] | None, lock: asyncio.Lock

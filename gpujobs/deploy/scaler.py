@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dask.utils import parse_timedelta
 
 from ..clusters.progress import Progress
-from ..clusters.report import JobPhase, ended_message, job_counts
-from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
+from ..clusters.report import JobPhase, job_counts
+from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
-from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
+from .group import REFUSAL_TIME, Halt, PoolJob, Scope, WorkerGroup
 from .head import DaskControl
-from .job import PoolJob
 from .pool import JobPool, in_background
 
 
@@ -106,8 +105,9 @@ class Scaler:
         """Submit or remove jobs until all targets are met; then raise the first error."""
         errors: list[Exception] = []
         async with self._lock:
-            self._check_scheduler()
-            if self.pool.halt is not None:  # its last jobs may still count
+            if end := self.dask.end_of_scheduler():
+                self.pool.end(*end)
+            if end or self.pool.halt is not None:  # its last jobs may still count
                 raise self.pool.ended_error()
             if self._gave_up:
                 self._gave_up = False
@@ -299,10 +299,11 @@ class Scaler:
 
     async def update(self) -> None:
         """Query the batch scheduler now, unless its answers are new; wait a moment for it."""
-        if not self.pool.record.submissions or self.pool.up_to_date or not self.dask.open:
-            return
-        self.pool.query_soon(0)
-        await self.refresh()
+        pool = self.pool
+        due = pool.record.submissions and pool.monitor.age >= pool.record.poll
+        if due and self.dask.open:
+            pool.query_soon(0)
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Take in the present state of all jobs; wait a moment if the batch scheduler is away."""
@@ -333,13 +334,6 @@ class Scaler:
         except (GpujobsError, OSError) as error:
             logger.warning("%s: %s", self.pool.id, error)
 
-    def _check_scheduler(self) -> None:
-        """Raise JobFailedError if the dask scheduler of this process has closed."""
-        if end := self.dask.end_of_scheduler():
-            kind, reason = end
-            self.pool.end(kind, reason)
-            raise JobFailedError(ended_message(self.pool.id, reason))
-
     async def _refresh(self) -> None:
         pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.halts()
         if end := self.dask.end_of_scheduler():
@@ -366,7 +360,7 @@ class Scaler:
         """Fail what clients wait for if no job has workers, and none will be submitted."""
         pool = self.pool
         working = any(job.report.workers for job in pool.jobs.active.values())
-        if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
+        if pool.errors and not any((self._gave_up, working, self._wants_jobs(), pool.ended)):
             self._gave_up = True
             await self.dask.give_up(pool.errors[0])
 

@@ -11,7 +11,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.job import START_UP, STEADY, PoolJob, PoolJobs
+from gpujobs.deploy.group import START_UP, STEADY, PoolJob, PoolJobs
 from gpujobs.schedulers import JobId, JobState
 
 JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("svd-0", "svd-1"))
