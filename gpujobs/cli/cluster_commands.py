@@ -183,16 +183,22 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> Non
     if not cluster_ids and not everything and not orphans:
         hint = "`gpujobs status` lists them"
         raise InputError("name the clusters to cancel, or use --all", hint=hint)
-    from ..clusters import scale
     from . import status
 
     ledger = options.open_ledger()
     records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
-        records = [record for record in records if scale.orphaned(record)]
-        if not records:
-            progress.write("no orphans")
+        records = _orphans(records)
     _cancel_all(records, ledger)
+
+
+def _orphans(records: Sequence[ClusterRecord]) -> list[ClusterRecord]:
+    from ..clusters import scale
+
+    found = [record for record in records if scale.orphaned(record)]
+    if not found:
+        progress.write("no orphans")
+    return found
 
 
 def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:

@@ -253,7 +253,8 @@ def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> l
         return [ledger.get(cluster_id) for cluster_id in cluster_ids]
     if everything:
         ledger.forget_removed()
-    return [record for record in ledger.all() if everything or not record.finished]
+        return ledger.all()
+    return [record for record in ledger.all() if not record.finished]
 
 
 class StatusView:

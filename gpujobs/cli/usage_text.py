@@ -157,14 +157,19 @@ def _used(size: Size, resource: _Resource) -> str:
 
 def advice_lines(usage: UsageReport) -> list[str]:
     """Return the keys of the profile that were enough, by group; none before the cluster's end."""
-    served = {job.report.group for job in usage.jobs if job.served}
-    found = [size for size in sizes(usage) if size.group in served]  # of others nothing is known
+    found = _known_sizes(usage)
     if not found or not usage.cluster.finished:
         return []
     if unknown := unsampled(usage):
         jobs = ", ".join(map(str, unknown))
         return [f"no advice about the size: too few samples of job {jobs}"]
     return list(_advice(usage.cluster.record.groups, found))
+
+
+def _known_sizes(usage: UsageReport) -> list[Size]:
+    """Return the sizes of the groups whose workers have connected; of others nothing is known."""
+    served = {job.report.group for job in usage.jobs if job.served}
+    return [size for size in sizes(usage) if size.group in served]
 
 
 def _advice(groups: Iterable[GroupRecord], found: Iterable[Size]) -> Iterator[str]:

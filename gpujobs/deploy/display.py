@@ -32,6 +32,8 @@ logger = logging.getLogger("gpujobs")
 
 Result = Awaitable[object] | object
 """Of a button's action, which may have to be awaited."""
+Action = Callable[..., Result]
+"""Called with a group and the numbers that were entered."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,10 @@ class Controls:
 
     groups: Mapping[str, int] = field(default_factory=dict)
     """The groups that can be scaled, with their numbers of workers. "": there are no groups."""
-    scale: Callable[[str, int], Result] | None = None
+    scale: Action | None = None
     """Scales a group to a number of workers."""
-    adapt: Callable[[str, int, int], Result] | None = None
+    adapt: Action | None = None
     """Scales a group adaptively, between two numbers of workers."""
-
-
-def ipywidgets_module() -> ModuleType | None:
-    """Return ipywidgets; None if it is not installed."""
-    try:
-        import ipywidgets
-    except ImportError:
-        return None
-    module: ModuleType = ipywidgets
-    return module
 
 
 class ClusterWidget:
@@ -97,16 +89,14 @@ class ClusterWidget:
 
     # -- buttons -----------------------------------------------------------------------------------
     def _buttons(self) -> Box:
-        controls = self._controls
-        sections = {}
-        if controls.scale is not None:
-            scale = controls.scale
-            rows = [self._scale_row(scale, group, n) for group, n in controls.groups.items()]
-            sections["Manual Scaling"] = self._kit.VBox(rows)
-        if controls.adapt is not None:
-            adapt = controls.adapt
-            rows = [self._adapt_row(adapt, group, n) for group, n in controls.groups.items()]
-            sections["Adaptive Scaling"] = self._kit.VBox(rows)
+        controls, sections = self._controls, {}
+        for title, action, row in (
+            ("Manual Scaling", controls.scale, self._scale_row),
+            ("Adaptive Scaling", controls.adapt, self._adapt_row),
+        ):
+            if action is not None:
+                rows = [row(action, group, n) for group, n in controls.groups.items()]
+                sections[title] = self._kit.VBox(rows)
         if not sections:
             return self._kit.Label("This process cannot scale the cluster.")
         accordion = self._kit.Accordion(list(sections.values()), selected_index=0)
@@ -114,12 +104,12 @@ class ClusterWidget:
             accordion.set_title(index, title)
         return accordion
 
-    def _scale_row(self, scale: Callable[[str, int], Result], group: str, workers: int) -> Box:
+    def _scale_row(self, scale: Action, group: str, workers: int) -> Box:
         number = self._number("Workers", workers)
         button = self._button("Scale", lambda: scale(group, number.value))
         return self._row(group, [number, button])
 
-    def _adapt_row(self, adapt: Callable[[str, int, int], Result], group: str, most: int) -> Box:
+    def _adapt_row(self, adapt: Action, group: str, most: int) -> Box:
         minimum, maximum = self._number("Minimum", 0), self._number("Maximum", most)
         button = self._button("Adapt", lambda: adapt(group, minimum.value, maximum.value))
         return self._row(group, [minimum, maximum, button])
@@ -255,13 +245,16 @@ class JobsDisplay(ABC):
 
     def _widget(self) -> Any:
         """Return the live widget, None without ipywidgets; dask's `_ipython_display_` calls it."""
-        ipywidgets = ipywidgets_module()
-        if self._live is None and ipywidgets is not None:
+        try:
+            import ipywidgets
+        except ImportError:
+            return None
+        if self._live is None:
             live = ClusterWidget(ipywidgets, self.loop, self._live_card, self._controls())
             live.show(self._card())
             self.loop.add_callback(self._keep_live, live)
             self._live = live
-        return self._live and self._live.tabs
+        return self._live.tabs
 
     def _keep_live(self, live: ClusterWidget) -> None:
         updates = self.periodic_callbacks["cluster-repr"] = live.updates()

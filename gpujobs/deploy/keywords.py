@@ -159,7 +159,7 @@ def _split(value: Any) -> list[str]:
 def _options(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in _pairs(words):
-        if isinstance(value, str) and "$" in value and name not in _EXPANDED:
+        if "$" in str(value) and name not in _EXPANDED:
             raise ValueError(f"{value!r}: variables are not expanded here")
         if name in _LISTS:
             found.setdefault(name, []).append(value)
@@ -260,11 +260,6 @@ class Vocabulary(dict[str, Reader | str]):
     the text names its replacement.
     """
 
-    @property
-    def refused(self) -> dict[str, str]:
-        """The keywords without a meaning here, and their replacements."""
-        return {name: hint for name, hint in self.items() if isinstance(hint, str)}
-
     def known(self) -> list[str]:
         """Return all keywords that are not refused."""
         return [name for name in {**dict.fromkeys(keys_of(Profile)), **self} if self.takes(name)]
@@ -275,9 +270,13 @@ class Vocabulary(dict[str, Reader | str]):
 
     def suggestion(self, name: str) -> str:
         """Return a hint for an unknown keyword."""
-        keys = [key for key in key_names(Profile) if self.takes(key.partition(".")[0])]
-        keys = [key for key in keys if not key.startswith("groups.")]
-        return unknown_keyword(name, [*self.known(), *PARAMETERS], self.refused, keys)
+        keys = [
+            key
+            for key in key_names(Profile)
+            if self.takes(key.partition(".")[0]) and not key.startswith("groups.")
+        ]
+        refused = {word: hint for word, hint in self.items() if isinstance(hint, str)}
+        return unknown_keyword(name, [*self.known(), *PARAMETERS], refused, keys)
 
     def settings(self, name: str, value: Any) -> Iterable[Setting]:
         """Return the settings of a keyword that is not refused. Raises ValueError."""
@@ -548,8 +547,8 @@ class _Converter:
     def add(self, given: Given) -> None:
         """Convert one keyword; those of `PER_JOB` are converted together."""
         name, words = given.name, self.vocabulary
-        if not words.takes(name):
-            self.problems.append(given.problem("has no meaning here", words.refused[name]))
+        if isinstance(hint := words.get(name), str):
+            self.problems.append(given.problem("has no meaning here", hint))
         elif name not in words.known():
             self.problems.append(given.problem("unknown keyword", words.suggestion(name)))
         else:

@@ -91,12 +91,16 @@ def configured(batch_scheduler: str, section: str | None = None) -> Configuratio
     never count. Raises InputError if the named section does not exist.
     """
     import dask.config
+    import yaml  # a dependency of dask
 
     name = section or batch_scheduler
     if section and section not in (dask.config.get("jobqueue", None) or {}):
         raise InputError(f"config_name: dask's configuration has no section jobqueue.{section}")
-    shipped = _section(_shipped_defaults(), batch_scheduler)
-    written = _section(dask.config.collect(env=_environment()), name)
+    defaults = Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
+    shipped = _section(yaml.safe_load(defaults.read_text(encoding="utf-8")), batch_scheduler)
+    # A parent process passes on its configuration, with dask-jobqueue's defaults.
+    own = {name: os.environ[name] for name in os.environ.keys() - {"DASK_INTERNAL_INHERIT_CONFIG"}}
+    written = _section(dask.config.collect(env=own), name)
     values = {
         key: value
         for key, value in _section(dask.config.config, name).items()
@@ -113,24 +117,6 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         for key, value in section.items()
         if value is not None and value not in ("", [], {})
     }
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment without the configuration that a parent process passes on.
-
-    That one contains dask-jobqueue's defaults.
-    """
-    return {
-        name: value for name, value in os.environ.items() if name != "DASK_INTERNAL_INHERIT_CONFIG"
-    }
-
-
-def _shipped_defaults() -> dict[str, Any]:
-    import yaml  # a dependency of dask
-
-    path = Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
-    defaults: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return defaults
 
 
 @contextlib.contextmanager
@@ -176,18 +162,13 @@ class Amount:
     memory: str | int | None = None
     cores: int | None = None
 
-    @property
-    def given(self) -> bool:
-        """Whether there is any number."""
-        return self != Amount()
-
     def in_jobs(self, group: WorkerGroup, log: Callable[[str], None]) -> int:
         """Return the number of whole jobs of a group; ``log`` is called if that is more workers.
 
         Raises InputError.
         """
         for name, value in (("n", self.n), ("jobs", self.jobs), ("cores", self.cores)):
-            if value is not None and not _is_number(value):
+            if not _is_amount(value):
                 raise InputError(f"scale: {name}={value!r} is not a number of at least 0")
         workers, size = self._workers(group), group.size
         jobs = group.jobs_for(workers)
@@ -209,8 +190,10 @@ class Amount:
         return max(workers)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+def _is_amount(value: float | None) -> bool:
+    """Return whether a number is at least 0, or not given."""
+    number = 0 if value is None else value
+    return isinstance(number, int | float) and not isinstance(number, bool) and number >= 0
 
 
 # -- options of a cluster object -------------------------------------------------------------------
