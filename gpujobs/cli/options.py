@@ -13,6 +13,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..clusters.ledger import Ledger
+    from ..config.document import Document
     from ..config.spec import ClusterSpec
 
 P = ParamSpec("P")
@@ -38,15 +39,13 @@ def complete_clusters(ctx: click.Context, param: click.Parameter, incomplete: st
     return [record.id for record in open_ledger().all() if record.id.startswith(incomplete)]
 
 
-def _check_settings(
+def _read_settings(
     ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Report ``--set gpus 2`` before click reports the 2."""
-    if settings:
-        from ..config import spec
+) -> Document:
+    """Return the keys of --set; ``--set gpus 2`` is reported before click reports the 2."""
+    from ..config import spec
 
-        spec.settings_document(settings)
-    return settings
+    return spec.settings_document(settings)
 
 
 def parsed(kind: str) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
@@ -84,7 +83,7 @@ settings_option = click.option(
     "--set",
     "settings",
     multiple=True,
-    callback=_check_settings,
+    callback=_read_settings,
     metavar="KEY=VALUE",
     help="Set a key of the profile, for example workers.memory=40GiB.",
 )
@@ -137,7 +136,7 @@ def profile_options(
     def load_and_run(
         profile: Path,
         site: str | None,
-        settings: tuple[str, ...],
+        settings: Document,
         soonest: bool,
         *arguments: P.args,
         **options: P.kwargs,
@@ -145,17 +144,16 @@ def profile_options(
         from ..config import sitefiles, spec
 
         if folders and profile.is_dir():
-            if site or settings or soonest:
+            if site or settings.value or soonest:
                 raise InputError("--site, --set and --soonest need a profile")
             command(profile, *arguments, **options)
             return
-        own = spec.settings_document(settings)
         try:
-            loaded = spec.load_spec(profile, site=site, settings=own)
+            loaded = spec.load_spec(profile, site=site, settings=settings)
         except sitefiles.NoSiteHereError:
             if not options.get("here"):
                 raise
-            loaded = spec.load_spec(profile, site="local", settings=own)
+            loaded = spec.load_spec(profile, site="local", settings=settings)
         if soonest:
             from ..clusters import freequeues
 

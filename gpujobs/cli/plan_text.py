@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..clusters.ledger import ClusterRecord
 from ..config.document import effective_text
@@ -92,8 +92,8 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     rows = [
         ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
         *(_jobs_row(jobs) for jobs in plan.all_jobs),
-        *_arguments_row(plan),
-        *_account_row(plan),
+        ("submitted with", _distinct(" ".join(jobs.submit_arguments) for jobs in plan.all_jobs)),
+        ("account", _distinct(jobs.account or "" for jobs in plan.all_jobs)),
         ("GPUs", _gpus_text(plan)),
         *(("charge", f"at most {text}") for text in charges_text(plan.charges)),
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
@@ -104,8 +104,9 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
         ("run", _run_text(plan)),
         ("limits", _limits_text(plan)),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    stated = [row for row in rows if all(row)]
+    width = max(len(name) for name, _ in stated)
+    lines = [f"{name:<{width}}  {value}" for name, value in stated]
     lines += [f"note: {note}" for note in notes(plan)]
     return "\n".join(lines)
 
@@ -209,9 +210,8 @@ def _jobs_json(jobs: JobGroup) -> dict[str, object]:
     }
 
 
-def _account_row(plan: Plan) -> Iterator[tuple[str, str]]:
-    if accounts := ", ".join(dict.fromkeys(filter(None, (jobs.account for jobs in plan.all_jobs)))):
-        yield "account", accounts
+def _distinct(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _software_rows(
@@ -248,12 +248,6 @@ def _request(jobs: JobGroup) -> Iterator[str]:
     if shape.memory:
         yield short_size_text(shape.memory)
     yield walltime_text(jobs.walltime) if jobs.walltime else "no walltime"
-
-
-def _arguments_row(plan: Plan) -> Iterator[tuple[str, str]]:
-    texts = dict.fromkeys(" ".join(jobs.submit_arguments) for jobs in plan.all_jobs)
-    if any(texts):
-        yield "submitted with", ", ".join(filter(None, texts))
 
 
 def _gpus_text(plan: Plan) -> str:
@@ -322,8 +316,7 @@ def _transport_text(plan: Plan) -> str:
 
 def _interface_text(plan: Plan) -> str:
     default = "this machine only" if plan.site.one_machine else "chosen in the job"
-    names = [plan.transport_of(jobs).interface or default for jobs in plan.all_jobs]
-    return ", ".join(dict.fromkeys(names))
+    return _distinct(plan.transport_of(jobs).interface or default for jobs in plan.all_jobs)
 
 
 def _run_text(plan: Plan) -> str:

@@ -26,6 +26,7 @@ from .live import echo, progress
 if TYPE_CHECKING:
     from ..clusters.handle import ClusterHandle
     from ..clusters.ledger import ClusterRecord, Submission
+    from ..config.document import Document
     from ..config.spec import ClusterSpec
     from ..planning.plan import Plan
     from ..schedulers import Scheduler
@@ -127,7 +128,7 @@ def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -
 @options.site_option
 @options.settings_option
 @options.flag("--here", "inside", help="In the job of this shell; submit nothing.")
-def run(words: tuple[str, ...], site: str | None, settings: tuple[str, ...], inside: bool) -> None:
+def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bool) -> None:
     """Start a cluster in this job, run a command in it, and end it.
 
     On all nodes and GPUs of the job: inside salloc, qsub -I, bsub -Is or an own batch script.
@@ -144,14 +145,13 @@ def run(words: tuple[str, ...], site: str | None, settings: tuple[str, ...], ins
     job = here.find_job()
     if not job.granted.on_node:
         process.become([*here.enter_words(job), sys.executable, "-m", "gpujobs", *sys.argv[1:]])
-    own = spec.settings_document(settings)
     base, name, profile, command = None, "here", Document({}), list(words)
     if command and command[0].endswith((".yaml", ".yml")):
         path = Path(command.pop(0))
         base, name, profile = path.parent, spec.default_name(path.stem), read(path)
     if command:
-        own = own.over(Document({"run": command}, source="the command"))
-    own = own.over(profile)
+        settings = settings.over(Document({"run": command}, source="the command"))
+    own = settings.over(profile)
     if not own.value.get("run"):
         raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
     found, devices, note = here.cluster_here(own, site=site, base=base, name=name)

@@ -69,21 +69,19 @@ EXIT_FINDINGS = 1
 @options.settings_option
 @options.json_option
 def check_site(
-    site: str, with_live: bool, with_job: bool, settings: tuple[str, ...], as_json: bool
+    site: str, with_live: bool, with_job: bool, settings: Document, as_json: bool
 ) -> None:
     """Check a site file: the jobs of all queues, and bash text.
 
     Exits with 0 if it is correct, and with 1 if there are findings; all of them are printed. --set
     changes the profiles that are tried and the job of --run, for example account=p1.
     """
-    from ..config import spec
     from ..doctor import sitereport
 
-    document = spec.settings_document(settings)
-    report = sitereport.check_offline(site, document)
+    report = sitereport.check_offline(site, settings)
     no_answer: UnavailableError | None = None
     try:
-        report = _more_checks(report, document, with_live=with_live, with_job=with_job)
+        report = _more_checks(report, settings, with_live=with_live, with_job=with_job)
     except UnavailableError as error:
         no_answer = error  # the findings so far are printed first
     if as_json:
@@ -168,14 +166,14 @@ def verify_site(
     output: Path | None,
     hosts: bool,
     as_issue: bool,
-    settings: tuple[str, ...],
+    settings: Document,
 ) -> None:
     """Try a site in ten minutes, and write a record of it.
 
     Compares the file with the batch scheduler, and runs a job, an array of two nodes, a cancel and
     a walltime. Exits with 1 if anything failed. --set changes the jobs, for example account=p1.
     """
-    from ..config import sitefiles, spec
+    from ..config import sitefiles
     from ..doctor import checks, verify
 
     loaded = sitefiles.load_site(site)
@@ -188,8 +186,7 @@ def verify_site(
         echo(last.issue())
         return
     _check_writable(path)
-    document = spec.settings_document(settings)
-    trials = verify.Verification(loaded, document, options.open_ledger())
+    trials = verify.Verification(loaded, settings, options.open_ledger())
     jobs, minutes = trials.cost()
     text = f"{jobs} jobs, at most {minutes:.0f} GPU minutes and ten minutes of time"
     if not agreed:
@@ -238,7 +235,7 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 @options.flag("--run", "with_job", help="Also submit a small job and check inside it.")
 @options.settings_option
 @options.json_option
-def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json: bool) -> None:
+def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) -> None:
     """Check that a site works as its file says.
 
     Checks commands, folders, versions and network; with --run also GPUs and driver in a job.
@@ -247,11 +244,10 @@ def doctor(site: str | None, with_job: bool, settings: tuple[str, ...], as_json:
     from ..config import spec
     from ..doctor import checks, job
 
-    document = spec.settings_document(settings)
-    site_file = spec.make_spec(document, site=site).site
+    site_file = spec.make_spec(settings, site=site).site
     found = list(job.check_host(site_file))
     if with_job and not checks.any_failed(found):
-        found += job.check_job(site_file, document, options.open_ledger())
+        found += job.check_job(site_file, settings, options.open_ledger())
     if as_json:
         echo(json.dumps(checks.checks_json(found), indent=1))
     else:
