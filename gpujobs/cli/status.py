@@ -98,11 +98,6 @@ def summary(report: ClusterReport) -> str:
     return report.reason
 
 
-def age(report: ClusterReport) -> str:
-    """Return the time since a cluster was submitted."""
-    return clock_text(max(0.0, time.time() - report.record.created))
-
-
 def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
     record = report.record
     return (
@@ -111,7 +106,7 @@ def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
         report.state,
         "-" if report.finished else f"{report.connected}/{record.workers}",
         job_counts(report.jobs) or "-",
-        age(report),
+        clock_text(max(0.0, time.time() - record.created)),
         "; ".join(filter(None, (*report.folder.damaged[:1], summary(report)))),
     )
 
@@ -131,7 +126,9 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     if report.folder.address and not report.finished:
         yield f"  dask     {report.folder.address}"
     if report.ends_at:
-        yield f"  ends     {_end_text(report.ends_at, report.folder.ends_by)}"
+        clock = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
+        condition = RULES.get(report.folder.ends_by, "without work")  # of a newer version
+        yield f"  ends     at {clock}, if it stays {condition}"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
     for note in report.notes:
@@ -143,13 +140,6 @@ def _connections(report: ClusterReport) -> Iterator[str]:
     yield f"  workers  {connected} of {report.record.workers} connected{missing}"
     for group in report.groups:
         yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
-
-
-def _end_text(ends_at: float, rule: str) -> str:
-    """Return when a cluster without work ends, and what it must stay without."""
-    clock = time.strftime("%H:%M:%S", time.localtime(ends_at))
-    condition = RULES.get(rule, "without work")  # of a newer version
-    return f"at {clock}, if it stays {condition}"
 
 
 def _missing_workers(report: ClusterReport) -> str:

@@ -148,18 +148,10 @@ Row = dict[str, Json]
 class JobTable(list[Row]):
     """A list of jobs, each as `job_json` returns it, with a human-readable table as its repr."""
 
-    @classmethod
-    def of(cls, jobs: Iterable[JobReport], transport: str = "") -> JobTable:
-        """Return the table of ``jobs``, with a line on the measured ``transport`` below."""
-        table = cls(job_json(job) for job in jobs)
-        table._cells = [job_cells(job) for job in jobs]
-        table.transport = transport
-        return table
-
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        super().__init__(rows)
-        self._cells: list[tuple[str, ...]] = []
-        self.transport = ""
+    def __init__(self, jobs: Sequence[JobReport] = (), transport: str = "") -> None:
+        super().__init__(map(job_json, jobs))
+        self._cells = [job_cells(job) for job in jobs]
+        self.transport = transport
         """The measured rates of dask's protocols; "" if only one was possible."""
 
     def __repr__(self) -> str:
@@ -211,7 +203,7 @@ class JobsDisplay(ABC):
     @property
     def jobs(self) -> JobTable:
         """The jobs, active ones first: a list of JSON objects that displays as a table."""
-        return JobTable.of(self._job_reports(), read_transport(self.folder).text())
+        return JobTable(self._job_reports(), read_transport(self.folder).text())
 
     @property
     def job_header(self) -> str:

@@ -225,7 +225,7 @@ def test_jobs_of_the_documentation() -> None:
         1, JobId("4711", 1), JobPhase.PENDING, JobState.PENDING,
         id="4711_1", reason="Resources", workers=tuple(f"svd-7f3a-1-{n}" for n in range(4)),
     )  # fmt: skip
-    table = [line.rstrip() for line in repr(JobTable.of([running, waiting])).splitlines()]
+    table = [line.rstrip() for line in repr(JobTable([running, waiting])).splitlines()]
     ((_, text),) = (block.values for block in blocks("text") if "python-" in str(block.id))
     assert table == text.splitlines()
 

@@ -20,8 +20,8 @@ JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("
 def test_table() -> None:
     waiting = replace(JOB, reason="Priority", starts="2026-01-01T10:00:00")
     assert job_counts([waiting], reasons=True) == "1 PENDING (Priority)"
-    assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable.of([waiting]))
-    assert JobTable.of([waiting]) == [job_json(waiting)]
+    assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable([waiting]))
+    assert JobTable([waiting]) == [job_json(waiting)]
     assert repr(JobTable()) == "no jobs"
 
 
@@ -39,17 +39,17 @@ def test_table() -> None:
 def test_one_word_for_the_state(phase: str, state: str, word: str) -> None:
     job = replace(JOB, phase=JobPhase(phase), state=JobState(state))
     assert (job_cells(job)[2], job_counts([job])) == (word, f"1 {word}")
-    assert word in repr(JobTable.of([job]))
+    assert word in repr(JobTable([job]))
 
 
 def test_gpus() -> None:
     gpu = WorkerGpu("svd-0", "node1", "GPU-1", "A100", 2**34)
-    table = JobTable.of([replace(JOB, gpus=(gpu,), connected=("svd-0",))])
+    table = JobTable([replace(JOB, gpus=(gpu,), connected=("svd-0",))])
     assert "1 A100" in repr(table) and "1/2" in repr(table) and "1 A100" in table._repr_html_()
 
 
 def test_html_is_escaped() -> None:
-    assert "<script>" not in JobTable.of([replace(JOB, reason="<script>")])._repr_html_()
+    assert "<script>" not in JobTable([replace(JOB, reason="<script>")])._repr_html_()
 
 
 def test_times_of_a_job_of_the_pool() -> None:
