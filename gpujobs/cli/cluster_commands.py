@@ -14,7 +14,7 @@ import click
 from ..errors import GpujobsError, InputError
 from ..text import clock_text, plural, printable, short_size_text, table
 from . import options
-from .live import echo, progress
+from .live import echo, progress, show
 
 if TYPE_CHECKING:
     from ..clusters.cleanup import Leftover
@@ -64,10 +64,8 @@ def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) ->
     if output is not None:
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
             file.write(usage_text.page(found))
-    if as_json:
-        echo(json.dumps(usage_text.usage_json(found), indent=1))
-    elif output is None:
-        echo(usage_text.usage_text(found))
+    if as_json or output is None:
+        show(as_json, usage_text.usage_json(found), usage_text.usage_text(found))
 
 
 @click.command()
@@ -81,10 +79,7 @@ def nodes(as_json: bool) -> None:
     active = [record for record in ledger.all() if not record.finished]
     monitor.ClusterMonitor(active, ledger).reports()  # which notes failures
     found = badnodes.rows(badnodes.read(ledger), time.time())
-    if as_json:
-        echo(json.dumps({"version": 1, "nodes": found}, indent=1))
-    else:
-        echo(usage_text.nodes_text(found))
+    show(as_json, {"version": 1, "nodes": found}, usage_text.nodes_text(found))
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import sys
@@ -136,6 +137,11 @@ def echo(text: str) -> None:
     if sys.stdout is None:  # `>&-`
         raise OSError(errno.EBADF, "stdout is closed")
     click.echo(printable(text))
+
+
+def show(as_json: bool, document: object, text: str) -> None:
+    """Print a result: ``document`` as JSON, or ``text``."""
+    echo(json.dumps(document, indent=1) if as_json else text)
 
 
 def keep_descriptors() -> None:

@@ -21,7 +21,7 @@ from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, Una
 from ..schedulers import JobId, get_scheduler
 from ..text import plural
 from . import live, options
-from .live import echo, progress
+from .live import echo, progress, show
 
 if TYPE_CHECKING:
     from ..clusters.handle import ClusterHandle
@@ -214,7 +214,10 @@ def _print_scripts(spec: ClusterSpec, plan: Plan, number: int | None) -> None:
     scripts = submit.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
         raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
-    progress.write(_submit_text(spec, plan))
+    command, *arguments = plan.scheduler.submit_command()
+    words = [spec.site.site.commands.get(command, command), *arguments]
+    folder = f"{plan.root}/{_example_id(plan)}"
+    progress.write(f"submit command: {shlex.join(words)} < SCRIPT, in {folder}")
     for script in scripts:
         if number is None or script is scripts[number]:
             click.echo(script.text, nl=False)
@@ -273,11 +276,8 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -
         start = submit.estimate(spec, plan) if with_estimate else None
     except (RefusedError, UnavailableError) as error:
         failure = error  # the plan is printed first
-    if as_json:
-        document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
-        echo(json.dumps(document, indent=1))
-    else:
-        echo(plan_text.plan_text(plan, cluster_id))
+    document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
+    show(as_json, document, plan_text.plan_text(plan, cluster_id))
     if verbose:
         echo(f"\n{plan_text.origins_text(spec, plan)}")
     if failure:
@@ -296,14 +296,6 @@ def explain(words: tuple[str, ...]) -> None:
 def _example_id(plan: Plan) -> str:
     """Return an id of the form that `submit` chooses, always the same for one plan."""
     return f"{plan.name}-0000"
-
-
-def _submit_text(spec: ClusterSpec, plan: Plan) -> str:
-    """Return the command to which each script is passed."""
-    command, *arguments = plan.scheduler.submit_command()
-    words = [spec.site.site.commands.get(command, command), *arguments]
-    folder = f"{plan.root}/{_example_id(plan)}"
-    return f"submit command: {shlex.join(words)} < SCRIPT, in {folder}"
 
 
 def _print_submitted(plan: Plan | None, record: ClusterRecord, as_json: bool) -> str:
