@@ -469,15 +469,14 @@ def interval(age: float) -> float:
 
 
 def start_sampler(
-    folder: str, devices: Sequence[str], environ: Mapping[str, str]
+    folder: str, devices: Sequence[str] | None, count: int, environ: Mapping[str, str]
 ) -> ManagedProcess | None:
-    """Start to sample ``devices`` (index or UUID) and the host.
+    """Start to sample the ``count`` GPUs of `job_devices` on this node, and its CPUs and memory.
 
-    None if that fails, which hurts no job.
-
-    The process ends with this one, at the latest.
+    None if that fails, which hurts no job. The process ends with this one, at the latest.
     """
-    argv = [sys.executable, str(Path(folder) / ARCHIVE), "usage", f"--devices={','.join(devices)}"]
+    sampled = ",".join(devices or _first_devices(count))
+    argv = [sys.executable, str(Path(folder) / ARCHIVE), "usage", f"--devices={sampled}"]
     try:
         sampler = ManagedProcess("usage", argv, Path(os.devnull), environ)
     except OSError:

@@ -67,7 +67,8 @@ class Head(Job):
         """Start the dask scheduler, the workers and `run`, and supervise them."""
         (self.folder.path / "scheduler.json").unlink(missing_ok=True)
         self._heartbeat()
-        self._check_interface()
+        if problem := interface_problem(self.options.interface):
+            raise failure(problem)
         self._check_certificate()
         protocol = self._choose_protocol()
         self.environ.update(dask_config(self.folder.path, protocol))
@@ -143,10 +144,6 @@ class Head(Job):
             log(f"cannot cancel the waiting jobs from here ({problem}); they exit when they start")
 
     # -- start -------------------------------------------------------------------------------------
-    def _check_interface(self) -> None:
-        if problem := interface_problem(self.options.interface):
-            raise failure(problem)
-
     def _check_certificate(self) -> None:
         """Make the certificate of a job folder, which has none before."""
         folder = self.folder.path

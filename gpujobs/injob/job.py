@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -56,31 +57,7 @@ def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
     return {f"{_LIFETIME}DURATION": f"{seconds} s", f"{_LIFETIME}STAGGER": f"{stagger} s"}
 
 
-def start_workers(options: SuperviseOptions, environ: Mapping[str, str]) -> list[ManagedProcess]:
-    """Start the worker processes. Raises LookupError if the job's number of GPUs is wrong."""
-    if not options.workers:
-        return []
-    if options.ranks:  # each node, or rank, takes its GPUs by itself
-        return start_launcher(options, environ)
-    devices = None
-    if options.gpus:
-        source, count = options.visible_devices, options.gpus
-        explicit = options.each_gpu or not options.worker_size.usual
-        devices = job_devices(source, count, environ, explicit=explicit)
-    return [_start_nannies(options, devices, environ)]
-
-
-def sampler(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedProcess | None:
-    """Start to sample a job with workers, or a node of an allocation."""
-    if not options.workers or options.ranks:
-        return None
-    devices = None
-    if options.gpus:
-        devices = job_devices(options.visible_devices, options.gpus, environ, explicit=True)
-    return start_sampler(options.folder, devices or [], environ)
-
-
-def _start_nannies(
+def _nannies(
     options: SuperviseOptions, devices: list[str] | None, environ: Mapping[str, str]
 ) -> ManagedProcess:
     """Start the process of all nannies of the job."""
@@ -128,7 +105,7 @@ def end_attempt(folder: Folder, attempt: int, reason: str) -> None:
 
 def last_attempt_text(options: SuperviseOptions) -> str:
     """Return that no attempt follows, for the reason of an end; "" without `requeue`."""
-    if options.attempts == 1 or options.attempt < options.attempts:
+    if options.attempts == 1 or options.has_next_attempt:
         return ""
     return f", in the last of {options.attempts} attempts (`requeue`)"
 
@@ -183,20 +160,17 @@ _NODE_TIMEOUT = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
+@dataclass(eq=False)
 class JobExit(Exception):
     """The job exits. ``kind`` is why the cluster ends with it; None if the cluster goes on.
 
     ``again``: the next attempt continues, if there is one.
     """
 
-    def __init__(
-        self, exit_code: int, kind: EndKind | None = None, reason: str = "", *, again: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.again = again
-        self.exit_code = exit_code
-        self.kind = kind
-        self.reason = reason
+    exit_code: int
+    kind: EndKind | None = None
+    reason: str = ""
+    again: bool = False
 
 
 def failure(reason: str, exit_code: int = EXIT_FAILED, *, again: bool = False) -> JobExit:
@@ -253,11 +227,6 @@ class Job:
         """Do the work of this kind of job until it ends. Raises JobExit."""
         raise NotImplementedError
 
-    @property
-    def has_next_attempt(self) -> bool:
-        """Whether the batch scheduler starts the cluster again when its jobs have ended."""
-        return self.options.attempt < self.options.attempts
-
     def stop(self) -> None:
         """Stop the processes of this job."""
         for process in self.worker_processes:
@@ -282,7 +251,7 @@ class Job:
             with contextlib.suppress(OSError):
                 path = self.folder.path / job_file(self.options.job, "reason")
                 path.write_text(f"{job_exit.reason}\n", encoding="utf-8")
-        if job_exit.again and self.has_next_attempt and "ended" not in self.folder.names():
+        if job_exit.again and self.options.has_next_attempt and "ended" not in self.folder.names():
             end_attempt(self.folder, self.options.attempt, job_exit.reason)
             self.stop()
             return 0
@@ -295,16 +264,27 @@ class Job:
 
     # -- workers -----------------------------------------------------------------------------------
     def start_workers(self) -> None:
-        """Start the workers of this job."""
+        """Start the workers of this job, and the sampler of a job of one node."""
         environ = self.environ
         # Workers beside `run` end with it: they do its last tasks near the walltime.
         if self.options.client_owns or not self.is_head:
             environ = {**environ, **lifetime(self.walltime, environ)}
         try:
-            self.worker_processes = start_workers(self.options, environ)
-            self._sampler = sampler(self.options, self.environ)
-        except LookupError as error:
+            if self.options.ranks:  # each node, or rank, takes its GPUs by itself
+                self.worker_processes = start_launcher(self.options, environ)
+            elif self.options.workers:
+                self._start_nannies(environ)
+        except LookupError as error:  # the number of GPUs is wrong, or the nodes are not known
             raise self.gpu_failure(f"{self.name} on {node_name()}: {error}") from None
+
+    def _start_nannies(self, environ: Mapping[str, str]) -> None:
+        options, devices = self.options, None
+        if options.gpus:
+            explicit = options.each_gpu or not options.worker_size.usual
+            source = options.visible_devices
+            devices = job_devices(source, options.gpus, environ, explicit=explicit)
+        self.worker_processes = [_nannies(options, devices, environ)]
+        self._sampler = start_sampler(options.folder, devices, options.gpus, self.environ)
 
     def check_workers(self) -> None:
         """Exit if a worker is dead, not registered in time, or shares its GPU."""

@@ -87,7 +87,7 @@ def _second_start(folder: Folder, options: SuperviseOptions) -> int:
         return Workers(options).run()
     # The batch scheduler restarted the head: the dask scheduler's state and `run` are lost.
     reason = f"the batch scheduler started the head's job again, on {node_name()}; submit again"
-    if options.attempt < options.attempts:
+    if options.has_next_attempt:
         log(reason)
         end_attempt(folder, options.attempt, reason)
         return 0

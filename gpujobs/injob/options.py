@@ -18,12 +18,10 @@ GPU_MEMORY = ("plain", "pool", "async", "managed")
 
 def _option(help_text: str, **argument: Any) -> Any:
     """Return a field that is an option; ``argument`` goes to argparse, with ``default``."""
-    metadata = {"argument": {"help": help_text, **argument}}
     if argument.get("action") == "store_true":
-        return field(default=False, metadata=metadata)
-    if "default" in argument:
-        return field(default=argument["default"], metadata=metadata)
-    return field(metadata=metadata)
+        argument["default"] = False
+    metadata = {"argument": {"help": help_text, **argument}}
+    return field(default=argument.get("default", dataclasses.MISSING), metadata=metadata)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -78,6 +76,11 @@ class SuperviseOptions:
     run: tuple[str, ...] = ()
     node: int | None = None
     """Number of this node in its job, if this process supervises only that."""
+
+    @property
+    def has_next_attempt(self) -> bool:
+        """Whether the batch scheduler starts the cluster again when its jobs have ended."""
+        return self.attempt < self.attempts
 
     @property
     def number(self) -> int:
@@ -229,10 +232,12 @@ def parse(argv: list[str]) -> Any:
         words, commands = _split_commands(argv)
     elif argv[:1] in (["node"], ["rank"], ["workers"]) and "--" in argv:
         at = argv.index("--")
-        name = "workers" if argv[0] == "node" else "command"
-        words, commands = argv[:at], {name: tuple(argv[at + 1 :])}
-    values = {**vars(_parser().parse_args(words)), **commands}
-    return _SUBCOMMANDS[values.pop("subcommand")](**values)
+        option = "workers" if argv[0] == "node" else "command"
+        words, commands = argv[:at], {option: tuple(argv[at + 1 :])}
+    choice = argparse.ArgumentParser(prog="injob.pyz")
+    choice.add_argument("subcommand", choices=_SUBCOMMANDS)
+    name = choice.parse_args(words[:1]).subcommand
+    return _SUBCOMMANDS[name](**vars(_parser(name).parse_args(words[1:])), **commands)
 
 
 def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
@@ -252,19 +257,13 @@ def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ..
     return options, {name: tuple(words) for name, words in commands.items()}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="injob.pyz")
-    subparsers = parser.add_subparsers(dest="subcommand", required=True)
-    for name, options in _SUBCOMMANDS.items():
-        subparser = subparsers.add_parser(name, help=options.__doc__, allow_abbrev=False)
-        for item in dataclasses.fields(options):
-            if "argument" in item.metadata:
-                _add_option(subparser, item.name, dict(item.metadata["argument"]))
+def _parser(subcommand: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"injob.pyz {subcommand}", allow_abbrev=False)
+    for item in dataclasses.fields(_SUBCOMMANDS[subcommand]):
+        if "argument" in item.metadata:
+            argument = dict(item.metadata["argument"])
+            if "default" not in argument:
+                argument["default"] = os.environ.get(_FROM_ENVIRONMENT.get(item.name, ""))
+                argument["required"] = argument["default"] is None
+            parser.add_argument(f"--{item.name.replace('_', '-')}", **argument)
     return parser
-
-
-def _add_option(parser: argparse.ArgumentParser, name: str, argument: dict[str, Any]) -> None:
-    if "default" not in argument and "action" not in argument:
-        argument["default"] = os.environ.get(_FROM_ENVIRONMENT.get(name, ""))
-        argument["required"] = argument["default"] is None
-    parser.add_argument(f"--{name.replace('_', '-')}", **argument)

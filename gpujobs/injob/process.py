@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -87,9 +88,8 @@ class ManagedProcess:
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has exited; return False if it has not within ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while self.running and time.monotonic() < deadline:
-            time.sleep(0.1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         return not self.running
 
     def kill(self) -> None:
@@ -185,19 +185,13 @@ def with_archive(environ: Mapping[str, str], archive: Path) -> dict[str, str]:
 
 
 @functools.cache
-def _local_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder of this node, which is removed when this process exits."""
-    return tempfile.TemporaryDirectory(prefix="gpujobs-")
-
-
 def _without_colon(archive: Path) -> str:
     """Return a path of the archive that can be in PYTHONPATH, where a colon separates paths."""
     if ":" not in str(archive):
         return str(archive)
-    copy = Path(_local_folder().name) / archive.name
-    if not copy.exists():
-        shutil.copyfile(archive, copy)
-    return str(copy)
+    folder = tempfile.mkdtemp(prefix="gpujobs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return shutil.copy(archive, folder)
 
 
 # -- CPU time and memory ---------------------------------------------------------------------------

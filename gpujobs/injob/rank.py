@@ -101,30 +101,14 @@ def _is_guarded(frame: FrameType | None) -> bool:
 
     The script is the caller of ``frame`` that runs as a main module.
     """
-    while frame is not None and not _is_main_module(frame):
+    main = ("<module>", "__main__")
+    while frame and (frame.f_code.co_name, frame.f_globals.get("__name__")) != main:
         frame = frame.f_back
-    if frame is None:
+    if frame is None or not (script := Path(frame.f_code.co_filename)).is_file():
         return True
-    script = Path(frame.f_code.co_filename)
-    if not script.is_file():
-        return True
-    tree, line = ast.parse(script.read_bytes()), frame.f_lineno
-    return any(
-        isinstance(node, ast.If) and _contains(node, line) and _tests_name(node)
-        for node in ast.walk(tree)
-    )
-
-
-def _is_main_module(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
-
-
-def _contains(node: ast.If, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or 0)
-
-
-def _tests_name(node: ast.If) -> bool:
-    parts = ast.walk(node.test)
+    ifs = (node for node in ast.walk(ast.parse(script.read_bytes())) if isinstance(node, ast.If))
+    outer = [node for node in ifs if node.lineno <= frame.f_lineno <= (node.end_lineno or 0)]
+    parts = (part for node in outer for part in ast.walk(node.test))
     return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
 
 
@@ -143,8 +127,7 @@ def run_rank(options: RankOptions) -> None:
 
     world = MPI.COMM_WORLD
     try:
-        _check_size(world, options.size)
-        _check_nodes(world, options.nodes)
+        _check_world(world, options)
         _run_script(options)
     except SystemExit as error:
         if error.code in (None, 0):
@@ -175,19 +158,17 @@ def _prepare(folder: Folder) -> None:
     restrict_listeners()  # the nannies are in this process
 
 
-def _check_size(world: MPI.Comm, size: int) -> None:
-    found = world.Get_size()
-    if found != size:
+def _check_world(world: MPI.Comm, options: RankOptions) -> None:
+    """Raise RuntimeError if the number of ranks or nodes is wrong."""
+    if (found := world.Get_size()) != options.size:
         raise RuntimeError(
-            f"MPI's world has {found} ranks, but {size} were started: mpi4py's MPI library is not "
-            "the launcher's (`mpi.command` of the site)"
+            f"MPI's world has {found} ranks, but {options.size} were started: mpi4py's MPI library "
+            "is not the launcher's (`mpi.command` of the site)"
         )
-
-
-def _check_nodes(world: MPI.Comm, nodes: int) -> None:
-    found = len(set(world.allgather(node_name())))
-    if found != nodes:
-        raise RuntimeError(f"the launcher sees {found} of {nodes} nodes (`mpi` of the site)")
+    if (found := len(set(world.allgather(node_name())))) != options.nodes:
+        raise RuntimeError(
+            f"the launcher sees {found} of {options.nodes} nodes (`mpi` of the site)"
+        )
 
 
 def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
@@ -208,8 +189,7 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     explicit = options.on_node > 1 or not size.usual
     devices = job_devices(source, options.node_gpus, os.environ, explicit=explicit)
     if place == 0 and options.node_gpus:
-        sampled = devices or [str(index) for index in range(options.node_gpus)]
-        start_sampler(options.folder, sampled, os.environ)
+        start_sampler(options.folder, devices, options.node_gpus, os.environ)
     if devices is None:
         return
     of_node = size.devices(devices)

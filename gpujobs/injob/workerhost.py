@@ -53,32 +53,17 @@ def unsafe_to_fork() -> str:
     """Return why a fork of this process may not start workers, or ""."""
     if not _descriptors():
         return "this system has no /proc"
-    if names := [thread.name for thread in threading.enumerate()[1:]]:
-        return f"importing dask started threads ({', '.join(names)})"
-    if library := driver_library():
-        return f"{library} is loaded"
-    if device := open_device():
-        return f"{device} is open"
-    return ""
-
-
-def driver_library() -> str:
-    """Return the name of a library of the NVIDIA driver that this process has loaded, or ""."""
+    if threads := [thread.name for thread in threading.enumerate()[1:]]:
+        return f"importing dask started threads ({', '.join(threads)})"
     with contextlib.suppress(OSError), Path("/proc/self/maps").open(encoding="utf-8") as maps:
-        for line in maps:
-            name = line.rpartition("/")[2].strip()
-            if name.startswith(_DRIVER):
-                return name
-    return ""
-
-
-def open_device() -> str:
-    """Return the device file of a GPU that this process has open, or ""."""
+        names = (line.rpartition("/")[2].strip() for line in maps)
+        if library := next((name for name in names if name.startswith(_DRIVER)), ""):
+            return f"{library} is loaded"
     for descriptor in _descriptors():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # that of the listing
             target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
             if target.startswith(_DEVICES):
-                return target
+                return f"{target} is open"
     return ""
 
 

@@ -46,14 +46,15 @@ _SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which its process may be dead, or only stopped."""
 
 
-def silence(sign: Path, clock: Path) -> float:
+def silence(folder: Path, sign: str, job: int) -> float:
     """Return the age of the file ``sign`` in seconds, by the file server's clock.
 
-    Infinity if it is missing. ``clock``: a file that this process may write.
+    Infinity if it is missing. ``job``: this one, which has a file for the clock.
     """
+    clock = folder / job_file(job, "now")
     try:
         clock.touch()
-        return modified_at(clock) - modified_at(sign)
+        return modified_at(clock) - modified_at(folder / sign)
     except OSError:
         return float("inf")
 
@@ -62,14 +63,9 @@ class SchedulerWatch:
     """Watches the dask scheduler of a cluster from a job of workers."""
 
     def __init__(self, folder: Path, job: int) -> None:
-        self._folder = folder
-        self._clock = folder / job_file(job, "now")
+        self._folder, self._job = folder, job
         self._time = time.monotonic()
         self._failed = 0
-
-    def silence(self, sign: str) -> float:
-        """Return the age of the file ``sign`` in seconds (see `silence`)."""
-        return silence(self._folder / sign, self._clock)
 
     def is_gone(self, address: str, environ: Mapping[str, str], *, registered: bool) -> bool:
         """Return whether the dask scheduler is gone; call this again and again.
@@ -83,11 +79,9 @@ class SchedulerWatch:
         self._time = time.monotonic()
         # The owner: the head, or else the client with the dask scheduler.
         sign = HEARTBEAT if (self._folder / "head").is_dir() else "lease"
-        if registered and self.silence(sign) <= _SILENCE_TIMEOUT:
-            self._failed = 0
-        elif reach(address, environ) is Reach.NOTHING:
-            self._failed += 1
-        else:
+        alive = registered and silence(self._folder, sign, self._job) <= _SILENCE_TIMEOUT
+        self._failed += 1
+        if alive or reach(address, environ) is not Reach.NOTHING:
             self._failed = 0
         return self._failed >= _ATTEMPTS
 
@@ -107,16 +101,13 @@ class JobsWatch:
     """
 
     def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
-        self._folder, self._environ = Folder(options.folder), environ
-        self._clock = self._folder.path / job_file(options.job, "now")
-        self._log = self._folder.logs / f"job-{options.job}.log"
-        self._request = f"ask-{options.job}" if options.ask_outside else ""
+        self._options, self._environ = options, environ
+        self._folder = Folder(options.folder)
         now = time.monotonic()
         # If several jobs wait for a head, they do not all ask at once.
         self._delay = options.job % _FIRST_QUERY
         self._next_query = now + _FIRST_QUERY + self._delay
         self._next_look = now
-        self._interval: float = _QUERY_INTERVAL
         self._judge: ManagedProcess | None = None
 
     def verdict(self) -> JsonObject:
@@ -126,10 +117,10 @@ class JobsWatch:
             return {}
         self._next_look = now + _VERDICT_INTERVAL
         verdict = self._folder.read(VERDICT)
-        self._interval = _SECOND_QUERY if verdict.get("undecided") else _QUERY_INTERVAL
-        self._next_query = min(self._next_query, now + self._interval + self._delay)
+        interval = _SECOND_QUERY if verdict.get("undecided") else _QUERY_INTERVAL
+        self._next_query = min(self._next_query, now + interval + self._delay)
         if now >= self._next_query and self._workers_are_missing():
-            self._ask()
+            self._ask(interval)
         return verdict
 
     def _workers_are_missing(self) -> bool:
@@ -137,17 +128,17 @@ class JobsWatch:
         wanted: int = sum(group["workers"] for group in groups)
         return len(self._folder.registered()) < wanted
 
-    def _ask(self) -> None:
+    def _ask(self, interval: float) -> None:
         """Start to ask, unless another process has asked within the interval."""
-        age = silence(self._folder.path / VERDICT, self._clock)
-        if age < self._interval or (self._judge is not None and self._judge.running):
+        path, job = self._folder.path, self._options.job
+        age = silence(path, VERDICT, job)
+        if age < interval or (self._judge is not None and self._judge.running):
             return
         self._next_query = time.monotonic() + _QUERY_INTERVAL
-        path = self._folder.path
         argv = [sys.executable, str(path / JUDGE), str(path)]
-        if self._request:
-            argv.append(str(path / self._request))
-        self._judge = ManagedProcess("judge", argv, self._log, self._environ)
+        if self._options.ask_outside:
+            argv.append(str(path / f"ask-{job}"))
+        self._judge = ManagedProcess("judge", argv, job_log(self._options), self._environ)
 
 
 # -- retire workers: move their data to other workers, and close them ------------------------------
@@ -205,7 +196,8 @@ class Workers(Job):
         self.environ["DASK_SCHEDULER_ADDRESS"] = address
         self.start_workers()
         while True:
-            self.pause(self._poll_interval())
+            starting = time.monotonic() - self.began < _START_SECONDS
+            self.pause(_POLL_INTERVAL_AT_START if starting else _POLL_INTERVAL)
             self.check_end()
             self.check_stop()
             self.check_workers()
@@ -218,10 +210,6 @@ class Workers(Job):
         """Release the workers and exit if the batch scheduler or the walltime requires it."""
         if self.stop_reason or self.walltime.nearly_over():
             self._retire()
-
-    def _poll_interval(self) -> float:
-        starting = time.monotonic() - self.began < _START_SECONDS
-        return _POLL_INTERVAL_AT_START if starting else _POLL_INTERVAL
 
     # -- start -------------------------------------------------------------------------------------
     def _find_scheduler(self) -> str:
@@ -259,7 +247,7 @@ class Workers(Job):
                 continue
             if time.monotonic() - self.began <= limit:
                 continue
-            if self._watch.silence(HEARTBEAT) >= _HEARTBEAT_TIMEOUT:
+            if silence(self.folder.path, HEARTBEAT, self.options.job) >= _HEARTBEAT_TIMEOUT:
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
                 raise failure(reason, again=True)
         if trial is not None:
@@ -305,7 +293,7 @@ class Workers(Job):
     def worker_failure(self, process: ManagedProcess) -> JobExit:
         """Return the exit after the workers failed, perhaps because the head is lost."""
         address = self.scheduler_address()
-        if self.has_next_attempt and address and not is_reachable(address, self.environ):
+        if self.options.has_next_attempt and address and not is_reachable(address, self.environ):
             return self.scheduler_gone(address)
         return super().worker_failure(process)
 
