@@ -60,12 +60,8 @@ def pack(files: Mapping[str, str | bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
-            archive.writestr(_entry(name), files[name])
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.create_system = _UNIX
+            entry.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(entry, files[name])
     return buffer.getvalue()
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _DATE)
-    entry.create_system = _UNIX
-    entry.external_attr = (stat.S_IFREG | 0o644) << 16
-    return entry

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,15 +32,9 @@ _FULL = 0.6
 def add_handlers(scheduler: Scheduler) -> None:
     """Let the dask scheduler answer the calls of its owner."""
 
-    def demand(
-        prefix: str,
-        resources: Mapping[str, float],
-        threads: int,
-        plain_tasks: bool,
-        target_duration: float,
-    ) -> int:
-        group = _Group(scheduler, prefix, resources, threads, plain_tasks)
-        return max(group.for_tasks(target_duration), group.for_memory())
+    def demand(target_duration: float, **group: Any) -> int:
+        found = _Group(scheduler, **group)
+        return max(found.for_tasks(target_duration), found.for_memory())
 
     scheduler.handlers[HANDLER] = demand
     scheduler.handlers[GIVE_UP] = _GivenUp(scheduler).set_error
@@ -85,24 +80,22 @@ class _GivenUp:
                 comm.send({**message, "traceback": None})
 
 
+@dataclass
 class _Group:
     """The workers whose names start with ``prefix``, each with ``resources`` and ``threads``.
 
     ``plain_tasks``: tasks that ask for no resource are theirs.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        prefix: str,
-        resources: Mapping[str, float],
-        threads: int,
-        plain_tasks: bool,
-    ) -> None:
-        self._resources, self._threads, self._plain_tasks = resources, threads, plain_tasks
-        every: Iterable[WorkerState] = scheduler.workers.values()
-        self._workers = [worker for worker in every if str(worker.name).startswith(prefix)]
-        self._scheduler = scheduler
+    scheduler: Scheduler
+    prefix: str
+    resources: Mapping[str, float]
+    threads: int
+    plain_tasks: bool
+
+    def __post_init__(self) -> None:
+        every: Iterable[WorkerState] = self.scheduler.workers.values()
+        self._workers = [worker for worker in every if str(worker.name).startswith(self.prefix)]
 
     def for_tasks(self, target_duration: float) -> int:
         """Return how many workers run all tasks within ``target_duration`` seconds, or can."""
@@ -125,7 +118,7 @@ class _Group:
 
     def _waiting(self) -> tuple[int, list[TaskState], float]:
         """Return the number of waiting tasks, a sample of them, and what it stands for."""
-        queued, unrunnable = self._scheduler.queued, self._scheduler.unrunnable
+        queued, unrunnable = self.scheduler.queued, self.scheduler.unrunnable
         number = len(queued) + len(unrunnable)
         sample = list(islice(chain(unrunnable, queued), _SAMPLE))
         own = [task for task in sample if self._can_run(task)]
@@ -134,18 +127,18 @@ class _Group:
     def _can_run(self, task: TaskState) -> bool:
         needed = task.resource_restrictions or {}
         if not needed:
-            return self._plain_tasks
-        return all(self._resources.get(name, 0) >= amount for name, amount in needed.items())
+            return self.plain_tasks
+        return all(self.resources.get(name, 0) >= amount for name, amount in needed.items())
 
     def _share(self, task: TaskState) -> float:
         """Return the part of a worker that the task needs."""
         needed: Mapping[str, float] = task.resource_restrictions or {}
         parts = [
-            amount / self._resources[name]
+            amount / self.resources[name]
             for name, amount in needed.items()
-            if amount and self._resources.get(name)
+            if amount and self.resources.get(name)
         ]
-        return max(1 / self._threads, *parts, 0.0)
+        return max(1 / self.threads, *parts, 0.0)
 
     def _work(self, task: TaskState) -> float:
         duration: float = task.prefix.duration_average

@@ -196,7 +196,7 @@ def typed(value: Any, shape: Any, place: str = "") -> Any:
     """Return ``value``, from JSON, as ``shape``. Raises DamagedError that names the place.
 
     ``shape`` is a type: a scalar, ``Annotated[int, range]``, ``Optional``, a list or tuple of one
-    type, a mapping from names, a `Shape`, a TypedDict or a dataclass. Missing keys are left out, as
+    type, a mapping from names, a TypedDict or a dataclass. Missing keys are left out, as
     are those with null, but those that a dataclass lacks are an error.
     """
     if shape in _TYPES:
@@ -216,11 +216,9 @@ def typed(value: Any, shape: Any, place: str = "") -> Any:
     return _object(_checked(value, isinstance(value, dict), "an object", place), shape, place)
 
 
-class Shape:
-    """An object with ``keys``, all of which are `required`, or may be missing."""
-
-    def __init__(self, *, required: bool = False, **keys: Any) -> None:
-        self.keys, self.required = keys, required
+def _shape(*, required: bool = False, **keys: Any) -> Any:
+    """Return the type of an object with ``keys``, which are all `required`, or may be missing."""
+    return TypedDict("_Shape", keys, total=required)  # type: ignore[operator]
 
 
 def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
@@ -247,11 +245,8 @@ def _object(value: Mapping[str, Any], shape: Any, place: str) -> Any:
 @cache
 def _keys(shape: Any) -> tuple[dict[str, Any], frozenset[str], frozenset[str]]:
     """Return the shapes of all keys, which keys an object must have, and which may be null."""
-    is_shape = isinstance(shape, Shape)
-    hints = shape.keys if is_shape else get_type_hints(shape, include_extras=True)
+    hints = get_type_hints(shape, include_extras=True)
     nullable = frozenset(name for name, hint in hints.items() if type(None) in get_args(hint))
-    if is_shape:
-        return hints, frozenset(hints if shape.required else ()), nullable
     if not is_dataclass(shape):
         return hints, frozenset(shape.__required_keys__), nullable
     without = (one for one in fields(shape) if one.default is one.default_factory is MISSING)
@@ -346,9 +341,9 @@ class Transfers(TypedDict, total=False):
     received: dict[str, int]
 
 
-_MEASURED = Shape(within=float, between=float, problem=str)
+_MEASURED = _shape(within=float, between=float, problem=str)
 _MEASURED_BY_NAME = GenericAlias(dict, (str, _MEASURED))
-_REGISTRY = Shape(
+_REGISTRY = _shape(
     workers=dict[str, RegisteredWorker],
     seen=list[str],
     gone=dict[str, float],
@@ -357,14 +352,14 @@ _REGISTRY = Shape(
     ends_at=float,
     ends_by=str,
 )
-_CHOICE = Shape(
+_CHOICE = _shape(
     scheme=str,
     reason=str,
     measured=_MEASURED_BY_NAME,
     environ=Optional[dict[str, str]],
     remark=str,
 )
-_VERDICT = Shape(
+_VERDICT = _shape(
     required=True,
     time=float,
     gone=dict[str, str],
@@ -377,20 +372,20 @@ _VERDICT = Shape(
 )
 SHAPES: dict[str, Any] = {
     "workers.json": _REGISTRY,
-    "scheduler.json": Shape(address=str, services=Shape(dashboard=int)),
-    "ended": Shape(kind=str, exit_code=int, reason=str, job=int, time=float),
+    "scheduler.json": _shape(address=str, services=_shape(dashboard=int)),
+    "ended": _shape(kind=str, exit_code=int, reason=str, job=int, time=float),
     TRANSPORT: _CHOICE,
     VERDICT: _VERDICT,
-    "head/owner": Shape(job=int, node=str),
-    "attempt": Shape(attempt=int),
-    "rank-error": Shape(required=True, exit_code=int, reason=str),
-    IDLE: Shape(required=True, reason=str),
-    AFTER: Shape(required=True, cluster=str, folder=str, any_end=bool),
-    KEPT: GenericAlias(dict, (str, Shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
-    "jobs/*.json": Shape(exit_code=int, host=str, started=float, ended=float),
-    "jobs/*.started": Shape(node=str, started=float),
+    "head/owner": _shape(job=int, node=str),
+    "attempt": _shape(attempt=int),
+    "rank-error": _shape(required=True, exit_code=int, reason=str),
+    IDLE: _shape(required=True, reason=str),
+    AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
+    KEPT: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
+    "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
+    "jobs/*.started": _shape(node=str, started=float),
     "jobs/*.node": dict[str, str],
-    "jobs/*.lost": Shape(required=True, node=str, reason=str, exit_code=int),
+    "jobs/*.lost": _shape(required=True, node=str, reason=str, exit_code=int),
 }
 """Of the files with one JSON object, by name."""
 

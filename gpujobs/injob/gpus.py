@@ -428,22 +428,17 @@ def binding_messages(workers: Mapping[str, RegisteredWorker]) -> list[str]:
 
 def shared_gpu_message(workers: Mapping[str, RegisteredWorker]) -> str:
     """Return a sentence about the first workers that share a GPU and must not; "" if none do."""
-    owners: dict[tuple[str, str | None], list[str]] = {}
-    fewest: dict[tuple[str, str | None], int] = {}
+    known: dict[tuple[str, str | None], dict[str, int]] = {}
     for name, worker in sorted(workers.items()):
         for gpu in all_gpus(worker.get("gpu")):
-            key = gpu["node"], gpu["uuid"]
-            names = owners.setdefault(key, [])
-            names.append(name)
-            most = fewest[key] = min(gpu.get("sharing", 1), fewest.get(key, len(workers)))
-            if len(names) > most:
-                message = f"workers {_listed(names)} share GPU {gpu['uuid']} on {gpu['node']}"
+            owners = known.setdefault((gpu["node"], gpu["uuid"]), {})
+            owners[name] = gpu.get("sharing", 1)
+            most = min(owners.values())
+            if len(owners) > most:
+                listed = f"{', '.join([*owners][:-1])} and {name}"
+                message = f"workers {listed} share GPU {gpu['uuid']} on {gpu['node']}"
                 return f"{message}, which is for {most}" if most > 1 else message
     return ""
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 # -- samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder -----

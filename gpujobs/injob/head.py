@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from . import job as jobs
 from .certificate import make_certificate
 from .demand import END_AFTER
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
 from .gpus import over_memory_message
-from .job import Job, JobExit, enough_workers, failure
+from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
@@ -136,7 +135,10 @@ class Head(Job):
 
     def _cancel_waiting_jobs(self) -> None:
         """If this fails, or is not possible from a node, waiting jobs find ``ended`` later."""
-        ids = jobs.ids_to_cancel(self.folder, self.options.attempt)
+        name = f"job-ids-{self.options.attempt}"  # of this attempt, else of the whole cluster
+        if over(self.options.attempt) not in self.folder.names():
+            name = "job-ids"
+        ids = self.folder.read_text(name).split()
         if not ids or not self.options.cancel:
             return
         problem = run_command([*self.options.cancel.split(), *ids], _CANCEL_TIMEOUT)
@@ -254,7 +256,7 @@ class Head(Job):
         """Exit if `run` asks to be continued by the next attempt."""
         if code and code == self.options.walltime_exit:
             reason = f"run: asks to be continued (exit code {code})"
-            reason += jobs.last_attempt_text(self.options)
+            reason += last_attempt_text(self.options)
             raise JobExit(code, EndKind.WALLTIME, reason, again=True)
 
     def _scheduler_ended(self, scheduler: ManagedProcess) -> NoReturn:
@@ -296,7 +298,7 @@ class Head(Job):
         self._check_walltime_exit(code)
         if code == 0 and self.options.attempts == 1:
             raise JobExit(0, EndKind.DONE)
-        if self.options.attempts > 1 and code not in jobs.STOPPED_CODES:
+        if self.options.attempts > 1 and code not in STOPPED_CODES:
             raise failure(f"{reason}; run: ended with exit code {code}", code or EXIT_STOPPED)
         raise self._stopped(f"{reason}; run: ended with exit code {code}" if code else reason)
 
@@ -325,7 +327,7 @@ class Head(Job):
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
         if not near and (failed := self._failed_node()):
             kind, reason = EndKind.FAILED, f"{failed}; {reason}"
-        reason = f"the head's job was stopped: {reason}{jobs.last_attempt_text(self.options)}"
+        reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _failed_node(self) -> str:

@@ -110,12 +110,6 @@ def last_attempt_text(options: SuperviseOptions) -> str:
     return f", in the last of {options.attempts} attempts (`requeue`)"
 
 
-def ids_to_cancel(folder: Folder, attempt: int) -> list[str]:
-    """Return the ids whose waiting jobs a head cancels: of its attempt, or of the whole cluster."""
-    name = f"job-ids-{attempt}" if over(attempt) in folder.names() else "job-ids"
-    return folder.read_text(name).split()
-
-
 def begin_attempt(folder: Folder, attempt: int) -> bool:
     """Set up the folder for ``attempt``; one of its jobs does that, and the others wait for it.
 

@@ -140,9 +140,9 @@ def run_rank(options: RankOptions) -> None:
         traceback.print_exc()
         if SCRIPT_ENDED in folder.names():  # a worker that starts finds no dask scheduler
             return
-        root = _root_cause(error)
-        reason = f"{type(root).__name__}: {root}"
-        _abort(folder, world, reason, 1)
+        while error.__cause__ is not None:  # dask's "Nanny failed to start" names no reason
+            error = error.__cause__
+        _abort(folder, world, f"{type(error).__name__}: {error}", 1)
         raise
 
 
@@ -236,14 +236,6 @@ def _run_script(options: RankOptions) -> None:
     if rank == _CLIENT_RANK:  # after dask-mpi's function, which closes the dask scheduler
         atexit.register(Folder(options.folder).create, SCRIPT_ENDED, "")
     runpy.run_path(script, run_name="__main__")
-
-
-# -- errors ----------------------------------------------------------------------------------------
-def _root_cause(error: BaseException) -> BaseException:
-    """Dask's "Nanny failed to start" does not name the reason; its cause does."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _abort(folder: Folder, world: MPI.Comm, reason: str, exit_code: int) -> None:

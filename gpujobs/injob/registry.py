@@ -17,7 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
-from .folder import EVENTS, IDLE, TRANSFERS, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
+from .folder import EVENTS, IDLE, TRANSFERS, Folder, OverMemory, RegisteredWorker, all_gpus
 from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .process import defer_signals
@@ -169,7 +169,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         defer_signals()
     if isinstance(server, Worker):
         let_dask_cuda_measure_slices()
-        _report_gpu(server)
+        gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
+        server.startup_information["gpujobs"] = lambda _: gpu
         if hasattr(os, "sched_setaffinity"):  # Linux
             _bind(server)
         count_transfers(server)
@@ -181,22 +182,12 @@ async def dask_setup(server: Scheduler | Worker) -> None:
             folder.write("scheduler.json", server.identity())
 
 
-def _report_gpu(worker: Worker) -> None:
-    """Have the worker send its GPU to the dask scheduler when it registers."""
-    gpu = worker_gpu()
-
-    async def gpujobs(worker: Worker) -> Gpu:
-        return gpu
-
-    worker.startup_information["gpujobs"] = gpujobs
-
-
 def _bind(worker: Worker) -> None:
     """Bind the worker to CPUs near its GPU now, and after dask-cuda's plugins: one binds, too."""
     cpus, binding = choose_cpus(worker.state.nthreads)
     bind(cpus)
 
-    async def gpujobs_binding(worker: Worker) -> Any:
+    def gpujobs_binding(worker: Worker) -> Any:
         bind(cpus)
         return binding
 

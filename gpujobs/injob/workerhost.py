@@ -195,20 +195,16 @@ def run_workers(options: WorkersOptions) -> None:
         import asyncio
 
         asyncio.run(initialise_ucx())
-    arguments += _own_options(module, forked)
+    if not cuda:  # these options hide dask's configuration
+        arguments.append(f"--preload-nanny={_MODULE}")
+    elif forked:
+        arguments.append(f"{_METHOD_OPTION}=forkserver")
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__")
     finally:  # if a nanny has failed: Python would wait for the workers of the others
         for worker in active_children():
             worker.kill()
-
-
-def _own_options(module: str, forked: bool) -> list[str]:
-    """Return the options of dask's command that hide dask's configuration."""
-    if module != _CUDA_COMMAND:
-        return [f"--preload-nanny={_MODULE}"]
-    return [f"{_METHOD_OPTION}=forkserver"] if forked else []
 
 
 def _set_import_path() -> None:
