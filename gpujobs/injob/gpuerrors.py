@@ -105,6 +105,6 @@ def xids(messages: str, since: float, buses: Collection[str]) -> list[str]:
 
     ``since``: seconds since the node was started. Their text has names of programs: it is left out.
     """
-    found = [(float(at), bus.lower(), number) for at, bus, number in _XID.findall(messages)]
-    own = ((bus, number) for at, bus, number in found if at >= since and bus in (buses or {bus}))
-    return [f"Xid {number} at {bus}" for bus, number in dict.fromkeys(own)]
+    found = _XID.findall(messages)
+    late = dict.fromkeys((bus.lower(), number) for at, bus, number in found if float(at) >= since)
+    return [f"Xid {number} at {bus}" for bus, number in late if bus in (buses or {bus})]

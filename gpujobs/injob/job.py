@@ -15,12 +15,12 @@ from typing import NoReturn
 from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
 from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
-from .launcher import job_log, lost_file, node_file, report_lost, start_launcher
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .names import UCX_WARNINGS, VERDICT, group_prefix, job_file, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
+from .rank import job_log, lost_file, node_file, report_lost, start_launcher
 from .workerhost import preset
 
 # -- start the workers of a job: one process with their nannies, or a launcher ---------------------
@@ -383,7 +383,7 @@ class Job:
         self._check_folder(bool(names))
         if f"leave-{self.options.job}" in names and not self.is_head:
             self.stop_reason = self.stop_reason or "scale"
-        if self.options.ranks:
+        if self.options.node_numbers:
             self._check_lost()
         if "rank-error" in names and self.worker_processes:
             launcher = self.worker_processes[0]
@@ -405,11 +405,9 @@ class Job:
 
     def _check_lost(self) -> None:
         """Exit if a node of this job is lost, unless the others go on."""
-        numbers = set(self.options.node_numbers) - self._lost
-        names = Folder(str(self.folder.path / "jobs")).names() if numbers else set()
-        for number in numbers:
-            if Path(lost_file(number)).name not in names:
-                continue
+        names = Folder(str(self.folder.path / "jobs")).names()
+        files = {Path(lost_file(number)).name: number for number in self.options.node_numbers}
+        for number in {files[name] for name in names & files.keys()} - self._lost:
             lost = self.folder.read(lost_file(number))
             if lost and not self.options.keep_going:
                 raise failure(lost["reason"], lost["exit_code"])

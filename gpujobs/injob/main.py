@@ -14,12 +14,11 @@ from .gpuerrors import write_gpu_errors
 from .gpus import sample_usage
 from .head import Head
 from .job import begin_attempt, end_attempt, over
-from .launcher import launch
 from .log import log
 from .names import job_file
 from .network import node_name
 from .options import SuperviseOptions, WorkersOptions, parse
-from .rank import run_rank
+from .rank import launch, run_rank
 from .transport import trial, try_ucxx
 from .workers import Node, Workers, retire
 

@@ -103,8 +103,8 @@ def job_worker_names(
 def ranges(numbers: Iterable[int]) -> str:
     """Return ``{1, 2, 3, 5}`` as ``1-3,5``."""
     known = set(numbers)
-    firsts = sorted(number for number in known if number - 1 not in known)
-    lasts = sorted(number for number in known if number + 1 not in known)
+    firsts = sorted(known - {number + 1 for number in known})
+    lasts = sorted(known - {number - 1 for number in known})
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(firsts, lasts))
 
 

@@ -171,8 +171,7 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         let_dask_cuda_measure_slices()
         gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
         server.startup_information["gpujobs"] = lambda _: gpu
-        if hasattr(os, "sched_setaffinity"):  # Linux
-            _bind(server)
+        _bind(server)
         count_transfers(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
@@ -184,6 +183,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
 
 def _bind(worker: Worker) -> None:
     """Bind the worker to CPUs near its GPU now, and after dask-cuda's plugins: one binds, too."""
+    if not hasattr(os, "sched_setaffinity"):  # not Linux
+        return
     cpus, binding = choose_cpus(worker.state.nthreads)
     bind(cpus)
 

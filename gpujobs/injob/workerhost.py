@@ -55,16 +55,19 @@ def unsafe_to_fork() -> str:
         return "this system has no /proc"
     if threads := [thread.name for thread in threading.enumerate()[1:]]:
         return f"importing dask started threads ({', '.join(threads)})"
+    return next(_uses_of_gpus(), "")
+
+
+def _uses_of_gpus() -> Iterator[str]:
+    """Yield which files of the NVIDIA driver this process has loaded or open."""
     with contextlib.suppress(OSError), Path("/proc/self/maps").open(encoding="utf-8") as maps:
         names = (line.rpartition("/")[2].strip() for line in maps)
-        if library := next((name for name in names if name.startswith(_DRIVER)), ""):
-            return f"{library} is loaded"
+        yield from (f"{name} is loaded" for name in names if name.startswith(_DRIVER))
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):  # that of the listing
             target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
             if target.startswith(_DEVICES):
-                return f"{target} is open"
-    return ""
+                yield f"{target} is open"
 
 
 def _descriptors() -> list[int]:
@@ -195,16 +198,20 @@ def run_workers(options: WorkersOptions) -> None:
         import asyncio
 
         asyncio.run(initialise_ucx())
-    if not cuda:  # these options hide dask's configuration
-        arguments.append(f"--preload-nanny={_MODULE}")
-    elif forked:
-        arguments.append(f"{_METHOD_OPTION}=forkserver")
+    arguments += _own_options(module, forked)
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__")
     finally:  # if a nanny has failed: Python would wait for the workers of the others
         for worker in active_children():
             worker.kill()
+
+
+def _own_options(module: str, forked: bool) -> list[str]:
+    """Return the options of dask's command that hide dask's configuration."""
+    if module != _CUDA_COMMAND:
+        return [f"--preload-nanny={_MODULE}"]
+    return [f"{_METHOD_OPTION}=forkserver"] if forked else []
 
 
 def _set_import_path() -> None:

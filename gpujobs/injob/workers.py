@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
 from .job import Job, JobExit, failure, over, worker_names
-from .launcher import job_log, node_file, report_lost
 from .log import append_output_to, log
 from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
+from .rank import job_log, node_file, report_lost
 from .transport import cluster_ucx_settings, take_part
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpujobs.injob.folder import Folder
-from gpujobs.injob.launcher import start_launcher
 from gpujobs.injob.network import job_nodes
 from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.rank import start_launcher
 from gpujobs.injob.workers import claim_node
 from gpujobs.planning.render import render
 

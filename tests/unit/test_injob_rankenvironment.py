@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpujobs.injob.launcher import rank_changes, write_rank_script
 from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.rank import rank_changes, write_rank_script
 
 BEFORE = {"HOME": "/h", "A": "1", "GONE": "x", "TMPDIR": "/tmp/job", "SLURM_JOB_ID": "5"}
 
