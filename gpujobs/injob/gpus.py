@@ -79,10 +79,7 @@ def _devices_in_file(name: str, environ: Mapping[str, str]) -> list[str]:
     path = environ.get(name)
     if not path or not Path(path).is_file():
         raise LookupError(f"${name} names no file, but the site says that it lists the job's GPUs")
-    lines = [
-        line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()
-    ]
-    pairs = [line.rpartition("-") for line in lines]
+    pairs = [line.rpartition("-") for line in Path(path).read_text(encoding="utf-8").split()]
     here = node_name().partition(".")[0]
     own = [device for node, _, device in pairs if node.partition(".")[0] == here]
     return [device.removeprefix("gpu") for device in own or [pair[2] for pair in pairs]]
@@ -204,10 +201,9 @@ def gpu_models(proc: Path = _DRIVER) -> list[str]:
 
 def driver_version(proc: Path = _DRIVER) -> str:
     """Return the driver's description of its version; "" without a driver."""
-    try:
+    with contextlib.suppress(OSError):
         return (proc / "version").read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return ""
 
 
 def _information(proc: Path, key: str) -> list[str]:
@@ -221,11 +217,10 @@ def _information(proc: Path, key: str) -> list[str]:
 
 
 def _can_open(device: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def with_first(devices: list[str], index: int) -> str:

@@ -49,9 +49,7 @@ class SuperviseOptions:
     keep_going: bool = _option("the others go on if a node is lost", action="store_true")
     run_on: str = _option("ranks: run is in them", choices=["head", "ranks"], default="head")
     schemes: tuple[str, ...] = _option("protocols, best first", type=_words, default=("tls",))
-    gpu_memory: str = _option(
-        "how workers allocate it", choices=list(GPU_MEMORY), default=GPU_MEMORY[0]
-    )
+    gpu_memory: str = _option("how workers allocate it", choices=GPU_MEMORY, default="plain")
     single_job: bool = _option("no other job of the cluster on its nodes", action="store_true")
     interface: str | None = _option("network interface", default=None)
     group: str = _option("group of this job's workers", default="")
@@ -165,9 +163,7 @@ class TrialOptions:
     protocols: tuple[str, ...] = _option("protocols, best first", type=_words, default=())
     interface: str | None = _option("network interface", default=None)
     gpus: int = _option("GPUs of this job; 0: host memory", type=int, default=0)
-    memory: str = _option(
-        "how GPU memory is allocated", choices=list(GPU_MEMORY), default=GPU_MEMORY[0]
-    )
+    memory: str = _option("how GPU memory is allocated", choices=GPU_MEMORY, default="plain")
     result: str = _option("file for the result; without it this is the peer", default="")
 
 
@@ -196,14 +192,6 @@ class TryUcxxOptions:
     interface: str | None = _option("network interface", default=None)
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """Options of ``launch``."""
-
-    folder: str = _option("the cluster's folder")
-    job: int = _option("number of this job", type=int)
-
-
 _SUBCOMMANDS: dict[str, type] = {
     "supervise": SuperviseOptions,
     "node": SuperviseOptions,  # the workers of one node of an allocation
@@ -214,7 +202,7 @@ _SUBCOMMANDS: dict[str, type] = {
     "usage": UsageOptions,
     "gpu-errors": GpuErrorsOptions,
     "try-ucxx": TryUcxxOptions,
-    "launch": LaunchOptions,
+    "launch": SuperviseOptions,  # the launcher outside of the container
 }
 _FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
 """Variables from which options are taken that are not given."""

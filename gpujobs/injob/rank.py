@@ -27,7 +27,7 @@ from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
 from .log import append_output_to, in_plain_words
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
-from .options import LaunchOptions, RankOptions, SuperviseOptions
+from .options import RankOptions, SuperviseOptions
 from .process import ManagedProcess
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ START, STOP, EXIT = "launch-start", "launch-stop", "launch-exit"
 _POLL_INTERVAL = 0.2
 
 
-def launch(options: LaunchOptions) -> int:
+def launch(options: SuperviseOptions) -> int:
     """Let the batch script start MPI, and stop it on SIGTERM. Return the launcher's exit code."""
     folder = Folder(options.folder)
     start, end, code = (names.job_file(options.job, ending) for ending in (START, STOP, EXIT))

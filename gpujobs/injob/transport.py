@@ -226,9 +226,8 @@ async def _serve(folder: Folder, options: TrialOptions) -> None:
     listeners = []  # ucxx stops one that nothing refers to
     for protocol in options.protocols:
         try:
-            listener = await serve(
-                f"{protocol}://{network.own_address(options.interface)}:0", block
-            )
+            host = network.own_address(options.interface)
+            listener = await serve(f"{protocol}://{host}:0", block)
             listeners.append(listener)
             found["addresses"][protocol] = listener.contact_address
         except Exception as error:  # each protocol has errors of its own
@@ -346,8 +345,8 @@ class TransportChoice:
         self.folder = Folder(options.folder)
         self._root = Folder(str(self.folder.path.parent))
         self._pause = pause
-        self._hidden = gpus.hidden_gpus() if options.gpus else 0
-        self._settings, self._remark = _settings(options, environ, self._hidden)
+        self._hidden = _hidden_gpus(options) if options.gpus else 0
+        self._settings, self._remark = ucx_settings(environ, self._hidden)
         self.environ = {**environ, **self._settings}
 
     def make(self) -> Choice:
@@ -509,7 +508,7 @@ def take_part(options: SuperviseOptions, environ: Mapping[str, str]) -> ManagedP
         return None
     if not folder.create(CLAIM, str(options.job)):
         return None
-    environ = {**environ, **_settings(options, environ, gpus.hidden_gpus())[0]}
+    environ = {**environ, **ucx_settings(environ, _hidden_gpus(options))[0]}
     path = folder.logs / "trial-between.log"
     return start_trial(options, environ, f"--result={BETWEEN}", path)
 
@@ -523,20 +522,16 @@ def cluster_ucx_settings(
         chosen = Choice.parse(folder.read(TRANSPORT)).environ
         if chosen is not None:
             return chosen
-    return _settings(options, environ, gpus.hidden_gpus())[0]
+    return ucx_settings(environ, _hidden_gpus(options))[0]
 
 
-def _settings(
-    options: SuperviseOptions, environ: Mapping[str, str], hidden: int
-) -> tuple[dict[str, str], str]:
-    """Return the settings of UCX for this job, and a remark.
+def _hidden_gpus(options: SuperviseOptions) -> int:
+    """Return how many GPUs of this node another job of the cluster may have.
 
     A cluster that has one job now may get more, unless it has `requeue`; an allocation gets them on
     other nodes.
     """
-    if options.single_job:
-        return {}, ""
-    return ucx_settings(environ, hidden)
+    return 0 if options.single_job else gpus.hidden_gpus()
 
 
 def _result(name: str, found: Mapping[str, Any]) -> Measured:
@@ -556,8 +551,6 @@ def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
         for name in (package, f"{package}-cu12", f"{package}-cu13"):
-            try:
+            with contextlib.suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
     return found

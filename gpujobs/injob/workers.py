@@ -404,13 +404,12 @@ class Node(Workers):
         return JobExit(EXIT_STOPPED, None, f"the dask scheduler at {address} is gone")
 
     def _exit(self, job_exit: JobExit) -> int:
-        number, node = self.options.number, node_name()
-        if job_exit.reason:
-            log(job_exit.reason)
+        number, reason, code = self.options.number, job_exit.reason, job_exit.exit_code
+        if reason:
+            log(reason)
         if job_exit.kind is not None:
-            code = job_exit.exit_code
-            report_lost(self.folder, number, node, job_exit.reason, code)
-        elif not job_exit.exit_code:
+            report_lost(self.folder, number, node_name(), reason, code)
+        elif not code:
             (self.folder.path / node_file(number)).unlink(missing_ok=True)
         self.stop()
-        return job_exit.exit_code
+        return code
