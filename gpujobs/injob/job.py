@@ -23,7 +23,7 @@ from .process import STOP_DASK, ManagedProcess, is_process, visible_process, wit
 from .rank import job_log, lost_file, node_file, report_lost, start_launcher
 from .workerhost import preset
 
-# -- start the workers of a job: one process with their nannies, or a launcher ---------------------
+# -- the workers of a job: their names, and how long they live -------------------------------------
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 _LONGEST_STAGGER = 60
 """Seconds over which dask spreads the exits of workers."""
@@ -55,23 +55,6 @@ def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
     seconds = walltime.workers_lifetime()
     stagger = min(_LONGEST_STAGGER, seconds // 10)
     return {f"{_LIFETIME}DURATION": f"{seconds} s", f"{_LIFETIME}STAGGER": f"{stagger} s"}
-
-
-def _nannies(
-    options: SuperviseOptions, devices: list[str] | None, environ: Mapping[str, str]
-) -> ManagedProcess:
-    """Start the process of all nannies of the job."""
-    environ = preset(with_archive(environ, Folder(options.folder).archive))
-    words = options.workers
-    if devices is not None:
-        own = options.worker_size.devices(devices)
-        environ.update(options.worker_size.environ(own))
-        if options.each_gpu and len(own) > 1:  # else dask appends "-0" to the name
-            words = (*words, f"--nworkers={len(own)}")
-    name = job_name(Folder(options.folder).cluster_id, options.number, options.group)
-    title = f"worker {name} on {node_name()}"
-    argv = [*words, "--name", name]
-    return ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)
 
 
 # -- attempts of a cluster with `requeue` ----------------------------------------------------------
@@ -259,6 +242,8 @@ class Job:
     # -- workers -----------------------------------------------------------------------------------
     def start_workers(self) -> None:
         """Start the workers of this job, and the sampler of a job of one node."""
+        if not self.options.workers:
+            return
         environ = self.environ
         # Workers beside `run` end with it: they do its last tasks near the walltime.
         if self.options.client_owns or not self.is_head:
@@ -266,18 +251,26 @@ class Job:
         try:
             if self.options.ranks:  # each node, or rank, takes its GPUs by itself
                 self.worker_processes = start_launcher(self.options, environ)
-            elif self.options.workers:
+            else:
                 self._start_nannies(environ)
         except LookupError as error:  # the number of GPUs is wrong, or the nodes are not known
             raise self.gpu_failure(f"{self.name} on {node_name()}: {error}") from None
 
     def _start_nannies(self, environ: Mapping[str, str]) -> None:
-        options, devices = self.options, None
+        """Start the process of all nannies of the job, and the sampler."""
+        options, words, devices = self.options, self.options.workers, None
+        environ = preset(with_archive(environ, self.folder.archive))
         if options.gpus:
             explicit = options.each_gpu or not options.worker_size.usual
             source = options.visible_devices
             devices = job_devices(source, options.gpus, environ, explicit=explicit)
-        self.worker_processes = [_nannies(options, devices, environ)]
+        if devices is not None:
+            own = options.worker_size.devices(devices)
+            environ.update(options.worker_size.environ(own))
+            if options.each_gpu and len(own) > 1:  # else dask appends "-0" to the name
+                words = (*words, f"--nworkers={len(own)}")
+        title, argv = f"worker {self.name} on {node_name()}", [*words, "--name", self.name]
+        self.worker_processes = [ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)]
         self._sampler = start_sampler(options.folder, devices, options.gpus, self.environ)
 
     def check_workers(self) -> None:
