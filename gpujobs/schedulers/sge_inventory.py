@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -43,10 +43,11 @@ class QuotaRule:
 def quota_sets(stdout: str) -> list[list[QuotaRule]]:
     """Return the rules of each enabled set, in their order."""
     blocks = re.findall(r"^\{(.*?)^\}", re.sub(r"\\\n\s*", " ", stdout), re.M | re.S)
-    enabled = [
-        block for block in blocks if re.search(r"^\s*enabled\s+true\s*$", block, re.M | re.I)
-    ]
-    return [[_rule(line) for line in _limit_lines(block)] for block in enabled]
+    enabled = re.compile(r"^\s*enabled\s+true\s*$", re.M | re.I)
+    limits = (
+        re.findall(r"^\s*limit\s+(.*)$", block, re.M) for block in blocks if enabled.search(block)
+    )
+    return [list(map(_rule, lines)) for lines in limits]
 
 
 def gpus_of_user(
@@ -62,10 +63,6 @@ def gpus_of_user(
     return {"": min(known)} if known else {}
 
 
-def _limit_lines(block: str) -> list[str]:
-    return re.findall(r"^\s*limit\s+(.*)$", block, re.M)
-
-
 def _rule(line: str) -> QuotaRule:
     """Return the rule of ``users {*} queues gpu.q to gpu=4,slots=8``."""
     where, _, what = f" {line}".rpartition(" to ")
@@ -74,8 +71,8 @@ def _rule(line: str) -> QuotaRule:
 
 
 # -- queues, hosts and resources -------------------------------------------------------------------
-_INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$")
-_RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$")
+_INSTANCE = re.compile(r"^(\S+)@(\S+)\s+\S+\s+(\d+)/(\d+)/(\d+)\s+\S+\s+\S+ *(\S*)$", re.M)
+_RESOURCE = re.compile(r"^\s+(\w\w):([\w.-]+)=(.*)$", re.M)
 _TYPE = "gpu_type"
 """Resource of the hosts that sites use for the type of the GPUs."""
 _MOST_HOSTS = 50
@@ -95,7 +92,8 @@ class GridEngineInventory(Inventory):
         return ["qstat", "-f", "-F"]
 
     def parse_nodes(self, result: CommandResult) -> list[LiveNode]:
-        return [_node(instance) for instance in _instances(result.stdout)]
+        blocks = re.split(r"^-{20,}$", result.stdout, flags=re.M)
+        return [node for block in blocks for node in _node(block)]
 
     def survey(self, ask: Ask, user: str) -> Survey:
         nodes = self.nodes(ask)
@@ -106,6 +104,10 @@ class GridEngineInventory(Inventory):
         kinds = _complexes(ask(["qconf", "-sc"]))
         environments = ask(["qconf", "-spl"]).split()
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
+        on_one_node = [
+            name for name, rule in rules.items() if rule.get("allocation_rule") == "$pe_slots"
+        ]
+        environment = min(on_one_node, key=lambda name: (name != "smp", name), default="")
         config = _settings(ask(["qconf", "-sconf"]))
         gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
@@ -122,12 +124,12 @@ class GridEngineInventory(Inventory):
             nodes=tuple(nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
             account_required=config.get("enforce_project") == "true",
-            request=(*_request(gpu, kinds, rules), *_type_request(nodes, kinds)),
-            cpu_request=_request("", kinds, rules),
+            request=(*_request(gpu, kinds, environment), *_type_request(nodes, kinds)),
+            cpu_request=_request("", kinds, environment),
             visible_devices=_visible_devices(ask, gpu, kinds, [config, *queues.values()]),
             parallel_environments=tuple(environments),
             resources=tuple(kinds),
-            comments=tuple(_comments(gpu, kinds, rules)),
+            comments=tuple(_comments(gpu, kinds, environment)),
         )
 
     def unknown(self, line: str, survey: Survey) -> str:
@@ -145,60 +147,37 @@ class GridEngineInventory(Inventory):
 
 
 @dataclass(frozen=True)
-class _Instance:
-    queue: str
-    host: str
-    slots: int
-    free: int
-    states: str
-    consumables: Mapping[str, str]
-    facts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class _Complex:
     type: str
     consumable: str
 
 
-def gpu_resource(names: Mapping[str, object]) -> str:
+def gpu_resource(names: Iterable[str]) -> str:
     """Return the resource that counts GPUs: ``gpu``, else the shortest name with it; or ""."""
     found = [name for name in names if re.search(r"gpus?$|^gpu", name, re.I)]
     return min(found, key=lambda name: (name not in ("gpu", "gpus"), len(name)), default="")
 
 
-def _instances(stdout: str) -> Iterator[_Instance]:
-    for block in re.split(r"^-{20,}$", stdout, flags=re.M):
-        lines = block.strip("\n").splitlines()
-        found = _INSTANCE.match(lines[0]) if lines else None
-        if not found:
-            continue
-        queue, host, reserved, used, slots, states = found.groups()
-        rows = [row for line in lines[1:] if (row := _RESOURCE.match(line))]
-        yield _Instance(
-            queue,
-            host,
-            slots=int(slots),
-            free=max(0, int(slots) - int(used) - int(reserved)),
-            states=states,
-            consumables={row[2]: row[3] for row in rows if row[1][1] == "c"},
-            facts={row[2]: row[3] for row in rows if row[1][1] != "c"},
-        )
-
-
-def _node(instance: _Instance) -> LiveNode:
-    name, usable = gpu_resource(instance.consumables), not instance.states
-    free = int(float(instance.consumables[name])) if name else 0
-    return LiveNode(
-        name=instance.host,
-        queue=instance.queue,
+def _node(block: str) -> Iterator[LiveNode]:
+    """Yield the queue instance that a block of ``qstat -f -F`` is about."""
+    found = _INSTANCE.search(block)
+    if not found:
+        return
+    queue, host, *numbers, states = found.groups()
+    reserved, used, slots = map(int, numbers)
+    rows, usable = _RESOURCE.findall(block), not states
+    values = {name: value for _, name, value in rows}
+    gpu = gpu_resource(name for kind, name, _ in rows if kind[1] == "c")  # a consumable
+    yield LiveNode(
+        name=host,
+        queue=queue,
         usable=usable,
-        cpus=instance.slots,
-        free_cpus=instance.free * usable,
-        memory=memory_bytes(instance.facts.get("mem_total", "")),
-        gpus=None if name else 0,
-        free_gpus=free * usable,
-        gpu_type=instance.facts.get(_TYPE, ""),
+        cpus=slots,
+        free_cpus=max(0, slots - used - reserved) * usable,
+        memory=memory_bytes(values.get("mem_total", "")),
+        gpus=None if gpu else 0,
+        free_gpus=int(float(values.get(gpu, 0))) * usable,
+        gpu_type=values.get(_TYPE, ""),
     )
 
 
@@ -232,13 +211,7 @@ def _complexes(stdout: str) -> dict[str, _Complex]:
     return found
 
 
-def _request(
-    gpu: str, kinds: Mapping[str, _Complex], rules: Mapping[str, Mapping[str, str]]
-) -> tuple[str, ...]:
-    on_one_node = [
-        name for name, rule in rules.items() if rule.get("allocation_rule") == "$pe_slots"
-    ]
-    environment = min(on_one_node, key=lambda name: (name != "smp", name), default="")
+def _request(gpu: str, kinds: Mapping[str, _Complex], environment: str) -> tuple[str, ...]:
     lines = ["-q {queue}"]
     if environment:
         lines.append(f"-pe {environment} {{cpus_per_job}}")
@@ -269,10 +242,8 @@ def _visible_devices(
     return ""
 
 
-def _comments(
-    gpu: str, kinds: Mapping[str, _Complex], rules: Mapping[str, Mapping[str, str]]
-) -> Iterator[str]:
+def _comments(gpu: str, kinds: Mapping[str, _Complex], environment: str) -> Iterator[str]:
     if gpu and kinds[gpu].consumable == "YES":
         yield f"the resource {gpu} is counted per slot (consumable YES), so is its request"
-    if not any(rule.get("allocation_rule") == "$pe_slots" for rule in rules.values()):
+    if not environment:
         yield "no parallel environment has all slots on one node ($pe_slots)"
