@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import integer, members, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
-from .pbs_inventory import PBSInventory, section, text_of
+from .pbs_inventory import MAX_ARRAY_SIZE, Attributes, PBSInventory, json_attributes
 
 # -- the output of qstat: job ids, attributes, and the status that follows from them ---------------
 STATES = {
@@ -36,7 +35,7 @@ _STATES_OF_EXIT_CODES = {
     -4: JobState.NODE_FAIL, -5: JobState.NODE_FAIL, -6: JobState.NODE_FAIL,
     -14: JobState.NODE_FAIL, -20: JobState.NODE_FAIL, -30: JobState.NODE_FAIL,
 }  # fmt: skip
-_DELETED, _FINISHED = 91, 92
+_DELETED, _FINISHED = "91", "92"
 """Values of `substate`."""
 _ARRAY_BEGAN = "Job Array Began at"
 """A comment of arrays that does not say why the others of its jobs are pending."""
@@ -50,16 +49,6 @@ _ATTRIBUTE_LINE = re.compile(
     r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining|Hold_Types)":'
     r"\s*(.+?),?\s*$"
 )
-
-
-Attributes = Mapping[str, Any]
-"""Of a job, by PBS's names."""
-_NOTHING: Attributes = {}
-
-
-def _number(job: Attributes, name: str) -> int | None:
-    value = job.get(name)
-    return value if isinstance(value, int) else None
 
 
 def job_id(text: str) -> JobId | None:
@@ -90,38 +79,33 @@ def shell_exit_code(status: int | None) -> int | None:
     return status
 
 
-def _rows(stdout: str) -> Mapping[str, Any]:
-    try:
-        return section(json.loads(stdout, strict=False), "Jobs")
-    except ValueError:  # some releases print a job's variables as invalid JSON
-        return _line_by_line(stdout)
+def by_id(jobs: Mapping[str, Attributes]) -> dict[JobId, Attributes]:
+    """Return the attributes of ``jobs`` by ids without the server's name."""
+    ids = ((job_id(text), attributes) for text, attributes in jobs.items())
+    return {without_server(id_): attributes for id_, attributes in ids if id_}
 
 
 def listed_jobs(stdout: str) -> dict[JobId, Attributes]:
-    """Return the jobs that ``qstat -f -F json`` lists, by ids without the server's name.
-
-    There are none if it is no such output.
-    """
-    found: dict[JobId, Attributes] = {}
-    for text, attributes in _rows(stdout).items():
-        id_ = job_id(text)
-        if id_ and isinstance(attributes, dict):
-            found[without_server(id_)] = attributes
-    return found
+    """Return the jobs that ``qstat -f -F json`` lists; none if it is no such output."""
+    try:
+        return by_id(json_attributes(stdout, "Jobs"))
+    except ValueError:  # some releases print a job's variables as invalid JSON
+        return by_id(_line_by_line(stdout))
 
 
 def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None:
     """Return the status of a job, None if neither it nor its array is listed in ``jobs``."""
-    id_, array = without_server(id_), _NOTHING
+    id_ = without_server(id_)
+    array: Attributes = {}
     if id_.index is not None:
         array = jobs.get(JobId(id_.submission), array)
     job = jobs[id_] if id_ in jobs else _unlisted_member(id_, array)
     if job is None:
         return None
-    if text_of(job, "job_state") not in _ENDED and _is_deleted(array):
+    if job.get("job_state") not in _ENDED and _is_deleted(array):
         job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
-    comment = text_of(array, "comment")
-    if not text_of(job, "comment") and not comment.startswith(_ARRAY_BEGAN):
+    comment = array.get("comment", "")
+    if not job.get("comment") and not comment.startswith(_ARRAY_BEGAN):
         job = {**job, "comment": comment}
     return _status(job)
 
@@ -130,12 +114,12 @@ def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:
     """Return a member as far as its array tells: PBS lists no member that has not started."""
     if _is_deleted(array):
         return array
-    state = text_of(array, "job_state")
+    state = array.get("job_state", "")
     if state == "F":
         return None
     if state in _PENDING_REASONS:
-        return {"job_state": state, "Hold_Types": text_of(array, "Hold_Types")}
-    if id_.index in _indexes(text_of(array, "array_indices_remaining")):
+        return {"job_state": state, "Hold_Types": array.get("Hold_Types", "")}
+    if id_.index in _indexes(array.get("array_indices_remaining", "")):
         return {"job_state": "Q"}
     return None
 
@@ -151,8 +135,8 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _status(job: Attributes) -> JobStatus:
     names = ("job_state", "comment", "Hold_Types", "exec_host")
-    native, comment, holds, hosts = (text_of(job, name) for name in names)
-    code, nodes = shell_exit_code(_number(job, "Exit_status")), node_names(hosts)
+    native, comment, holds, hosts = (job.get(name, "") for name in names)
+    code, nodes = shell_exit_code(integer(job.get("Exit_status", ""))), node_names(hosts)
     if native in _ENDED:
         state, reason = _end(job, native, comment)
         return JobStatus(state, native, reason, code, nodes)
@@ -165,13 +149,13 @@ def _status(job: Attributes) -> JobStatus:
         return JobStatus(JobState.FAILED, native, comment, code, stuck=True)
     person = next(filter(None, map(_HELD_BY_A_PERSON.get, holds)), "")
     reason = person or comment or _PENDING_REASONS[native]
-    starts = text_of(section(job, "estimated"), "start_time")
+    starts = job.get("estimated.start_time", "")
     return JobStatus(state, native, reason, code, nodes, starts)
 
 
 def _end(job: Attributes, native: str, comment: str) -> tuple[JobState, str]:
     """Return the final state of a job, and the reason."""
-    code, substate = _number(job, "Exit_status"), job.get("substate")
+    code, substate = integer(job.get("Exit_status", "")), job.get("substate")
     if substate == _DELETED or (native == "X" and code is None):  # the latter never ran
         return JobState.CANCELLED, comment
     if code is None and substate == _FINISHED:
@@ -186,17 +170,15 @@ def _end(job: Attributes, native: str, comment: str) -> tuple[JobState, str]:
     return _STATES_OF_EXIT_CODES.get(code, JobState.FAILED), comment
 
 
-def _line_by_line(text: str) -> dict[str, dict[str, str | int]]:
+def _line_by_line(text: str) -> dict[str, dict[str, str]]:
     """Return the attributes in output that is invalid JSON."""
-    jobs: dict[str, dict[str, str | int]] = {}
-    attributes: dict[str, str | int] = {}
+    jobs: dict[str, dict[str, str]] = {}
+    attributes: dict[str, str] = {}
     for line in text.splitlines():
         if found := _JOB_LINE.match(line):
             attributes = jobs[found[1]] = {}
         elif found := _ATTRIBUTE_LINE.match(line):
-            value = found[2].strip('"')
-            number = integer(value)
-            attributes[found[1]] = value if number is None else number
+            attributes[found[1]] = found[2].strip('"')
     return jobs
 
 
@@ -265,7 +247,7 @@ class PBS(Scheduler):
     memory_unit = ""  # bytes
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
     id_line = r"(\d+(?:\[\])?(?:\.\S+)?)"
-    limit = ("qstat -B -f -F json", r'"max_array_size":\s*(\d+)')
+    limit = ("qstat -B -f -F json", MAX_ARRAY_SIZE)
     index_variable = "PBS_ARRAY_INDEX"
     job_variable = "PBS_JOBID"
     queue_variable = "PBS_QUEUE"
@@ -380,8 +362,7 @@ class PBS(Scheduler):
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]
-        number, _, server = submission.partition("[]")
-        return [f"{number}[{span}]{server}" for span in ranges(indexes).split(",")]
+        return [submission.replace("[]", f"[{span}]") for span in ranges(indexes).split(",")]
 
     def show_id(self, job: JobId) -> str:
         shown = super().show_id(job)

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 from xml.etree import ElementTree
 
 from .formats import clock_seconds, find_integer, integer, listed_attributes, members, memory_bytes
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, has_memory, several_types
 from .jobs import CommandResult
+
+Attributes = Mapping[str, str]
+"""Of a job, a queue or a node, by PBS's names."""
 
 _GPU_TYPES = ("gpu_type", "gpu_model", "accelerator_model", "gputype")
 """Resources that sites use for the type of the GPUs."""
@@ -25,6 +28,7 @@ _RESOURCES = (
 )  # fmt: skip
 """Resources of PBS itself, which qmgr does not list."""
 _VERSION = r"pbs_version\W+(\d[\w.]*)"
+MAX_ARRAY_SIZE = r'"max_array_size":\s*(\d+)'
 
 
 class PBSInventory(Inventory):
@@ -41,19 +45,15 @@ class PBSInventory(Inventory):
         return [_node(name, fields) for name, fields in _table(result.stdout, "nodes").items()]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        stdout = ask(self.nodes_command())
-        nodes = self.parse_nodes(CommandResult(("pbsnodes",), 0, stdout))
+        table = _table(ask(self.nodes_command()), "nodes")
+        nodes = [_node(name, fields) for name, fields in table.items()]
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
-        servers = _table(ask(["qstat", "-B", "-f", "-F", "json"]), "Server")
-        sizes = [server.get("max_array_size") for server in servers.values()]
-        size = next((size for size in sizes if isinstance(size, int)), None)
+        types = {_type_resource(fields) for fields in table.values()} - {""}
         return Survey(
-            queues=tuple(
-                _queue(name, fields, user) for name, fields in queues.items() if _runs(fields)
-            ),
+            queues=_execution_queues(queues, user),
             nodes=tuple(nodes),
-            max_array_size=size,
-            request=_typed_request(nodes, _type_resources(_table(stdout, "nodes"))),
+            max_array_size=find_integer(MAX_ARRAY_SIZE, ask(["qstat", "-B", "-f", "-F", "json"])),
+            request=_typed_request(nodes, types),
             resources=_own_resources(ask(["qmgr", "-c", "list resource"])),
             comments=tuple(_type_comments(nodes)),
         )
@@ -91,35 +91,49 @@ class TorqueInventory(Inventory):
         """Return the nodes and their free GPUs, which are those without a job."""
         nodes = super().nodes(ask)
         used = _gpus_of_jobs(ask(["qstat", "-t", "-f1"]))
-        return [_without_gpus(node, used[node.name]) for node in nodes]
+        left = ((node, (node.gpus or 0) - used[node.name]) for node in nodes)
+        return [
+            replace(node, free_gpus=max(0, min(node.free_gpus or 0, gpus))) for node, gpus in left
+        ]
 
     def survey(self, ask: Ask, user: str) -> Survey:
         queues = listed_attributes(ask(["qstat", "-Q", "-f1"]))
         return Survey(
-            tuple(_torque_queue(name, rows) for name, rows in queues.items() if _runs(rows)),
+            _execution_queues(queues, user),
             tuple(self.nodes(ask)),
             max_array_size=find_integer(r"max_job_array_size = (\d+)", ask(self.SERVER)),
             visible_devices="scheduler",
         )
 
 
-def _table(stdout: str, key: str) -> dict[str, Any]:
+def json_attributes(stdout: str, kind: str) -> dict[str, dict[str, str]]:
+    """Return the attributes of all ``kind`` ("Jobs", …) in PBS's JSON, as `listed_attributes` does.
+
+    All are texts: PBS writes one that looks like JSON, 7 or null, as such. Raises ValueError if it
+    is not JSON.
+    """
+    found = json.loads(stdout, strict=False)
+    table = found.get(kind) if isinstance(found, dict) else None
+    rows = table.items() if isinstance(table, dict) else ()
+    return {name: _flat(fields) for name, fields in rows if isinstance(fields, dict)}
+
+
+def _flat(fields: Mapping[str, object]) -> dict[str, str]:
+    """Return ``{"a": {"b": 1}}`` as ``{"a.b": "1"}``, which is Torque's way to write it."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found.update({f"{name}.{key}": text for key, text in _flat(value).items()})
+        elif value is not None:
+            found[name] = str(value)
+    return found
+
+
+def _table(stdout: str, kind: str) -> dict[str, dict[str, str]]:
     try:
-        return section(json.loads(stdout), key)
+        return json_attributes(stdout, kind)
     except ValueError:
         return {}
-
-
-def section(fields: object, name: str) -> dict[str, Any]:
-    """Return the object ``name`` of an object in PBS's JSON; {} if there is none."""
-    found = fields.get(name) if isinstance(fields, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def text_of(fields: Mapping[str, object], name: str) -> str:
-    """Return an attribute as text: PBS writes a text that looks like JSON, 7 or null, as such."""
-    value = fields.get(name)
-    return "" if value is None else str(value)
 
 
 def _own_resources(stdout: str) -> tuple[str, ...] | None:
@@ -139,68 +153,58 @@ def _requested(line: str) -> Iterator[str]:
                 yield from (part.partition("=")[0] for part in parts if "=" in part)
 
 
-def _node(name: str, fields: Mapping[str, object]) -> LiveNode:
-    has, used = section(fields, "resources_available"), section(fields, "resources_assigned")
+def _node(name: str, fields: Attributes) -> LiveNode:
     usable = fields.get("state") in ("free", "job-busy", "<various>")
-    cpus, gpus = _number(has, "ncpus"), _number(has, "ngpus")
-    gpu_type = text_of(has, _type_resource(has))
+    cpus, gpus, used_cpus, used_gpus = (
+        integer(fields.get(f"resources_{kind}.{resource}", "")) or 0
+        for kind in ("available", "assigned")
+        for resource in ("ncpus", "ngpus")
+    )
     return LiveNode(
         name=name,
-        queue=text_of(fields, "queue") or text_of(has, "Qlist"),
+        queue=fields.get("queue") or fields.get("resources_available.Qlist", ""),
         usable=usable,
         cpus=cpus,
-        free_cpus=max(0, cpus - _number(used, "ncpus")) * usable,
-        memory=memory_bytes(text_of(has, "mem")),
+        free_cpus=max(0, cpus - used_cpus) * usable,
+        memory=memory_bytes(fields.get("resources_available.mem", "")),
         gpus=gpus,
-        free_gpus=max(0, gpus - _number(used, "ngpus")) * usable,
-        gpu_type=gpu_type,
+        free_gpus=max(0, gpus - used_gpus) * usable,
+        gpu_type=fields.get(f"resources_available.{_type_resource(fields)}", ""),
     )
 
 
-def _number(fields: Mapping[str, object], name: str) -> int:
-    value = text_of(fields, name)
-    return int(value) if value.isdigit() else 0
-
-
-def _queue(name: str, fields: Mapping[str, object], user: str) -> LiveQueue:
-    most, fewest = section(fields, "resources_max"), section(fields, "resources_min")
-    return LiveQueue(
-        name,
-        max_walltime=clock_seconds(text_of(most, "walltime")),
-        max_nodes=_number(most, "nodect") or None,
-        min_nodes=_number(fewest, "nodect") or None,
-        min_walltime=clock_seconds(text_of(fewest, "walltime")),
-        user_gpus=_user_gpus(fields, user),
-        open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
+def _execution_queues(queues: Mapping[str, Attributes], user: str) -> tuple[LiveQueue, ...]:
+    """Return the queues in which jobs run; a routing queue passes them on."""
+    return tuple(
+        LiveQueue(
+            name,
+            max_walltime=clock_seconds(fields.get("resources_max.walltime", "")),
+            max_nodes=integer(fields.get("resources_max.nodect", "")) or None,
+            min_nodes=integer(fields.get("resources_min.nodect", "")) or None,
+            min_walltime=clock_seconds(fields.get("resources_min.walltime", "")),
+            user_gpus=_user_gpus(fields, user),
+            open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
+        )
+        for name, fields in queues.items()
+        if fields.get("queue_type") == "Execution"
     )
 
 
-def _user_gpus(fields: Mapping[str, object], user: str) -> dict[str, int]:
+def _user_gpus(fields: Attributes, user: str) -> dict[str, int]:
     """Return the most GPUs of one user, from ``[u:PBS_GENERIC=4],[u:ada=8]``.
 
     A limit of the user takes precedence over that of all users.
     """
     limits = []
-    for attribute in ("max_run_res", "max_queued_res"):
-        text = text_of(section(fields, attribute), "ngpus")
-        numbers = dict(re.findall(r"\bu:([^=\s]+)=(\d+)", text))
+    for attribute in ("max_run_res.ngpus", "max_queued_res.ngpus"):
+        numbers = dict(re.findall(r"\bu:([^=\s]+)=(\d+)", fields.get(attribute, "")))
         limits.append(numbers.get(user) or numbers.get("PBS_GENERIC"))
     return {"": min(known)} if (known := [int(limit) for limit in limits if limit]) else {}
 
 
-def _runs(fields: Mapping[str, object]) -> bool:
-    """Return whether jobs run in the queue; a routing queue passes them on."""
-    return fields.get("queue_type") == "Execution"
-
-
-def _type_resource(has: Mapping[str, object]) -> str:
+def _type_resource(fields: Attributes) -> str:
     """Return the resource of a node that is the type of its GPUs, or ""."""
-    return next((name for name in _GPU_TYPES if name in has), "")
-
-
-def _type_resources(nodes: Mapping[str, Mapping[str, object]]) -> set[str]:
-    names = {_type_resource(section(fields, "resources_available")) for fields in nodes.values()}
-    return names - {""}
+    return next((name for name in _GPU_TYPES if f"resources_available.{name}" in fields), "")
 
 
 def _typed_request(nodes: list[LiveNode], resources: set[str]) -> tuple[str, ...]:
@@ -219,28 +223,12 @@ def _type_comments(nodes: list[LiveNode]) -> Iterator[str]:
         yield "pbsnodes reports the type of the GPUs; `select` may have to request it"
 
 
-def _torque_queue(name: str, fields: Mapping[str, str]) -> LiveQueue:
-    return LiveQueue(
-        name,
-        max_walltime=clock_seconds(fields.get("resources_max.walltime", "")),
-        max_nodes=integer(fields.get("resources_max.nodect", "")),
-        min_nodes=integer(fields.get("resources_min.nodect", "")),
-        min_walltime=clock_seconds(fields.get("resources_min.walltime", "")),
-        open=(fields.get("enabled"), fields.get("started")) == ("True", "True"),
-    )
-
-
 def _gpus_of_jobs(stdout: str) -> Counter[str]:
     """Return the number of GPUs that jobs have, by node, from ``exec_gpus = n1-gpu/0+n1-gpu/1``."""
     jobs = listed_attributes(stdout).values()
     running = (job for job in jobs if job.get("job_state") in ("R", "E"))
     gpus = (re.findall(r"([\w.-]+)-gpu/\d+", job.get("exec_gpus", "")) for job in running)
     return Counter(chain.from_iterable(gpus))
-
-
-def _without_gpus(node: LiveNode, used: int) -> LiveNode:
-    free = min(node.free_gpus or 0, (node.gpus or 0) - used)
-    return replace(node, free_gpus=max(0, free))
 
 
 def _torque_node(node: ElementTree.Element) -> LiveNode:

@@ -9,8 +9,8 @@ from typing import ClassVar
 from .base import Scheduler
 from .formats import integer, listed_attributes, quoted_path
 from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
-from .pbs import PBS, STATES, job_id, node_names, shell_exit_code, without_server
-from .pbs_inventory import TorqueInventory
+from .pbs import PBS, STATES, by_id, job_id, node_names, shell_exit_code, without_server
+from .pbs_inventory import Attributes, TorqueInventory
 
 _EXIT_CODES = {
     0: (JobState.COMPLETED, ""),
@@ -45,8 +45,6 @@ _MOST_STARTS = 3
 _PLAIN = r"A-Za-z0-9_./%@:+=,-"
 _UNDELIVERABLE = re.compile(r"[^!-~]|[\"\\]")
 """Characters of a path to which pbs_mom copies no output, however they are quoted."""
-
-Attributes = dict[str, str]
 
 
 class Torque(PBS):
@@ -117,16 +115,16 @@ class Torque(PBS):
         return ["qstat", "-f1"]
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
-        jobs = _listed_jobs(stdout).items()
-        return {job.submission for job, attributes in jobs if attributes.get("Job_Name") == name}
+        jobs = listed_attributes(stdout).items()
+        found = {text for text, attributes in jobs if attributes.get("Job_Name") == name}
+        return {job.submission for job in map(job_id, found) if job}
 
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
         return ["qstat", "-t", "-f1", *sorted({job.submission for job in ids})]
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         # More than ``ids`` may be listed.
-        listed = _listed_jobs(result.stdout).items()
-        jobs = {without_server(job): attributes for job, attributes in listed}
+        jobs = by_id(listed_attributes(result.stdout))
         found = ((id_, jobs.get(without_server(id_))) for id_ in ids)
         return {id_: _status(attributes) for id_, attributes in found if attributes}
 
@@ -142,14 +140,8 @@ class Torque(PBS):
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]
-        number, _, server = submission.partition("[]")
-        return [f"{number}[{index}]{server}" for index in indexes]  # it knows no ranges
-
-
-def _listed_jobs(stdout: str) -> dict[JobId, Attributes]:
-    """Return the attributes of the jobs that ``qstat -f1`` lists."""
-    listed = listed_attributes(stdout).items()
-    return {job: attributes for text, attributes in listed if (job := job_id(text))}
+        # It knows no ranges.
+        return [submission.replace("[]", f"[{index}]") for index in indexes]
 
 
 def _status(attributes: Attributes) -> JobStatus:
