@@ -11,7 +11,7 @@ import importlib
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -168,15 +168,19 @@ class Scheduler(ABC):
 
     def refusal(self, line: str) -> str:
         """Return the option of ``line`` that is `refused`, or ``""``."""
-        return min(self.options(line) & self.refused.keys(), default="")
+        return self._first_of(self.options(line), self.refused)
 
     def repeated(self, line: str, taken: Iterable[str]) -> str:
         """Return the one of the options ``taken`` that ``line`` would replace, or ``""``."""
-        return min((self.options(line) & set(taken)) - self.repeatable, default="")
+        return self._first_of(self.options(line), set(taken) - self.repeatable)
 
     def clash(self, line: str, taken: Iterable[str]) -> str:
         """Return the one of ``taken`` that ``line`` of a user must not change, or ``""``."""
         return self.repeated(line, taken)
+
+    def _first_of(self, options: Set[str], names: Iterable[str]) -> str:
+        """Return the first of ``names`` that is one of ``options``, or ``""``."""
+        return min(options & set(names), default="")
 
     def queue_list(self, names: Sequence[str]) -> str:
         """Return the queues of a job as a word of a directive."""
@@ -373,27 +377,25 @@ ENTRY_POINTS = "gpujobs.schedulers"
 
 def get_scheduler(name: str) -> type[Scheduler]:
     """Return the class of the batch scheduler ``name``; InputError if there is none."""
-    if name not in REGISTERED:
-        _import_built_in(name)
+    if name not in REGISTERED and name.isidentifier() and find_spec(f"{__package__}.{name}"):
+        importlib.import_module(f"{__package__}.{name}")
     if name not in REGISTERED:
         _import_entry_point(name)
     if name not in REGISTERED:
-        raise InputError(_unknown(name))
+        known = scheduler_names()
+        message = f"{name!r} is not one of the known batch schedulers ({', '.join(known)})"
+        raise InputError("; ".join(filter(None, (message, did_you_mean(name.lower(), known)))))
     return REGISTERED[name]
 
 
 def scheduler_names() -> list[str]:
     """Return the names of all batch schedulers that can be used here, sorted."""
     import pkgutil
+    from importlib.metadata import entry_points
 
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
-    return sorted({*REGISTERED, *_entry_point_names()})
-
-
-def _import_built_in(name: str) -> None:
-    if name.isidentifier() and find_spec(f"{__package__}.{name}"):
-        importlib.import_module(f"{__package__}.{name}")
+    return sorted({*REGISTERED, *entry_points(group=ENTRY_POINTS).names})
 
 
 def _import_entry_point(name: str) -> None:
@@ -408,21 +410,8 @@ def _import_entry_point(name: str) -> None:
             raise InputError(message) from error
 
 
-def _entry_point_names() -> set[str]:
-    from importlib.metadata import entry_points
-
-    return {entry.name for entry in entry_points(group=ENTRY_POINTS)}
-
-
-def _unknown(name: str) -> str:
-    known = scheduler_names()
-    message = f"{name!r} is not one of the known batch schedulers ({', '.join(known)})"
-    return "; ".join(filter(None, (message, did_you_mean(name.lower(), known))))
-
-
 # -- names of the commands of a batch scheduler, which the key `commands` of a site may replace ----
 _JOB = JobId("1")
-_PENDING = {_JOB: JobStatus(JobState.PENDING)}
 
 
 def needed_commands(scheduler: Scheduler) -> set[str]:
@@ -438,17 +427,15 @@ def needed_commands(scheduler: Scheduler) -> set[str]:
 
 def all_commands(scheduler: Scheduler) -> set[str]:
     """Return also the commands that report limits, estimates, details, ended jobs and nodes."""
-    of_nodes = scheduler.inventory.commands if scheduler.inventory else ()
-    return (
-        needed_commands(scheduler) | {command[0] for command in _optional(scheduler)} | {*of_nodes}
-    )
-
-
-def _optional(scheduler: Scheduler) -> Iterator[list[str]]:
-    yield from scheduler.accounting_commands([_JOB])
-    commands = (
+    optional = (
+        *scheduler.accounting_commands([_JOB]),
         scheduler.limit_command(),
         scheduler.estimate_command(),
-        scheduler.detail_command(_PENDING),
+        scheduler.detail_command({_JOB: JobStatus(JobState.PENDING)}),
     )
-    yield from filter(None, commands)
+    of_nodes = scheduler.inventory.commands if scheduler.inventory else ()
+    return {
+        *needed_commands(scheduler),
+        *(command[0] for command in optional if command),
+        *of_nodes,
+    }

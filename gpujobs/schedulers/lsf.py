@@ -254,7 +254,7 @@ class LSF(Scheduler):
         return super().spans_nodes(request) and not any("hosts=1]" in line for line in request)
 
     def clash(self, line: str, taken: Iterable[str]) -> str:
-        return min(self.options(line) & set(taken), default="")
+        return self._first_of(self.options(line), taken)  # -R, too
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         # IBM's LSF merges several -R itself, others refuse a second one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -218,18 +218,16 @@ class Slurm(Scheduler):
                 raise ValueError(f"{following} is not an option")
         return found
 
-    def refusal(self, line: str) -> str:
-        return _first_match(self.options(line), self.refused)
-
-    def repeated(self, line: str, taken: Iterable[str]) -> str:
-        return _first_match(self.options(line), taken)
+    def _first_of(self, options: Set[str], names: Iterable[str]) -> str:
+        matches = (name for name in names if any(_abbreviates(option, name) for option in options))
+        return min(matches, default="")
 
     def clash(self, line: str, taken: Iterable[str]) -> str:
-        options, names = self.options(line), sorted(taken)
+        options = self.options(line)
         for family in _FAMILIES:
             if any(_abbreviates(option, name) for option in options for name in family):
                 options |= family
-        return _first_match(options, names)
+        return self._first_of(options, taken)
 
     @classmethod
     def granted(cls, environ: Mapping[str, str]) -> Granted:
@@ -365,14 +363,6 @@ def _long_option(letter: str) -> str:
     if letter not in _LONG_OPTIONS:
         raise ValueError(f"sbatch has no option -{letter}")
     return _LONG_OPTIONS[letter]
-
-
-def _first_match(options: Iterable[str], names: Iterable[str]) -> str:
-    """Return the first of ``names`` that one of ``options`` is or abbreviates, or ``""``."""
-    return min(
-        (name for name in names if any(_abbreviates(option, name) for option in options)),
-        default="",
-    )
 
 
 def _abbreviates(option: str, name: str) -> bool:
