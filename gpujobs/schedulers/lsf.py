@@ -6,12 +6,12 @@ import re
 import shlex
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
-from .formats import quoted_path
+from .formats import find_integer, quoted_path
 from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 from .lsf_inventory import LSFInventory
 
@@ -54,37 +54,6 @@ _MOST_REASONS = 3
 """The reasons after these hold for fewer hosts."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of ``bjobs -w``."""
-
-    job: JobId
-    native: str
-    columns: tuple[str, ...]
-    """From FROM_HOST on. The job's name is one of them."""
-
-    @property
-    def hosts(self) -> list[str]:
-        """The execution hosts, each once; empty if the job has not started."""
-        if self.columns[1] == "-":
-            return []
-        hosts = (host.rpartition("*")[2] for host in self.columns[1].split(":"))
-        return list(dict.fromkeys(hosts))
-
-    @property
-    def status(self) -> JobStatus:
-        """The status as far as the line has it."""
-        state = _STATES.get(self.native, JobState.UNKNOWN)
-        if self.native == "EXIT" and not self.hosts:
-            state = JobState.CANCELLED  # it never started
-        reason = _SUSPENDED_WHILE_PENDING if self.native == "PSUSP" else ""
-        return JobStatus(state, self.native, reason, node=",".join(self.hosts))
-
-    def has_name(self, name: str) -> bool:
-        """Return whether the job, or its array, has this name."""
-        return name in {column.split("[")[0] for column in self.columns}
-
-
 def is_listing(stdout: str) -> bool:
     """Return whether ``bjobs -w`` has written a whole list: a header, and rows of jobs."""
     header, *lines = stdout.splitlines() or [""]
@@ -93,14 +62,30 @@ def is_listing(stdout: str) -> bool:
     return titled and stdout.endswith("\n") and rows_are_whole
 
 
-def rows(stdout: str) -> Iterator[Row]:
-    """Yield the rows of ``bjobs -w``. The index in an array is part of the job's name."""
+def listed_jobs(stdout: str) -> Iterator[tuple[JobId, set[str], JobStatus]]:
+    """Yield each job of ``bjobs -w`` with its names and its status as far as its line has it.
+
+    Any of the columns from FROM_HOST on may be the name, with the index in an array behind it.
+    """
     for line in stdout.splitlines():
         words = line.split()
         if len(words) < _FEWEST_COLUMNS or not words[0].isdigit():
             continue
-        columns = tuple(words[4:])
-        yield Row(JobId(words[0], _index(columns)), words[2], columns)
+        number, _, native, _, *columns = words
+        index = find_integer(r"\S\[(\d+)\](?: |$)", " ".join(columns))
+        names = {column.split("[")[0] for column in columns}
+        yield JobId(number, index), names, _listed_status(native, columns[1])
+
+
+def _listed_status(native: str, hosts: str) -> JobStatus:
+    """Return the status by STAT and EXEC_HOST, which is "-" if the job has not started."""
+    hosts = hosts.removeprefix("-")
+    state = _STATES.get(native, JobState.UNKNOWN)
+    if native == "EXIT" and not hosts:
+        state = JobState.CANCELLED  # it never started
+    reason = _SUSPENDED_WHILE_PENDING if native == "PSUSP" else ""
+    nodes = dict.fromkeys(host.rpartition("*")[2] for host in hosts.split(":"))
+    return JobStatus(state, native, reason, node=",".join(nodes))
 
 
 def records(stdout: str) -> Iterator[tuple[JobId, list[str]]]:
@@ -113,12 +98,8 @@ def records(stdout: str) -> Iterator[tuple[JobId, list[str]]]:
 
 def pending_reason(lines: Sequence[str]) -> str:
     """Return why a job is pending, from the lines of its record."""
-    stripped = [line.strip() for line in lines]
-    if "PENDING REASONS:" not in stripped:
-        return ""
-    reasons = stripped[stripped.index("PENDING REASONS:") + 1 :]
-    if "" in reasons:
-        reasons = reasons[: reasons.index("")]
+    text = "\n".join(map(str.strip, lines))
+    reasons = text.partition("PENDING REASONS:\n")[2].partition("\n\n")[0].splitlines()
     return "; ".join(reason.rstrip(";") for reason in reasons[:_MOST_REASONS])
 
 
@@ -140,13 +121,6 @@ def end_status(lines: Sequence[str]) -> JobStatus | None:
     state = _SIGNAL_STATES.get(code, JobState.FAILED)
     reason = "the run limit was reached" if state is JobState.TIMEOUT else ""
     return JobStatus(state, "EXIT", reason, code)
-
-
-def _index(columns: Sequence[str]) -> int | None:
-    for column in columns:
-        if found := re.fullmatch(r".+\[(\d+)\]", column):
-            return int(found[1])
-    return None
 
 
 def _exit_code(text: str) -> int | None:
@@ -294,7 +268,7 @@ class LSF(Scheduler):
         return ["bjobs", "-a", "-w"]  # all of the user: versions differ in whether -J finds arrays
 
     def parse_find(self, stdout: str, name: str) -> set[str]:
-        return {row.job.submission for row in rows(stdout) if row.has_name(name)}
+        return {job.submission for job, names, _ in listed_jobs(stdout) if name in names}
 
     # -- query -------------------------------------------------------------------------------------
     def status_command(self, ids: Sequence[JobId], names: Sequence[str], user: str) -> list[str]:
@@ -304,7 +278,7 @@ class LSF(Scheduler):
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         wanted = set(ids)
-        return {row.job: row.status for row in rows(result.stdout) if row.job in wanted}
+        return {job: status for job, _, status in listed_jobs(result.stdout) if job in wanted}
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
         pending = _with_state(listed, JobState.PENDING)
@@ -314,16 +288,15 @@ class LSF(Scheduler):
 
     def parse_detail(self, result: CommandResult, listed: Mapping[JobId, JobStatus]) -> Statuses:
         found, reasons = {}, {}
+        pending = _with_state(listed, JobState.PENDING)
         for job, lines in records(result.stdout):
-            status = listed.get(job, JobStatus(JobState.UNKNOWN))
-            if status.state is JobState.PENDING:
+            if job in pending:
                 reasons[job.submission] = pending_reason(lines)
             elif job in listed and (end := end_status(lines)):
-                found[job] = replace(end, native=status.native, node=status.node)
-        for job in _with_state(listed, JobState.PENDING):
-            if job.submission in reasons:  # the same for all pending members of an array
-                reason = reasons[job.submission] or listed[job].reason
-                found[job] = JobStatus(JobState.PENDING, listed[job].native, reason)
+                found[job] = replace(end, native=listed[job].native, node=listed[job].node)
+        for job in pending:  # the same for all pending members of an array
+            if reason := reasons.get(job.submission):
+                found[job] = replace(listed[job], reason=reason)
         return found
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
@@ -358,13 +331,12 @@ def _with_state(listed: Mapping[JobId, JobStatus], state: JobState) -> list[JobI
 def _requirement_values(lines: Iterable[str]) -> list[str]:
     """Return the values of all -R; none if another option stands in one of their lines."""
     try:
-        words = [word for line in lines for word in shlex.split(line)]
+        words = shlex.split(" ".join(lines))
     except ValueError:  # reported when the directives are checked
         return []
-    values = words[1::2]
-    if len(words) % 2 or "-R" in values or set(words[::2]) != {"-R"}:
-        return []
-    return values
+    options, values = words[::2], words[1::2]
+    is_pairs = len(options) == len(values) and set(options) == {"-R"}
+    return values if is_pairs and "-R" not in values else []
 
 
 def _is_mergeable(requirement: str) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .formats import find_integer, memory_bytes
+from .formats import find_integer, integer, memory_bytes
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey, has_memory, several_types
 from .jobs import CommandResult
 
@@ -45,12 +45,17 @@ class LSFInventory(Inventory):
         hosts = super().nodes(ask)
         gpus = _free_gpus(ask(_GPUS_COMMAND))
         if not any(number for number, _ in gpus.values()):
-            shared = _shared_gpus(ask(["bhosts", "-s"]))
-            gpus = {host: (number, free) for host, (_, number, free) in shared.items()}
-        return [_with_free_gpus(host, gpus) for host in hosts] if gpus else hosts
+            _, gpus = _shared_gpus(ask(["bhosts", "-s"]))
+        if not gpus:
+            return hosts
+        counts = ((host, *gpus.get(host.name, (0, 0))) for host in hosts)
+        return [
+            replace(host, gpus=number, free_gpus=free * host.usable)
+            for host, number, free in counts
+        ]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        gpus, shared = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
+        gpus, (resource, _) = _gpus(ask(["lshosts", "-gpu"])), _shared_gpus(ask(["bhosts", "-s"]))
         memory = _memory(ask(["lshosts", "-w"]))
         counted = [
             _with_type(replace(node, memory=memory.get(node.name)), gpus)
@@ -65,16 +70,15 @@ class LSFInventory(Inventory):
             request=_typed_request(counted),
             visible_devices="scheduler",
         )
-        if gpus or not shared:
+        if gpus or not resource:
             return survey
-        name, *_ = next(iter(shared.values()))
         return replace(
             survey,
-            request=_shared_request(name),
+            request=(*_CPU_REQUEST, f'-R "rusage[{resource}={{gpus_per_node}}]"'),
             cpu_request=_CPU_REQUEST,
             visible_devices="exclusive",
             comments=(
-                f"the GPUs are the shared resource {name}, and nothing lists those of a job:",
+                f"the GPUs are the shared resource {resource}, and nothing lists those of a job:",
                 "each job takes all of its nodes; see `visible_devices` in docs/sites.md",
             ),
         )
@@ -106,15 +110,19 @@ def _gpus(stdout: str) -> dict[str, Counter[str]]:
     return found
 
 
-def _shared_gpus(stdout: str) -> dict[str, tuple[str, int, int]]:
-    """Return resource, number and reserved number of GPUs, by host, from ``bhosts -s``."""
-    found = {}
+def _shared_gpus(stdout: str) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Return the resource that counts GPUs, and their number and free ones, by host.
+
+    From ``bhosts -s``; "" if there is none.
+    """
+    resource, found = "", {}
     for line in stdout.splitlines():
         words = line.split()
         if len(words) == 4 and words[0] in _GPU_RESOURCES:
             free, reserved = (int(float(word)) for word in words[1:3])
-            found[words[3]] = (words[0], free + reserved, free)
-    return found
+            resource = resource or words[0]
+            found[words[3]] = (free + reserved, free)
+    return resource, found
 
 
 def _free_gpus(stdout: str) -> dict[str, tuple[int, int]]:
@@ -123,14 +131,9 @@ def _free_gpus(stdout: str) -> dict[str, tuple[int, int]]:
     for line in stdout.splitlines():
         host, *numbers = line.strip().split("|")
         if len(numbers) == len(_GPU_FIELDS) and numbers[0].isdigit():
-            gpus, allocated = int(numbers[0]), find_integer(r"^(\d+)$", numbers[1]) or 0
+            gpus, allocated = int(numbers[0]), integer(numbers[1]) or 0
             found[host] = (gpus, max(0, gpus - allocated))
     return found
-
-
-def _with_free_gpus(node: LiveNode, gpus: dict[str, tuple[int, int]]) -> LiveNode:
-    number, free = gpus.get(node.name, (0, 0))
-    return replace(node, gpus=number, free_gpus=free * node.usable)
 
 
 def _with_type(node: LiveNode, gpus: dict[str, Counter[str]]) -> LiveNode:
@@ -174,7 +177,3 @@ def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
         '-R "span[ptile={cpus_per_node}]"',
         *[memory] * has_memory(nodes),
     )
-
-
-def _shared_request(name: str) -> tuple[str, ...]:
-    return (*_CPU_REQUEST, f'-R "rusage[{name}={{gpus_per_node}}]"')
