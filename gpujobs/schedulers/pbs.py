@@ -96,9 +96,7 @@ def listed_jobs(stdout: str) -> dict[JobId, Attributes]:
 def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None:
     """Return the status of a job, None if neither it nor its array is listed in ``jobs``."""
     id_ = without_server(id_)
-    array: Attributes = {}
-    if id_.index is not None:
-        array = jobs.get(JobId(id_.submission), array)
+    array = jobs.get(JobId(id_.submission), {})
     job = jobs[id_] if id_ in jobs else _unlisted_member(id_, array)
     if job is None:
         return None
@@ -354,7 +352,9 @@ class PBS(Scheduler):
         # OpenPBS since September 2024: a pending member of an array crashes the server if it is one
         # of several targets, so each has a command of its own. In a list of whole submissions an
         # array must not precede a job.
-        whole = sorted((id_ for id_, indexes in jobs.items() if not indexes), key=_is_array)
+        whole = sorted(
+            (id_ for id_, indexes in jobs.items() if not indexes), key=lambda id_: "[" in id_
+        )
         parts = (self.target(id_, indexes) for id_, indexes in jobs.items() if indexes)
         lists = [whole, *([word] for words in parts for word in words)]
         return [self.cancel_command(words) for words in lists if words]
@@ -375,10 +375,6 @@ class PBS(Scheduler):
 
 def _submissions(ids: Sequence[JobId]) -> list[str]:
     return sorted({job.submission for job in ids})
-
-
-def _is_array(submission: str) -> bool:
-    return "[" in submission
 
 
 def _options_of(letter: str, value: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
 from xml.etree import ElementTree
 
@@ -31,14 +31,6 @@ _BLOCKS = re.compile(r"^=+$", re.M)
 _ERROR = re.compile(
     r"^error reason\s+(\d+):\s+(?:\S+ \S+ \[\d+:\d+\]: )?(?:error: )?(.+)", re.M
 )  # task and text
-
-
-@dataclass
-class Details:
-    """The output of ``qstat -j``: why jobs wait, and the errors of jobs and of members."""
-
-    waits: dict[JobId, str] = field(default_factory=dict)
-    errors: dict[JobId, str] = field(default_factory=dict)
 
 
 def parse_xml(text: str) -> ElementTree.Element | None:
@@ -100,20 +92,19 @@ def _reason(native: str) -> str:
     return ""
 
 
-def parse_details(text: str) -> Details:
-    """Return the details in the output of ``qstat -j``."""
-    details = Details()
+def parse_details(text: str) -> tuple[dict[JobId, str], dict[JobId, str]]:
+    """Return why submissions wait, and the errors of jobs and members, from ``qstat -j``."""
+    waits, errors = {}, {}
     for block in _BLOCKS.split(text):
         number = re.search(r"^job_number:\s+(\d+)", block, re.M)
         if number is None:
             continue
         if info := re.search(r"^scheduling info:((?:\s+.+\n?)+)", block, re.M):
-            details.waits[JobId(number[1])] = _scheduling_reason(info[1].splitlines())
+            waits[JobId(number[1])] = _scheduling_reason(info[1].splitlines())
         is_array = re.search(r"^job-array tasks:", block, re.M) is not None
         for task, reason in _ERROR.findall(block):
-            job = JobId(number[1], int(task) if is_array else None)
-            details.errors[job] = reason.strip()
-    return details
+            errors[JobId(number[1], int(task) if is_array else None)] = reason.strip()
+    return waits, errors
 
 
 def _scheduling_reason(lines: Sequence[str]) -> str:
@@ -307,13 +298,12 @@ class GridEngine(Scheduler):
         return ["qstat", "-j", submissions] if submissions else None
 
     def parse_detail(self, result: CommandResult, listed: Mapping[JobId, JobStatus]) -> Statuses:
-        details = parse_details(result.stdout)
+        waits, errors = parse_details(result.stdout)
         found = {}
         for job, status in listed.items():
+            reason = waits.get(JobId(job.submission), "")  # of the whole array
             if status.stuck:
-                reason = details.errors.get(job, "")
-            else:  # of the whole array
-                reason = details.waits.get(JobId(job.submission), "")
+                reason = errors.get(job, "")
             if reason and _is_unexplained(status):
                 found[job] = replace(status, reason=reason)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -374,13 +374,9 @@ def _state(native: str) -> JobState:
     return STATES.get(native.split(" ")[0].rstrip("+"), JobState.UNKNOWN)
 
 
-def _jobs(number: str, indexes: str) -> Iterator[JobId]:
-    """Yield the jobs of one line: a lone job, or the members of an array."""
-    numbers = members(indexes)
-    for index in numbers:
-        yield JobId(number, index)
-    if not numbers:
-        yield JobId(number)
+def _jobs(number: str, indexes: str) -> list[JobId]:
+    """Return the jobs of one line: a lone job, or the members of an array."""
+    return [JobId(number, index) for index in members(indexes)] or [JobId(number)]
 
 
 def _exit_code(text: str) -> int | None:

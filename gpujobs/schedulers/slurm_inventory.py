@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from .formats import clock_seconds, find_integer, integer, megabytes, members
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey
@@ -47,7 +46,7 @@ class SlurmInventory(Inventory):
         return [node for row in _rows(result.stdout) for node in _nodes(row)]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        stdout = ask(self.nodes_command())
+        rows = list(_rows(ask(self.nodes_command())))
         settings = _settings(ask(["scontrol", "show", "config", *self._clusters()]))
         enforced = settings.get("AccountingStorageEnforce", "")
         associations = ["show", "associations", f"user={user}", "format=Account,User"]
@@ -55,23 +54,20 @@ class SlurmInventory(Inventory):
         accounts = _accounts(ask(["sacctmgr", "-n", "-P", *associations]))
         show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
         partitions = _partitions(ask(show))
-        limits = re.search(r"\b(limits|safe|all)\b", enforced)
-        user_gpus = _user_gpus(ask, partitions) if limits else {}
-        # sinfo lists the partitions of a node in no fixed order: the default one is the first.
-        rows = sorted(_rows(stdout), key=lambda row: (not row["Default"], row["Partition"]))
-        names = dict.fromkeys(row["Partition"] for row in rows)
-        queues = (_queue(name, partitions.get(name, {}), accounts) for name in names)
+        qos = {}
+        if re.search(r"\b(limits|safe|all)\b", enforced):
+            show = ["show", "qos", "format=Name,MaxTRESPU"]
+            qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", *show]))
+        # sinfo lists the partitions of a node in no fixed order: the default one, main*, is first.
+        names = {row["Partition"] for row in rows}
+        ordered = sorted(names, key=lambda name: ("*" not in name, name))
         late_signal = _late_signal(settings)
         return Survey(
             queues=tuple(
-                replace(
-                    queue,
-                    user_gpus=user_gpus.get(queue.name, {}),
-                    late_signal=late_signal if _has_grace(partitions.get(queue.name, {})) else "",
-                )
-                for queue in queues
+                _queue(name, partitions.get(name, {}), accounts, qos, late_signal)
+                for name in (name.rstrip("*") for name in ordered)
             ),
-            nodes=tuple(self.parse_nodes(CommandResult(("sinfo",), 0, stdout))),
+            nodes=tuple(node for row in rows for node in _nodes(row)),
             max_array_size=size and max(1, size - 1),
             accounts=accounts,
             account_required="associations" in enforced if enforced else None,
@@ -93,9 +89,6 @@ def _rows(stdout: str) -> Iterator[dict[str, str]]:
         for name, size in _COLUMNS.items():
             row[name] = line.ljust(width)[start : start + size].strip()
             start += size
-        name = row["Partition"].rstrip("*")
-        row["Default"] = row["Partition"].removeprefix(name)
-        row["Partition"] = name
         yield row
 
 
@@ -106,7 +99,7 @@ def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
     for gpu_type, number in gpus_in(row["Gres"]) or [("", 0)]:
         yield LiveNode(
             name=row["NodeList"],
-            queue=row["Partition"],
+            queue=row["Partition"].rstrip("*"),
             usable=usable,
             cpus=cpus,
             free_cpus=idle * usable,
@@ -127,13 +120,6 @@ def _partitions(stdout: str) -> dict[str, dict[str, str]]:
     """Return the settings of each partition, from a line of ``PartitionName=main AllowQos=ALL``."""
     lines = (dict(re.findall(r"(\w+)=(\S*)", line)) for line in stdout.splitlines())
     return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
-
-
-def _user_gpus(ask: Ask, partitions: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, int]]:
-    """Return the most GPUs of one user by partition, from the partition's QOS."""
-    qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", "show", "qos", "format=Name,MaxTRESPU"]))
-    names = {name: settings.get("QoS", "") for name, settings in partitions.items()}
-    return {name: qos[own] for name, own in names.items() if own in qos}
 
 
 _USERS = {
@@ -161,8 +147,16 @@ def _number_shared(gpus: str) -> int:
     return sum(not shards.startswith("0/") for shards in gpus.split(","))
 
 
-def _queue(name: str, settings: Mapping[str, str], accounts: Sequence[str]) -> LiveQueue:
+def _queue(
+    name: str,
+    settings: Mapping[str, str],
+    accounts: Sequence[str],
+    qos: Mapping[str, Mapping[str, int]],
+    late_signal: str,
+) -> LiveQueue:
     """Return a queue from the settings of its partition, for a user who has these accounts.
+
+    ``qos``: the most GPUs of one user in each QOS; ``late_signal``: of those with a grace time.
 
     sinfo abbreviates its limits: ``2-1K`` for 1024 nodes, ``1`` for MaxNodes=1, and from 26.05 on
     it does not say that a partition is exclusive.
@@ -178,10 +172,12 @@ def _queue(name: str, settings: Mapping[str, str], accounts: Sequence[str]) -> L
         max_nodes=integer(settings.get("MaxNodes", "")),
         min_nodes=fewest if fewest and fewest > 1 else None,
         exclusive=not _WHOLE_NODES.isdisjoint(settings.items()),
+        late_signal=late_signal * _has_grace(settings),
         open=settings.get("State", "UP") == "UP",
         hidden="YES" in (settings.get("Hidden"), settings.get("RootOnly")),
         restriction="; ".join(texts),
         for_user=not accounts or bool(allowed & set(accounts)),
+        user_gpus=qos.get(settings.get("QoS", ""), {}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from .base import Scheduler
@@ -128,14 +128,9 @@ class Torque(PBS):
         found = ((id_, jobs.get(without_server(id_))) for id_ in ids)
         return {id_: _status(attributes) for id_, attributes in found if attributes}
 
-    def more_status_commands(
-        self, missing: Sequence[JobId], result: CommandResult
-    ) -> list[list[str]]:
-        return []
-
     # -- cancel ------------------------------------------------------------------------------------
-    def cancel_commands(self, jobs: Mapping[str, Sequence[int]]) -> list[list[str]]:
-        return Scheduler.cancel_commands(self, jobs)  # none of PBS's precautions
+    more_status_commands = Scheduler.more_status_commands  # none of PBS's precautions
+    cancel_commands = Scheduler.cancel_commands
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
