@@ -121,7 +121,7 @@ class SchedulerClient:
         garbled_replies, pauses = 0, delays()
         while True:
             left = began + self.timeout - self.system.monotonic()
-            result = self._run(argv, stdin=script, cwd=cwd, timeout=left)
+            result = replace(self, timeout=left)._run(argv, stdin=script, cwd=cwd)
             if submission := self._submission_in(result):
                 return submission
             deadline = began + self._timeout_after(result)
@@ -372,23 +372,17 @@ class SchedulerClient:
         return UnavailableError(message, hint=hint or "try again later")
 
     def _run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str = "",
-        cwd: Path | None = None,
-        timeout: float | None = None,
+        self, argv: Sequence[str], *, stdin: str = "", cwd: Path | None = None
     ) -> CommandResult:
         command, *arguments = argv
         if command in self.commands:
             command = str(Path(self.commands[command]).expanduser())
-        seconds = self.timeout if timeout is None else timeout
         names = process.inherited() if INHERIT in arguments else self.scheduler.environment
         return self.system.run(
             [command, *arguments],
             stdin=stdin,
             cwd=cwd,
-            timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, seconds)),
+            timeout=min(process.COMMAND_TIMEOUT, max(SHORTEST_TIMEOUT, self.timeout)),
             env=process.environment(names, self.scheduler.fixed_environment),
         )
 

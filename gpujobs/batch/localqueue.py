@@ -145,19 +145,15 @@ def _processes_of(sessions: set[int]) -> Iterator[int]:
                 yield pid
 
 
-def _submit_input(*, inherit: bool) -> None:
-    script = sys.stdin.buffer.read().decode()  # in UTF-8, whatever the locale is
-    try:
-        print(submit(script, inherit=inherit))
-    except OSError as error:
-        sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run one command."""
     command, *rest = arguments
     if command == "submit":
-        _submit_input(inherit=INHERIT in rest)
+        script = sys.stdin.buffer.read().decode()  # in UTF-8, whatever the locale is
+        try:
+            print(submit(script, inherit=INHERIT in rest))
+        except OSError as error:
+            sys.exit(f"cannot start a job from {Path.cwd()}: {error}")  # the cluster's folder
     elif command == "find":
         print(find(rest[0]))
     elif command == "status":

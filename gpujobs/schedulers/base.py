@@ -107,6 +107,8 @@ class Scheduler(ABC):
     """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     away: ClassVar[re.Pattern[str]] = re.compile("(?!)")
     """Messages of a command that did not reach the batch scheduler, or that found it busy."""
+    ended: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    """Messages of a cancel about jobs that had ended already."""
     host_faults: ClassVar[Mapping[str, str]] = {}
     """Why no command works on this host, by a pattern of its messages: a daemon does not run."""
     slow_cancel: ClassVar[bool] = False
@@ -354,8 +356,12 @@ class Scheduler(ABC):
         return [f"{submission}[{index}]" for index in indexes] or [submission]
 
     def already_ended(self, result: CommandResult) -> bool:
-        """Return whether a cancel failed only because the jobs had ended already."""
-        return False
+        """Return whether a cancel failed only because the jobs had ended already.
+
+        All of its messages say so (see `ended`).
+        """
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        return bool(lines) and all(map(self.ended.search, lines))
 
 
 def _register(cls: type[Scheduler]) -> None:

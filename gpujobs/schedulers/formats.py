@@ -41,11 +41,6 @@ def quoted_path(path: str, plain: str) -> str:
     return f'"{path}"'
 
 
-def megabytes(number: str) -> int | None:
-    """Return a number of MiB as bytes; None if it is not a number."""
-    return int(number) * 2**20 if number.isdigit() else None
-
-
 def memory_bytes(text: str) -> int | None:
     """Return ``32gb``, ``24684092kb`` or ``23.541G`` as bytes; None for other text."""
     found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip(), re.I)

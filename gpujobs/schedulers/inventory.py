@@ -6,14 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from .jobs import CommandResult
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-Ask: TypeAlias = Callable[[Sequence[str]], str]
+Ask = Callable[[Sequence[str]], str]
 """Runs a command; returns its output, "" if it fails."""
 
 

@@ -138,16 +138,6 @@ def _signal_number(name: str) -> int:
 
 
 # -- the class -------------------------------------------------------------------------------------
-_AWAY = re.compile(
-    r"still trying|LIM is down|try later|please wait|communication time ?out|timeout on connect|"
-    r"connection (refused|timed out|reset)|server is not connected|"
-    r"batch daemon (cannot fork|internal error)|query limit",
-    re.I,
-)
-_ALREADY_ENDED = re.compile(
-    r"already finished|no matching job found|operation is in progress|is being terminated|"
-    r"is not found"
-)
 _NO_JOBS = re.compile(r"\bno (\w+ )?jobs? found|is not found", re.I)
 _INTERACTIVE = re.compile(r"^(-I(p|s|sp|S|X|ps)?|-XF)$")
 _NO_OPTION = re.compile(r"(?:illegal option|option cannot have an argument) -- (\w+)")
@@ -203,7 +193,17 @@ class LSF(Scheduler):
     queue_variable = "LSB_QUEUE"
     submit_folder = "LS_SUBCWD"
     reads_script = "< "
-    away = _AWAY
+    away = re.compile(
+        r"still trying|LIM is down|try later|please wait|communication time ?out|"
+        r"timeout on connect|connection (refused|timed out|reset)|server is not connected|"
+        r"batch daemon (cannot fork|internal error)|query limit",
+        re.I,
+    )
+    ended = re.compile(  # "Operation is in progress" is the reply to a cancel of a whole array
+        r"already finished|no matching job found|operation is in progress|is being terminated|"
+        r"is not found",
+        re.I,
+    )
 
     # -- the script --------------------------------------------------------------------------------
     def walltime(self, seconds: int) -> str:
@@ -219,10 +219,13 @@ class LSF(Scheduler):
         return f"[1-{count}]"  # follows the name
 
     def options(self, line: str) -> set[str]:
-        words = [word for word in shlex.split(line) if re.match(r"--?[A-Za-z]", word)]
-        if wrong := [word for word in words if word.startswith("--")]:
-            raise ValueError(f"bsub has no option {wrong[0]}")
-        return {_INTERACTIVE.sub("-I", word) for word in words}
+        found = set()
+        for word in shlex.split(line):
+            if re.match("--[A-Za-z]", word):
+                raise ValueError(f"bsub has no option {word}")
+            if re.match("-[A-Za-z]", word):
+                found.add(_INTERACTIVE.sub("-I", word))
+        return found
 
     def spans_nodes(self, request: Sequence[str]) -> bool:
         return super().spans_nodes(request) and not any("hosts=1]" in line for line in request)
@@ -317,11 +320,6 @@ class LSF(Scheduler):
         if not indexes:
             return [submission]
         return [f"{submission}[{ranges(indexes)}]"]
-
-    def already_ended(self, result: CommandResult) -> bool:
-        # "Operation is in progress" is the reply to a cancel of a whole array.
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        return bool(lines) and all(_ALREADY_ENDED.search(line.lower()) for line in lines)
 
 
 def _with_state(listed: Mapping[JobId, JobStatus], state: JobState) -> list[JobId]:

@@ -181,21 +181,6 @@ def _line_by_line(text: str) -> dict[str, dict[str, str]]:
 
 
 # -- the class -------------------------------------------------------------------------------------
-# Exit codes are the server's error number modulo 256. They differ between releases and in Torque,
-# so the messages decide. An empty list with one of these messages does not mean that there are no
-# jobs.
-_AWAY = re.compile(
-    r"cannot connect to server|couldn't connect to|unable to communicate|communication failure|"
-    r"connection (refused|timed out|reset)|timed out|no route to host|unknown host|end of file|"
-    r"batch protocol error|too busy|server busy|premature end of message|server shutting down|"
-    r"system error",
-    re.I,
-)
-_ALREADY_ENDED = re.compile(
-    r"unknown (job|array) id|nonexistent job id|job has finished|has finished|"
-    r"invalid (for )?state (of|for) job",
-    re.I,
-)
 _NO_HISTORY = re.compile(r"not configured to maintain job history|job_history_enable", re.I)
 
 _QSTAT = ("qstat", "-t", "-f", "-F", "json")
@@ -251,7 +236,20 @@ class PBS(Scheduler):
     queue_variable = "PBS_QUEUE"
     submit_folder = "PBS_O_WORKDIR"
     after = ("-W", "depend=afterany:{ids}")
-    away = _AWAY
+    # Exit codes are the server's error number modulo 256. They differ between releases and in
+    # Torque, so the messages decide. An empty list with one of these does not mean "no jobs".
+    away = re.compile(
+        r"cannot connect to server|couldn't connect to|unable to communicate|communication failure|"
+        r"connection (refused|timed out|reset)|timed out|no route to host|unknown host|end of file|"
+        r"batch protocol error|too busy|server busy|premature end of message|server shutting down|"
+        r"system error",
+        re.I,
+    )
+    ended = re.compile(
+        r"unknown (job|array) id|nonexistent job id|job has finished|has finished|"
+        r"invalid (for )?state (of|for) job",
+        re.I,
+    )
     # qdel kills the login shell above the job's script at once. pbs_mom then looks at the job's
     # other processes only every 10 s or more; the end of a script it sees immediately. That of
     # Torque kills them.
@@ -367,10 +365,6 @@ class PBS(Scheduler):
     def show_id(self, job: JobId) -> str:
         shown = super().show_id(job)
         return shown if self.cluster else shown.partition(".")[0]
-
-    def already_ended(self, result: CommandResult) -> bool:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        return bool(lines) and all(_ALREADY_ENDED.search(line) for line in lines)
 
 
 def _submissions(ids: Sequence[JobId]) -> list[str]:

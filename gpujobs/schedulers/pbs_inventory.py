@@ -48,13 +48,14 @@ class PBSInventory(Inventory):
         table = _table(ask(self.nodes_command()), "nodes")
         nodes = [_node(name, fields) for name, fields in table.items()]
         queues = _table(ask(["qstat", "-Q", "-f", "-F", "json"]), "Queue")
+        resources = ask(["qmgr", "-c", "list resource"])  # qmgr may not be for users
         types = {_type_resource(fields) for fields in table.values()} - {""}
         return Survey(
             queues=_execution_queues(queues, user),
             nodes=tuple(nodes),
             max_array_size=find_integer(MAX_ARRAY_SIZE, ask(["qstat", "-B", "-f", "-F", "json"])),
             request=_typed_request(nodes, types),
-            resources=_own_resources(ask(["qmgr", "-c", "list resource"])),
+            resources=tuple(re.findall(r"^Resource (\S+)", resources, re.M)) or None,
             comments=tuple(_type_comments(nodes)),
         )
 
@@ -134,11 +135,6 @@ def _table(stdout: str, kind: str) -> dict[str, dict[str, str]]:
         return json_attributes(stdout, kind)
     except ValueError:
         return {}
-
-
-def _own_resources(stdout: str) -> tuple[str, ...] | None:
-    """Return the site's resources; None if there are none, as qmgr may not be for users."""
-    return tuple(re.findall(r"^Resource (\S+)", stdout, re.M)) or None
 
 
 def _requested(line: str) -> Iterator[str]:

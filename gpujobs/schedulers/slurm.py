@@ -73,28 +73,14 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
     return JobStatus(JobState.PENDING, native, reason, starts=starts)
 
 
-AWAY = re.compile(
-    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
-    r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"
-    r"temporarily (unable|disabled)|resource temporarily unavailable|"
-    r"unable to establish (controller|control machine)|in standby mode|slurm backup controller|"
-    r"authentication error|unable to create job record",
-    re.I,
-)
-"""Messages of a command that did not reach the controller, or that it could not take then."""
-
-_ROW = re.compile(r"\d+\|.*")
-
-
 def is_listing(stdout: str, columns: str) -> bool:
     """Return whether squeue has written a whole list of jobs with these ``columns``.
 
     It has a header, rows that begin with a number, and ends with the end of a line.
     """
-    lines = [line for line in stdout.splitlines() if not line.startswith("CLUSTER: ")]
-    header, *rows = lines or [""]
-    titled = header.count("|") == columns.count("|") and not _ROW.match(header)
-    return titled and stdout.endswith("\n") and all(map(_ROW.match, rows))
+    header = rf"(?!\d+\|)[^|\n]*(\|[^|\n]*){{{columns.count('|')}}}\n"
+    cluster = r"CLUSTER: .*\n"
+    return bool(re.fullmatch(rf"({cluster})*{header}(\d+\|.*\n|{cluster})*", stdout))
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -181,7 +167,14 @@ class Slurm(Scheduler):
     after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
-    away = AWAY
+    away = re.compile(
+        r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|"
+        r"connection (refused|timed out|reset)|communication (connection|shutdown) failure|"
+        r"temporarily (unable|disabled)|resource temporarily unavailable|"
+        r"unable to establish (controller|control machine)|in standby mode|slurm backup controller|"
+        r"authentication error|unable to create job record",
+        re.I,
+    )
     host_faults: ClassVar = {
         "munge (en|de)code failed: (failed to|socket)": "munged does not run on this host"
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .formats import clock_seconds, find_integer, integer, megabytes, members
+from .formats import clock_seconds, find_integer, integer, members, memory_bytes
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey
 from .jobs import CommandResult
 
@@ -103,7 +103,7 @@ def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
             usable=usable,
             cpus=cpus,
             free_cpus=idle * usable,
-            memory=megabytes(row["Memory"]),
+            memory=memory_bytes(row["Memory"] + "m"),
             gpus=number,
             free_gpus=max(0, number - used.get(gpu_type, 0) - shared.get(gpu_type, 0)) * usable,
             gpu_type=gpu_type,
