@@ -322,16 +322,14 @@ class SchedulerClient:
                 reported_none, delay = True, CONFIRM_DELAY
                 continue
             if self.system.monotonic() > deadline:
-                raise self._no_response(result)
+                seconds = f"{self._timeout_after(result):.0f} s"
+                message = f"{self.scheduler.name} has not responded for {seconds}"
+                raise UnavailableError(
+                    f"{message}: {self._reason(result)}",
+                    hint="nothing is lost: if it accepted the job after all, the job ends by"
+                    " itself; try again later",
+                )
             delay = min(LONGEST_DELAY, delay * 2)
-
-    def _no_response(self, result: CommandResult) -> UnavailableError:
-        name, seconds = self.scheduler.name, f"{self._timeout_after(result):.0f} s"
-        return UnavailableError(
-            f"{name} has not responded for {seconds}: {self._reason(result)}",
-            hint="nothing is lost: if it accepted the job after all, the job ends by itself;"
-            " try again later",
-        )
 
     # -- commands ----------------------------------------------------------------------------------
     def query(

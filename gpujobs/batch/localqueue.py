@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str]) -> None:
     elif command == "find":
         print(find(rest[0]))
     elif command == "status":
-        print("\n".join(line for submission in rest for line in status(submission)))
+        print(*chain.from_iterable(map(status, rest)), sep="\n")
     else:
         cancel(rest)
 

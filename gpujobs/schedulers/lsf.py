@@ -126,15 +126,9 @@ def end_status(lines: Sequence[str]) -> JobStatus | None:
 def _exit_code(text: str) -> int | None:
     if found := re.search(r"exit code (\d+)", text, re.I):
         return int(found[1])
-    if found := re.search(r"by (?:LSF )?signal <?(?:SIG)?(\w+)", text, re.I):
-        return 128 + _signal_number(found[1])
+    if found := re.search(r"by (?:LSF )?signal <?(?:(\d+)|(?:SIG)?(\w+))", text, re.I):
+        return 128 + int(found[1] or getattr(signal, f"SIG{found[2]}", 0))
     return None
-
-
-def _signal_number(name: str) -> int:
-    if name.isdigit():
-        return int(name)
-    return int(getattr(signal, f"SIG{name}", 0))
 
 
 # -- the class -------------------------------------------------------------------------------------

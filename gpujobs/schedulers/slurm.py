@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
-from .formats import find_integer, members, quoted_path
+from .formats import find_integer, integer, members, quoted_path
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses
 from .slurm_inventory import SlurmInventory
 
@@ -310,7 +310,7 @@ class Slurm(Scheduler):
             if len(fields) < 4 or not id_:
                 continue
             native, _, rest = fields[1].partition(" ")  # "CANCELLED by 1000"
-            user = int(rest[3:]) if re.fullmatch(r"by \d+", rest) else None
+            user = find_integer(r"^by (\d+)$", rest)
             reason = rest if user is None else ""
             node = fields[3].replace("None assigned", "")
             status = JobStatus(
@@ -374,9 +374,5 @@ def _jobs(number: str, indexes: str) -> list[JobId]:
 
 def _exit_code(text: str) -> int | None:
     """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number."""
-    code, _, signal = text.partition(":")
-    if not code.isdigit():
-        return None
-    if code == "0" and signal.isdigit() and signal != "0":
-        return 128 + int(signal)
-    return int(code)
+    code, signal = map(integer, f"{text}:".split(":")[:2])
+    return 128 + signal if code == 0 and signal else code

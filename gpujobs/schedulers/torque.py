@@ -13,6 +13,7 @@ from .pbs import PBS, STATES, by_id, job_id, node_names, shell_exit_code, withou
 from .pbs_inventory import Attributes, TorqueInventory
 
 _EXIT_CODES = {
+    None: (JobState.CANCELLED, ""),  # it was deleted while it was pending
     0: (JobState.COMPLETED, ""),
     271: (JobState.CANCELLED, ""),
     -1: (JobState.FAILED, "its node could not start it"),
@@ -31,7 +32,6 @@ _EXIT_CODES = {
     -14: (JobState.FAILED, "a prologue failed on its node"),
 }
 """States and reasons of exit codes, those of JOB_EXEC_… in Torque's pbs_job.h."""
-_FAILED_STARTS = {code: reason for code, (_, reason) in _EXIT_CODES.items() if code < 0}
 _HOLDS = {
     "u": "held by a user (qhold; qrls releases it)",
     "o": "held by an operator",
@@ -142,16 +142,16 @@ class Torque(PBS):
 def _status(attributes: Attributes) -> JobStatus:
     native = attributes.get("job_state", "")
     code = integer(attributes.get("exit_status", ""))
-    state = _state(native, code)
+    end, reason = _EXIT_CODES.get(code, (JobState.FAILED, ""))
     nodes = node_names(attributes.get("exec_host", ""))
     if native == "C":
-        reason = "" if code is None else _EXIT_CODES.get(code, (state, ""))[1]
-        return JobStatus(state, native, reason, shell_exit_code(code), nodes)
+        return JobStatus(end, native, reason, shell_exit_code(code), nodes)
     # The exit code is that of an earlier start.
+    state = STATES.get(native, JobState.UNKNOWN)
     starts = integer(attributes.get("start_count", "")) or 0
     runs = state is not JobState.PENDING and attributes.get("session_id") != "0"
-    if starts > _MOST_STARTS and not runs and (failure := _FAILED_STARTS.get(code or 0)):
-        reason = f"{failure}; it was started {starts} times"
+    if reason and starts > _MOST_STARTS and not runs:
+        reason = f"{reason}; it was started {starts} times"
         return JobStatus(JobState.FAILED, native, reason, code, stuck=True)
     reason = _pending_reason(native, attributes) if state is JobState.PENDING else ""
     return JobStatus(state, native, reason, node=nodes)
@@ -163,11 +163,3 @@ def _pending_reason(native: str, attributes: Attributes) -> str:
         return _HOLDS.get(attributes.get("Hold_Types", ""), "held")
     comment = attributes.get("comment", "")
     return "queued" if comment.startswith("Job started on") else comment or "queued"
-
-
-def _state(native: str, code: int | None) -> JobState:
-    if native != "C":
-        return STATES.get(native, JobState.UNKNOWN)
-    if code is None:  # it was deleted while it was pending
-        return JobState.CANCELLED
-    return _EXIT_CODES.get(code, (JobState.FAILED, ""))[0]
