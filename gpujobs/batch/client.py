@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
-from ..schedulers.jobs import cancel_targets
 from ..schedulers.local import INHERIT
 from ..text import printable
 from . import process
@@ -259,7 +258,12 @@ class SchedulerClient:
         that the batch scheduler did not cancel; jobs that have ended are not an error. A running
         job may stay listed until the batch scheduler has killed its processes.
         """
-        targets = cancel_targets(jobs, remaining)
+        kept = {job.submission for job in remaining}
+        targets: dict[str, list[int]] = {}  # without indexes: the whole submission
+        for job in jobs:
+            indexes = targets.setdefault(job.submission, [])
+            if job.index is not None and job.submission in kept:
+                indexes.append(job.index)
         refusals = [
             result.message
             for argv in self.scheduler.cancel_commands(targets)

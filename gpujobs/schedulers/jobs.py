@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -152,17 +151,3 @@ class CommandResult:
     def first_line(self) -> str:
         """The first line of `message`, at most 200 characters."""
         return self.message.splitlines()[0][:200]
-
-
-def cancel_targets(jobs: Iterable[JobId], remaining: Iterable[JobId] = ()) -> dict[str, list[int]]:
-    """Return submissions, and the indexes of the jobs to cancel; no indexes: all of them.
-
-    A submission of which no job is ``remaining`` is cancelled as a whole, which is one word.
-    """
-    kept = {job.submission for job in remaining}
-    targets: dict[str, list[int]] = {}
-    for job in jobs:
-        indexes = targets.setdefault(job.submission, [])
-        if job.index is not None and job.submission in kept:
-            indexes.append(job.index)
-    return targets

@@ -344,8 +344,8 @@ def _merged_requirement(requirements: Iterable[str]) -> str:
         for name, body in found:
             sections.setdefault(name, []).append(body)
     separators = {"select": " && ", "rusage": ":"}
-    parts = []
-    for name, bodies in sections.items():
-        if bodies:
-            parts.append(f"{name}[{separators.get(name, ' ').join(bodies)}]")
-    return " ".join(parts)
+    return " ".join(
+        f"{name}[{separators.get(name, ' ').join(bodies)}]"
+        for name, bodies in sections.items()
+        if bodies
+    )

@@ -101,12 +101,9 @@ def _gpus(stdout: str) -> dict[str, Counter[str]]:
     """
     found: dict[str, Counter[str]] = {}
     host = ""
-    for line in stdout.splitlines():
-        row = re.match(r"^(\S*)\s+(\d+)\s+(\S+)", line)
-        if not row:
-            continue
-        host = row[1] or host
-        found.setdefault(host, Counter())[row[3]] += 1
+    for name, model in re.findall(r"^(\S*)[ \t]+\d+[ \t]+(\S+)", stdout, re.M):
+        host = name or host
+        found.setdefault(host, Counter())[model] += 1
     return found
 
 
@@ -145,14 +142,10 @@ def _with_type(node: LiveNode, gpus: dict[str, Counter[str]]) -> LiveNode:
     return node
 
 
-def _memory(stdout: str) -> dict[str, int]:
+def _memory(stdout: str) -> dict[str, int | None]:
     """Return the memory of hosts from ``lshosts -w``."""
-    found = {}
-    for line in stdout.splitlines():
-        words = line.split()
-        if len(words) > 6 and (size := memory_bytes(words[5])):
-            found[words[0]] = size
-    return found
+    rows = map(str.split, stdout.splitlines())
+    return {words[0]: memory_bytes(words[5]) for words in rows if len(words) > 6}
 
 
 def _queue(text: str) -> LiveQueue:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
-from .formats import integer, members, quoted_path
+from .formats import find_integer, integer, members, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
 from .pbs_inventory import MAX_ARRAY_SIZE, Attributes, PBSInventory, json_attributes
@@ -43,7 +43,7 @@ _ARRAY_BEGAN = "Job Array Began at"
 _LAUNCH_FAILED = "job held, too many failed attempts to run"
 """The comment of a job that is held because it could not be started, 20 times."""
 
-_ID = re.compile(r"(\d+)(?:\[(\d*)\])?(\..*)?")
+_ID = re.compile(r"\d+(\[\d*\])?(\..*)?")
 _JOB_LINE = re.compile(r'\s*"(\d+(?:\[\d*\])?\.[^"]+)":\s*\{')
 _ATTRIBUTE_LINE = re.compile(
     r'\s*"(job_state|substate|Exit_status|comment|exec_host|array_indices_remaining|Hold_Types)":'
@@ -53,13 +53,9 @@ _ATTRIBUTE_LINE = re.compile(
 
 def job_id(text: str) -> JobId | None:
     """Return the id in ``123.server``, ``123[].server`` or ``123[4].server``, else None."""
-    found = _ID.fullmatch(text)
-    if not found:
+    if not _ID.fullmatch(text):
         return None
-    number, index, server = found.groups(default=None)
-    if index is None:
-        return JobId(f"{number}{server or ''}")
-    return JobId(f"{number}[]{server or ''}", int(index) if index else None)
+    return JobId(re.sub(r"\[\d+\]", "[]", text), find_integer(r"\[(\d+)\]", text))
 
 
 def without_server(id_: JobId) -> JobId:
@@ -103,9 +99,9 @@ def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None
     if job.get("job_state") not in _ENDED and _is_deleted(array):
         job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
     comment = array.get("comment", "")
-    if not job.get("comment") and not comment.startswith(_ARRAY_BEGAN):
-        job = {**job, "comment": comment}
-    return _status(job)
+    if comment.startswith(_ARRAY_BEGAN):
+        comment = ""
+    return _status({"comment": comment, **job})
 
 
 def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import ClassVar
 from xml.etree import ElementTree
 
@@ -222,9 +221,8 @@ def _type_comments(nodes: list[LiveNode]) -> Iterator[str]:
 def _gpus_of_jobs(stdout: str) -> Counter[str]:
     """Return the number of GPUs that jobs have, by node, from ``exec_gpus = n1-gpu/0+n1-gpu/1``."""
     jobs = listed_attributes(stdout).values()
-    running = (job for job in jobs if job.get("job_state") in ("R", "E"))
-    gpus = (re.findall(r"([\w.-]+)-gpu/\d+", job.get("exec_gpus", "")) for job in running)
-    return Counter(chain.from_iterable(gpus))
+    hosts = (job.get("exec_gpus", "") for job in jobs if job.get("job_state") in ("R", "E"))
+    return Counter(re.findall(r"([\w.-]+)-gpu/\d+", " ".join(hosts)))
 
 
 def _torque_node(node: ElementTree.Element) -> LiveNode:

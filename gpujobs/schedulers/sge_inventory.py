@@ -112,6 +112,7 @@ class GridEngineInventory(Inventory):
         gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
         nodes = [_with_gpus(node, values, gpu) for node in nodes]
+        type_lines = [f"-l {_TYPE}={{gpu_type}}"] * (several_types(nodes) and _TYPE in kinds)
         return Survey(
             queues=tuple(
                 LiveQueue(
@@ -124,7 +125,7 @@ class GridEngineInventory(Inventory):
             nodes=tuple(nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
             account_required=config.get("enforce_project") == "true",
-            request=(*_request(gpu, kinds, environment), *_type_request(nodes, kinds)),
+            request=(*_request(gpu, kinds, environment), *type_lines),
             cpu_request=_request("", kinds, environment),
             visible_devices=_visible_devices(ask, gpu, kinds, [config, *queues.values()]),
             parallel_environments=tuple(environments),
@@ -219,13 +220,6 @@ def _request(gpu: str, kinds: Mapping[str, _Complex], environment: str) -> tuple
         scope = "gpus_per_cpu" if kinds[gpu].consumable == "YES" else "gpus_per_job"
         lines.append(f"-l {gpu}={{{scope}}}")
     return tuple(lines)
-
-
-def _type_request(nodes: list[LiveNode], kinds: Mapping[str, _Complex]) -> tuple[str, ...]:
-    """Return the request for GPUs of one type, if there are several."""
-    if several_types(nodes) and _TYPE in kinds:
-        return (f"-l {_TYPE}={{gpu_type}}",)
-    return ()
 
 
 def _visible_devices(

@@ -129,6 +129,7 @@ _USERS = {
 """Settings of a partition that exclude users."""
 _WHOLE_NODES = {("OverSubscribe", "EXCLUSIVE"), ("Exclusive", "NODE"), ("Exclusive", "TOPO")}
 """Settings of a partition whose jobs get whole nodes; the last two from 26.05 on."""
+_ALL = ("ALL", "(null)", "")
 _MOST_NAMES = 6
 
 
@@ -161,7 +162,8 @@ def _queue(
     sinfo abbreviates its limits: ``2-1K`` for 1024 nodes, ``1`` for MaxNodes=1, and from 26.05 on
     it does not say that a partition is exclusive.
     """
-    found = {name: settings[name].split(",") for name in _USERS if _excludes(settings, name)}
+    values = {name: settings.get(name, "ALL") for name in _USERS}
+    found = {name: value.split(",") for name, value in values.items() if value not in _ALL}
     texts = [f"{_USERS[name]} {_listed(names)}" for name, names in found.items()]
     # Newer releases also admit subaccounts of those listed, so this is not certain.
     allowed = set(found.get("AllowAccounts", accounts)) - set(found.get("DenyAccounts", ()))
@@ -179,10 +181,6 @@ def _queue(
         for_user=not accounts or bool(allowed & set(accounts)),
         user_gpus=qos.get(settings.get("QoS", ""), {}),
     )
-
-
-def _excludes(settings: Mapping[str, str], name: str) -> bool:
-    return settings.get(name, "ALL") not in ("ALL", "(null)", "")
 
 
 def _listed(names: Sequence[str]) -> str:
