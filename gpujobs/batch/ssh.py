@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shlex
 import time
 from functools import cached_property
@@ -81,7 +82,7 @@ class Host:
     def _options(self) -> list[str]:
         """The options that the user's configuration for this host does not have."""
         shown = process.run(["ssh", "-G", "--", self.name]).stdout
-        own = {key: value for key, _, value in (line.partition(" ") for line in shown.splitlines())}
+        own = dict(re.findall(r"^(\S+) (.*)$", shown, re.M))
         socket = str(self._socket).replace("%", "%%")
         wanted = {"controlpath": f'"{socket}"', **_KEEP}
         options = {key: value for key, value in wanted.items() if own.get(key) in _UNSET}

@@ -118,8 +118,7 @@ def _scheduling_reason(lines: Sequence[str]) -> str:
 def accounted_jobs(text: str) -> Iterator[tuple[JobId, JobStatus]]:
     """Yield the jobs of ``qacct -j``; of one that was rescheduled, the last record counts."""
     for block in _BLOCKS.split(text)[1:]:
-        pairs = (line.split(None, 1) for line in block.splitlines())
-        fields = {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+        fields = dict(re.findall(r"^(\S+)[ \t]+(.*\S)", block, re.M))
         task = integer(fields.get("taskid", ""))  # "undefined" for a lone job
         yield JobId(fields.get("jobnumber", ""), task), _accounted_status(fields)
 
