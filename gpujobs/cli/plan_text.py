@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ..clusters.ledger import ClusterRecord
 from ..config.document import effective_text
 from ..config.profile import Workers
 from ..config.spec import ClusterSpec
@@ -26,6 +26,9 @@ from ..text import (
     size_text,
     walltime_text,
 )
+
+if TYPE_CHECKING:
+    from ..clusters.ledger import ClusterRecord
 
 # -- how `gpujobs plan` describes the use of GPU memory --------------------------------------------
 OFF = "0"

@@ -66,7 +66,7 @@ def submit(
 
     PROFILE may also be a folder that `gpujobs render -o` wrote.
     """
-    from ..clusters import handle, submit
+    from ..clusters import handle, prepare
 
     plan = None
     if isinstance(spec, Path):
@@ -75,7 +75,7 @@ def submit(
         spec.check_batch_scheduler(batch_schedulers)
         spec = spec if after is None else options.with_after(spec, after)
         with _uploaded(spec, uploads) as spec:
-            plan = submit.make_cluster_plan(spec)
+            plan = prepare.make_cluster_plan(spec)
             _write_notes(plan)
             cluster = handle.submit_planned(spec, plan)
     problem = _print_submitted(plan, cluster.record, as_json)
@@ -115,12 +115,12 @@ def _uploaded(spec: ClusterSpec, uploads: tuple[Path, ...]) -> Iterator[ClusterS
 
 
 def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -> ClusterHandle:
-    from ..clusters import handle, jobfolder
+    from ..clusters import handle, submit
 
     if after is not None or uploads:
         raise InputError("--after and --upload need a profile")
     ledger = options.open_ledger()
-    return handle.ClusterHandle(jobfolder.submit(folder, ledger).id, ledger)
+    return handle.ClusterHandle(submit.submit_folder(folder, ledger).id, ledger)
 
 
 @click.command()
@@ -138,7 +138,7 @@ def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bo
         hint = "`gpujobs submit PROFILE --wait` submits jobs and waits for the command"
         raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
     from ..batch import process
-    from ..clusters import here, submit
+    from ..clusters import here, prepare
     from ..config import spec
     from ..config.document import Document, read
 
@@ -155,7 +155,7 @@ def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bo
     if not own.value.get("run"):
         raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
     found, devices, note = here.cluster_here(own, site=site, base=base, name=name)
-    plan = submit.make_cluster_plan(found, devices=devices)
+    plan = prepare.make_cluster_plan(found, devices=devices)
     progress.write(note)
     _write_notes(plan)
     _run_to_end(found, plan)
@@ -193,14 +193,14 @@ def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:
 )
 def render(spec: ClusterSpec, number: int | None, here: bool, folder: Path | None) -> None:
     """Print the batch scripts of PROFILE, all or only one. Submits nothing."""
-    from ..clusters import submit
+    from ..clusters import prepare
 
     if (number is not None) + here + (folder is not None) > 1:
         raise InputError("--job, --here and -o exclude each other")
     if here:
         _print_own_script(spec)
         return
-    plan = submit.make_cluster_plan(spec)
+    plan = prepare.make_cluster_plan(spec)
     _write_notes(plan)
     if folder is None:
         _print_scripts(spec, plan, number)
@@ -209,9 +209,9 @@ def render(spec: ClusterSpec, number: int | None, here: bool, folder: Path | Non
 
 
 def _print_scripts(spec: ClusterSpec, plan: Plan, number: int | None) -> None:
-    from ..clusters import submit
+    from ..clusters import prepare
 
-    scripts = submit.scripts_of(spec, plan, _example_id(plan))
+    scripts = prepare.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
         raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
     command, *arguments = plan.scheduler.submit_command()
@@ -224,25 +224,25 @@ def _print_scripts(spec: ClusterSpec, plan: Plan, number: int | None) -> None:
 
 
 def _write_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
-    from ..clusters import jobfolder
+    from ..clusters import submit
     from . import plan_text
 
     cluster_id = options.open_ledger().new_id(plan.name)
-    jobfolder.write(spec, plan, folder, plan_text.plan_json(plan, cluster_id), cluster_id)
+    submit.write_folder(spec, plan, folder, plan_text.plan_json(plan, cluster_id), cluster_id)
     progress.write(f"{folder}/README.md says how to submit the cluster {cluster_id}")
     echo(str(folder))
 
 
 def _print_own_script(spec: ClusterSpec) -> None:
     """Print the directives of one job with all GPUs, and the command, for an own batch script."""
-    from ..clusters import submit
+    from ..clusters import prepare
     from ..config.document import Document
     from ..config.spec import with_settings
 
     if not get_scheduler(spec.site.site.scheduler).on_this_machine:
         spec = with_settings(spec, Document({"layout": "allocation"}))
-        plan = submit.make_cluster_plan(spec)
-        text = submit.scripts_of(spec, plan, _example_id(plan))[0].text
+        plan = prepare.make_cluster_plan(spec)
+        text = prepare.scripts_of(spec, plan, _example_id(plan))[0].text
         # Names and logs are those of a cluster; a signal would end the user's shell.
         unwanted = f"{_example_id(plan)}|/logs/|--signal|-notify"
         lines = (line for line in text.splitlines() if not re.search(unwanted, line))
@@ -263,17 +263,20 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -
 
     Submits nothing. An error names the line of the profile and the limit of the site.
     """
-    from ..clusters import submit
+    from ..clusters import prepare
     from . import plan_text
 
     if as_json and verbose:
         raise InputError("--json and --verbose exclude each other")
-    plan = submit.make_cluster_plan(spec)
+    plan = prepare.make_cluster_plan(spec)
     cluster_id = _example_id(plan)
     start: str | None = None
     failure: GpujobsError | None = None
     try:
-        start = submit.estimate(spec, plan) if with_estimate else None
+        if with_estimate:
+            from ..clusters import submit
+
+            start = submit.estimate(spec, plan)
     except (RefusedError, UnavailableError) as error:
         failure = error  # the plan is printed first
     document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
@@ -302,10 +305,10 @@ def _print_submitted(plan: Plan | None, record: ClusterRecord, as_json: bool) ->
     """Print what was submitted, without a plan a job folder; return why not on stdout, or ""."""
     problem, text = "", record.argument
     if as_json:
-        from ..clusters import jobfolder
+        from ..clusters import submit
         from . import plan_text
 
-        planned = plan_text.plan_json(plan, record.id) if plan else jobfolder.read_plan(record)
+        planned = plan_text.plan_json(plan, record.id) if plan else submit.folder_plan(record)
         text = json.dumps(plan_text.submitted_json(planned, record), indent=1)
     try:
         echo(text)  # flushed: a script that reads the id need not wait for `--wait`

@@ -1,85 +1,30 @@
-"""Room for the clusters' folders: the space that is left, the folders that may be removed."""
+"""Folders of clusters that may be removed: their sizes, a note about them, and their removal."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..batch import process, receive
+from ..batch import receive
 from ..errors import GpujobsError
 from ..injob.names import RECORD
-from ..text import measured_size_text
 from .folder import SPEC, disk_errors, folder_problem
 from .ledger import ClusterRecord, Ledger
 
-LEAST_SPACE, LEAST_FILES = 2**30, 10_000
-"""Free bytes and inodes below which a file system, or a quota, is nearly full."""
-_QUOTA_TIMEOUT = 5.0
-_AMOUNT = re.compile(r"(?<!\S)\[?(\d{1,18})\]?\**(?!\S)")
-"""Of a quota: a star says that it is above the limit, brackets that Lustre misses a server."""
+MUCH_SPACE, MANY_FILES = 2**30, 10_000
+"""Bytes and files of ended clusters that `gpujobs status` notes."""
 _WALK = 0.3
 """Seconds for which `gpujobs status` looks into the folders."""
 _RECENT = 3600.0
 """Seconds for which a command of `gpujobs --host` may still use its folder."""
 
 
-# -- space that is left ----------------------------------------------------------------------------
-def space_problems(root: Path, quota_command: Sequence[str] = ()) -> Iterator[str]:
-    """Yield why there is little room in the folder ``root`` and in the home folder.
-
-    ``quota_command``: of the site; without a usable output, only file systems are reported.
-    """
-    places = (root, Path(os.path.expanduser("~")))  # noqa: PTH111 - some users have none
-    existing = (next(filter(Path.is_dir, (path, *path.parents)), path) for path in places)
-    for there in dict.fromkeys(existing):
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(there)
-            files = _left((disk.f_files - disk.f_favail, disk.f_files))  # some count none
-            yield from _shortage(f"{there}", disk.f_bavail * disk.f_frsize, files)
-    if quota_command:
-        result = process.run(quota_command, timeout=_QUOTA_TIMEOUT)
-        yield from quota_problems(result.stdout)  # `quota` exits with 1 if one is exceeded
-
-
-def quota_problems(output: str) -> Iterator[str]:
-    """Yield which quotas in the output of `quota`, `lfs quota` or `mmlsquota` have little left.
-
-    A row has the used amount, the quota and the limit, 0 if there is none, first in KiB, then of
-    files, which follow `|` with mmlsquota. After each limit there may be one more number, such as
-    the grace period with `quota -p`. Other lines are not read.
-    """
-    name = ""
-    for line in output.splitlines():
-        space, files = map(_AMOUNT.findall, line.partition("|")[::2])
-        if line.strip() and not _AMOUNT.match(line.strip()):  # else the row continues a long name
-            name = line.split()[0]
-        if len(space) in (6, 8):
-            space, files = space[: len(space) // 2], space[len(space) // 2 :]
-        if min(len(space), len(files)) >= 3:
-            yield from _shortage(f"the quota of {name}", _left(space) * 1024, _left(files))
-
-
-def _shortage(name: str, space: float, files: float) -> Iterator[str]:
-    if space < LEAST_SPACE:
-        yield f"{name} has only {measured_size_text(int(space))} left"
-    elif files < LEAST_FILES:
-        yield f"{name} has room for only {files} more files"
-
-
-def _left(amounts: Sequence[str | int]) -> float:
-    used, *limits = map(int, amounts[:3])
-    return max(0, min(filter(None, limits), default=math.inf) - used)
-
-
-# -- folders that may be removed -------------------------------------------------------------------
 @dataclass(frozen=True)
 class Leftover:
     """A folder that is not needed any more; ``record`` of a cluster's. ``size`` is in bytes."""
@@ -133,10 +78,10 @@ def note(ledger: Ledger) -> str:
     walks = (_walk(record.path) for record in _ended(ledger.all()))
     for status in itertools.chain.from_iterable(walks):
         size, files = size + status.st_blocks * 512, files + 1
-        if size > LEAST_SPACE:
+        if size > MUCH_SPACE:
             return "ended clusters have left more than 1GiB: see `gpujobs clean`"
-        if files > LEAST_FILES:
-            return f"ended clusters have left more than {LEAST_FILES} files: see `gpujobs clean`"
+        if files > MANY_FILES:
+            return f"ended clusters have left more than {MANY_FILES} files: see `gpujobs clean`"
         if time.monotonic() > until:
             break
     return ""

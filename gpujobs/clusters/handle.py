@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..config.document import Document
 from ..config.spec import ClusterSpec, load_spec, make_spec
 from ..errors import GpujobsError, JobFailedError
-from . import connect, logs, scale
+from . import connect, logs, prepare, scale
 from . import submit as submission
 from .freequeues import with_order
 from .history import read_history
@@ -55,7 +55,7 @@ def plan(
     scheduler is queried. Nothing is submitted. Raises InputError with the place of each
     problem.
     """
-    return submission.make_cluster_plan(_spec(profile, site, settings, soonest))
+    return prepare.make_cluster_plan(_spec(profile, site, settings, soonest))
 
 
 def submit(
@@ -71,7 +71,7 @@ def submit(
     words, or UnavailableError; no job is left then.
     """
     spec = _spec(profile, site, settings, soonest)
-    return submit_planned(spec, submission.make_cluster_plan(spec))
+    return submit_planned(spec, prepare.make_cluster_plan(spec))
 
 
 def submit_planned(spec: ClusterSpec, planned: Plan, ledger: Ledger | None = None) -> ClusterHandle:

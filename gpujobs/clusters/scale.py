@@ -21,8 +21,9 @@ from . import folder as folders
 from .folder import FolderReader, check_folder, read_state
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
+from .prepare import machine_of, with_modules
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
-from .submit import array_limit, machine_of, send, with_avoided, with_modules
+from .submit import array_limit, send, with_avoided
 from .verdict import write_record
 
 logger = logging.getLogger("gpujobs")

@@ -3,306 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
-import os
-import re
-import sys
-import sysconfig
+import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from .. import errors
-from ..batch import process
 from ..batch.client import SchedulerClient
-from ..config.document import Document, Loc
-from ..config.site import Site
-from ..config.sitefiles import cluster_name
 from ..config.spec import ClusterSpec, write_spec
-from ..config.trust import check_modules
-from ..injob.folder import EndKind
-from ..injob.names import HEAD
-from ..planning.plan import JobGroup, Machine, Plan, make_plan
-from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, render
+from ..injob.certificate import make_certificate
+from ..injob.folder import DamagedError, EndKind, Folder, JsonObject, read_file
+from ..injob.names import CERTIFICATE, HEAD, KEY
+from ..planning.plan import JobGroup, Plan
+from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, portable
 from ..planning.shape import occupied_nodes
 from ..schedulers import JobId, get_scheduler
-from ..text import did_you_mean, matches
+from ..text import plural
+from ..version import __version__
 from . import badnodes
 from . import folder as folders
-from .cleanup import space_problems
 from .folder import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from .monitor import client_of, record_submission, report_on
+from .prepare import scripts_of
 from .report import ClusterState
 from .verdict import write_judge
 
-# -- notes about site, `run` and image: mistakes that cost a wait in the queue ---------------------
-_SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
-_VARIABLE = re.compile(r"\$(\w|\{)")
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
-
-
-def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
-    """Yield notes about the command of ``plan``; ``folder``: that of the profile."""
-    run = plan.profile.run
-    if not run:
-        return
-    if Path(run[0]).name not in _SHELLS:
-        yield from _shell_notes(run)
-    workdir = Path(plan.workdir)
-    script = script_of(run)
-    if script and not (workdir / script).exists():
-        yield _missing(script, workdir, folder)
-    elif script == run[0] and plan.profile.run_on == "head":
-        yield from _start_notes(script, workdir)
-
-
-def image_notes(plan: Plan) -> Iterator[str]:
-    """Yield a note for each image of a container that is not on this host."""
-    containers = [jobs.container for jobs in plan.all_jobs if jobs.container]
-    images = [one.image for one in containers if one.is_path and "$" not in one.image]
-    for image in map(Path, dict.fromkeys(images)):
-        if not image.expanduser().exists():
-            there = image.expanduser()
-            text = f"container: there is no image {there} on this host; the nodes need it"
-            name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
-            yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
-
-
-def site_notes(site: Site) -> Iterator[str]:
-    """Yield a note if the batch scheduler of this host belongs to another cluster than ``site``."""
-    name = "" if site.cluster or not site.cluster_names else cluster_name(site.scheduler)
-    if name and not any(matches(one, name) for one in site.cluster_names):
-        yield f"this host's cluster is {name}, not {' or '.join(site.cluster_names)}"
-
-
-def _start_notes(script: str, workdir: Path) -> Iterator[str]:
-    """Yield a note if ``script``, which is there, cannot be started without naming `python`."""
-    if not os.access(workdir / script, os.X_OK):
-        yield f"warning: run: {script} is not executable; write run: [python, {script}]"
-    elif "/" not in script:
-        yield f"warning: run: PATH has no {script}; write run: [./{script}]"
-
-
-def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
-    for word in run:
-        if _SHELL_WORD.fullmatch(word) or _VARIABLE.search(word):
-            yield (
-                f"run: no shell runs the command, so it gets `{word}` as it is; "
-                "for a shell write run: [bash, -c, '…']"
-            )
-            return
-
-
-def script_of(run: tuple[str, ...]) -> str:
-    """Return the Python script of a command; "" if it has none."""
-    if not run or run[0].endswith(".py"):
-        return "".join(run[:1])
-    if not Path(run[0]).name.startswith("python"):
-        return ""
-    # Of `-m module` and `-c code` the first word without a dash is not a script.
-    first = next((word for word in run[1:] if not word.startswith("-")), "")
-    return first if first.endswith(".py") and not {"-m", "-c"} & {*run[1:3]} else ""
-
-
-def _missing(script: str, workdir: Path, beside: Path) -> str:
-    note = f"warning: run: there is no file {script} in {workdir}"
-    if (beside / script).exists():
-        return f"{note}, but beside the profile: submit there, or set `workdir: {beside.resolve()}`"
-    for above in workdir.parents:
-        if (above / script).exists():
-            return f"{note}, but in {above}: submit there, or set `workdir: {above}`"
-    names = [path.name for path in (workdir / script).parent.glob("*.py")]
-    return "; ".join(filter(None, (note, did_you_mean(Path(script).name, names))))
-
-
-# -- `after` of a profile: another cluster that must have ended before -----------------------------
 logger = logging.getLogger("gpujobs")
-
-
-@dataclass(frozen=True)
-class Predecessor:
-    """A cluster that has not ended yet."""
-
-    record: ClusterRecord
-    any_end: bool
-    """Whether it may fail."""
-
-    @property
-    def submissions(self) -> list[str]:
-        """The ids of its submissions, those of its last attempt."""
-        sent = self.record.submissions
-        last = max(submission.attempt for submission in sent)
-        return [submission.id for submission in sent if submission.attempt == last]
-
-    def note(self, record: ClusterRecord) -> ClusterRecord:
-        """Write into the folder of ``record`` that it waits for this cluster."""
-        other = self.record
-        folders.write_after(record.path, other.id, other.path, any_end=self.any_end)
-        return replace(record, after=other.id)
-
-
-def find_predecessor(
-    spec: ClusterSpec, record: ClusterRecord, ledger: Ledger
-) -> Predecessor | None:
-    """Return the cluster for which the new cluster ``record`` waits; None if it has ended.
-
-    Raises NoSuchClusterError, or InputError if it has failed or cannot be waited for.
-    """
-    after = spec.profile.after
-    if after is None:
-        return None
-    other = ledger.get(after.cluster)
-    report = report_on(other, ledger)
-    if report.finished and (after.any_end or report.state is ClusterState.DONE):
-        logger.info("%s has ended already", other.id)
-        return None
-    if report.finished:
-        message = f"`after`: {other.id} is {report.state}: {report.reason}"
-        raise _error(spec, message, hint=f"after: {other.id}:any starts all the same")
-    if problem := _problem(record, other):
-        raise _error(spec, f"`after`: {other.id} {problem}")
-    return Predecessor(report.record, after.any_end)
-
-
-def _problem(record: ClusterRecord, other: ClusterRecord) -> str:
-    """Return why the jobs of ``record`` cannot wait for those of ``other``, or ""."""
-    if other.owner != "cluster":
-        return "is owned by a Python process, whose jobs change"
-    if (other.scheduler, other.multi_cluster) != (record.scheduler, record.multi_cluster):
-        return f"is on site {other.site}, which has another batch scheduler"
-    if not other.submissions:
-        return "is being submitted; try again"
-    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
-    if not scheduler.after_options(["1"]):
-        return f"has not ended, and {scheduler.name} has no dependencies of jobs"
-    return ""
-
-
-def _error(spec: ClusterSpec, message: str, hint: str = "") -> errors.InputError:
-    return errors.InputError(errors.Problem(message, spec.position("after"), hint=hint))
-
-
-# -- from a specification to a plan and its scripts: everything before a submission ----------------
-BASH = "/bin/bash"
-
-
-def make_cluster_plan(
-    spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
-) -> Plan:
-    """Return the plan of ``spec``; ``devices``: GPUs of this machine, None: the free ones."""
-    texts: list[Loc] = [("environment", "setup")]
-    texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
-    if problems := list(bash_problems(spec.document, texts)):
-        raise errors.InputError(problems)
-    machine = machine_of(spec, devices)
-    folder = Path(spec.document.position(("run",)).source).parent
-    spec, own_modules = with_modules(spec, owned=elastic)
-    plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
-    problems_of_space = space_problems(Path(plan.root), spec.site.site.quota_command)
-    space = (f"warning: {problem}" for problem in problems_of_space)
-    own = (
-        *site_notes(spec.site.site),
-        *run_notes(plan, folder),
-        *image_notes(plan),
-        own_modules,
-        *space,
-    )
-    return replace(plan, notes=(*plan.notes, *filter(None, own)))
-
-
-def machine_of(
-    spec: ClusterSpec, devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()
-) -> Machine | None:
-    """Return this machine if the site is local (see `this_machine`), else None."""
-    site = spec.site.site
-    if not get_scheduler(site.scheduler).on_this_machine:
-        return None
-    from .freequeues import this_machine
-
-    machine = this_machine(devices, used)
-    if site.one_machine:
-        return machine
-    queue = next(iter(site.queues.values()))  # made by `here`, of the job that this process is in
-    return replace(machine, nodes=queue.nodes or 1)
-
-
-def scripts_of(
-    spec: ClusterSpec, plan: Plan, cluster_id: str, limit: int | None = None
-) -> list[Script]:
-    """Return the scripts of a cluster; ``limit`` is the largest size of an array."""
-    return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
-
-
-def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec, str]:
-    """Return ``spec`` with the folder from which workers import, too, and a note about it.
-
-    That is the first place in which Python looks for the modules of a program: the folder of the
-    script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
-    import from `workdir` in any case. A folder that all users can write is not used.
-    """
-    script = _main_script() if owned else script_of(spec.profile.run)
-    folder = _folder_of(spec.workdir / script) if script else None
-    if folder is None or not folder.is_dir() or _is_same(folder, spec.workdir):
-        return replace(spec, modules=""), ""
-    try:
-        check_modules(folder)
-    except errors.InputError as error:
-        why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
-        return replace(spec, modules=""), f"own modules of {script}: {why}"
-    note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
-    return replace(spec, modules=str(folder)), note
-
-
-def _is_same(folder: Path, workdir: Path) -> bool:
-    return workdir.is_dir() and folder.samefile(workdir)
-
-
-def _main_script() -> str:
-    """Return the script that this process runs; "" in a notebook and with `python -m`."""
-    main = sys.modules["__main__"]
-    script = getattr(main, "__file__", None)
-    if not script or main.__spec__ is not None:
-        return ""
-    installed = Path(script).parent == Path(sysconfig.get_path("scripts"))
-    return "" if installed else str(script)
-
-
-def _folder_of(script: Path) -> Path:
-    """Return the folder from which Python imports: that of the target, if it is a link."""
-    target = Path(os.path.realpath(script)) if script.is_symlink() else script
-    return Path(os.path.abspath(target)).parent  # noqa: PTH100 - links to folders stay
-
-
-def bash_problems(document: Document, places: Iterable[Loc]) -> Iterator[errors.Problem]:
-    """Yield the syntax errors of the bash texts at ``places`` of a document."""
-    for loc in places:
-        text = document.value_at(loc)
-        if isinstance(text, str) and (message := bash_error(text)):
-            position = _line_inside(document.position(loc), message)
-            name = ".".join(map(str, loc))
-            yield errors.Problem(f"`{name}`: bash -n refuses it: {message}", position)
-
-
-def bash_error(text: str) -> str:
-    """Return the first error of ``bash -n`` in ``text``; "" if it is correct, or without bash."""
-    # It does not execute `shopt -s extglob`, and so has the option from the beginning.
-    result = process.run([BASH, "-O", "extglob", "-n"], stdin=text)
-    if not result.started or (result.exit_code == 0 and not result.stderr):
-        return ""
-    return result.first_line.removeprefix(f"{BASH}: ")
-
-
-def _line_inside(position: errors.Position, message: str) -> errors.Position:
-    """Return the line of the file that bash means, if the text is a block of lines."""
-    found = re.match(r"line (\d+):", message)
-    if not found or not position.text.split("#")[0].rstrip().endswith("|"):
-        return position
-    return replace(position, line=position.line + int(found[1]), column=1, text="")
-
 
 # -- submit a planned cluster ----------------------------------------------------------------------
 FAILED = 70
@@ -559,3 +291,197 @@ def _cancel_submitted(record: ClusterRecord, client: SchedulerClient) -> None:
         client.cancel([JobId(submission) for submission in submissions], [record.id])
     except errors.GpujobsError as error:
         logger.warning("could not cancel the submitted jobs (%s); they exit when they start", error)
+
+
+# -- `after` of a profile: another cluster that must have ended before -----------------------------
+@dataclass(frozen=True)
+class Predecessor:
+    """A cluster that has not ended yet."""
+
+    record: ClusterRecord
+    any_end: bool
+    """Whether it may fail."""
+
+    @property
+    def submissions(self) -> list[str]:
+        """The ids of its submissions, those of its last attempt."""
+        sent = self.record.submissions
+        last = max(submission.attempt for submission in sent)
+        return [submission.id for submission in sent if submission.attempt == last]
+
+    def note(self, record: ClusterRecord) -> ClusterRecord:
+        """Write into the folder of ``record`` that it waits for this cluster."""
+        other = self.record
+        folders.write_after(record.path, other.id, other.path, any_end=self.any_end)
+        return replace(record, after=other.id)
+
+
+def find_predecessor(
+    spec: ClusterSpec, record: ClusterRecord, ledger: Ledger
+) -> Predecessor | None:
+    """Return the cluster for which the new cluster ``record`` waits; None if it has ended.
+
+    Raises NoSuchClusterError, or InputError if it has failed or cannot be waited for.
+    """
+    after = spec.profile.after
+    if after is None:
+        return None
+    other = ledger.get(after.cluster)
+    report = report_on(other, ledger)
+    if report.finished and (after.any_end or report.state is ClusterState.DONE):
+        logger.info("%s has ended already", other.id)
+        return None
+    if report.finished:
+        message = f"`after`: {other.id} is {report.state}: {report.reason}"
+        raise _error(spec, message, hint=f"after: {other.id}:any starts all the same")
+    if problem := _problem(record, other):
+        raise _error(spec, f"`after`: {other.id} {problem}")
+    return Predecessor(report.record, after.any_end)
+
+
+def _problem(record: ClusterRecord, other: ClusterRecord) -> str:
+    """Return why the jobs of ``record`` cannot wait for those of ``other``, or ""."""
+    if other.owner != "cluster":
+        return "is owned by a Python process, whose jobs change"
+    if (other.scheduler, other.multi_cluster) != (record.scheduler, record.multi_cluster):
+        return f"is on site {other.site}, which has another batch scheduler"
+    if not other.submissions:
+        return "is being submitted; try again"
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+    if not scheduler.after_options(["1"]):
+        return f"has not ended, and {scheduler.name} has no dependencies of jobs"
+    return ""
+
+
+def _error(spec: ClusterSpec, message: str, hint: str = "") -> errors.InputError:
+    return errors.InputError(errors.Problem(message, spec.position("after"), hint=hint))
+
+
+# -- job folders -----------------------------------------------------------------------------------
+# All files of a cluster, which anyone may submit, also without gpujobs. ``FOLDER`` has the
+# scripts, a README and the plan; ``FOLDER/ID`` is the cluster's folder, with its record. The
+# scripts find it from where they are submitted, so that it may be copied before.
+_PLAN = "plan.json"
+_README = """\
+# {id}
+
+{jobs} on the site {site}, rendered by gpujobs {version}. To submit them, in this folder:
+
+{submit}
+
+Copy or move the folder before that; then leave it until they have ended. Submit it once.
+The output will be in {id}/logs/run.log. To cancel: {cancel}
+With gpujobs: gpujobs submit FOLDER, gpujobs status FOLDER, gpujobs cancel FOLDER.
+"""
+
+
+def write_folder(
+    spec: ClusterSpec, plan: Plan, folder: Path, plan_json: Mapping[str, object], cluster_id: str
+) -> None:
+    """Write the job folder of a new cluster, mode 0700. It has no key; the first job makes that.
+
+    Raises InputError if the profile needs gpujobs at its submission, or the folder is not empty.
+    """
+    _check_folder(spec, plan, folder)
+    scripts = scripts_of(spec, portable(plan), cluster_id)
+    names = [f"{plan.name}-{one.jobs.group or 'workers'}-{one.first}.sh" for one in scripts]
+    if len(names) == 1:
+        names = [f"{plan.name}.sh"]
+    planned = tuple(intent_of(script, name) for script, name in zip(scripts, names, strict=True))
+    record = new_record(replace(plan, root=str(folder.absolute())), cluster_id)
+    record = replace(record, planned=planned)
+    make_folder(spec, record, encrypted=False)
+    with disk_errors(folder):
+        folder.chmod(0o700)
+        for script, name in zip(scripts, names, strict=True):
+            folders.write_new(folder / name, script.text)
+            (folder / name).chmod(0o700)
+        folders.write_new(folder / _PLAN, json.dumps(plan_json, indent=1) + "\n")
+        folders.write_new(folder / "README.md", _readme(record))
+    Ledger.create(record)
+
+
+def _check_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
+    hint = "gpujobs submit PROFILE"
+    if not plan.scheduler.submit_folder:
+        message = f"jobs of {plan.scheduler.name} cannot find their job folder"
+        raise errors.InputError(message, hint=hint)
+    for key, needed in (("after", spec.profile.after), ("requeue", plan.lifetime.attempts > 1)):
+        if needed:
+            message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
+            raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
+    folders.private_folder(folder)
+    with disk_errors(folder):
+        if any(folder.iterdir()):
+            raise errors.InputError(f"{folder} is not empty", hint="-o names a new folder")
+
+
+def _readme(record: ClusterRecord) -> str:
+    scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
+
+    def command(words: Sequence[str]) -> str:
+        return shlex.join([record.commands.get(words[0], words[0]), *words[1:]])
+
+    submit = [
+        f"    {command([*scheduler.submit_command(), *one.arguments])}"
+        f" {scheduler.reads_script}{shlex.quote(one.script)}"
+        for one in record.planned
+    ]
+    return _README.format(
+        id=record.id,
+        jobs=plural(sum(planned.count for planned in record.planned), "job"),
+        site=record.site,
+        version=__version__,
+        submit="\n".join(submit),
+        cancel=command(scheduler.cancel_command(["JOB"])),
+    )
+
+
+def submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
+    """Submit the scripts of a job folder as they are now. After a refusal it can be tried again.
+
+    Raises NoSuchClusterError, InputError, RefusedError or UnavailableError.
+    """
+    record = ledger.get(f"{folder}/")
+    if record.submissions or record.intent or (record.path / "ended").exists():
+        hint = "gpujobs render PROFILE -o FOLDER makes another one"
+        raise errors.InputError(f"{folder} was submitted already", hint=hint)
+    texts = [_script_text(record, planned) for planned in record.planned]
+    client = client_of(record)
+    others = client.find(record.id)  # those of a copy of the folder
+    _make_key(record)
+    with undoing(record, client, ledger, partial(_remove_key, record, ledger)):
+        for planned, text in zip(record.planned, texts, strict=True):
+            record = send_text(record, planned, text, client, ledger, others=others)
+    return record
+
+
+def folder_plan(record: ClusterRecord) -> JsonObject:
+    """Return the output of `gpujobs plan --json` in a job folder; {} if it was removed."""
+    return Folder(record.argument).read(_PLAN)
+
+
+def _script_text(record: ClusterRecord, planned: Submission) -> str:
+    path = record.path.parent / planned.script
+    if path.name != planned.script:
+        raise errors.InputError(f"the script {planned.script} is not a file of the job folder")
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        raise errors.InputError(f"there is no {path}") from None
+    except DamagedError as error:
+        raise errors.InputError(str(error)) from None
+
+
+def _make_key(record: ClusterRecord) -> None:
+    if record.encrypted and not (record.path / CERTIFICATE).exists():
+        with disk_errors(record.path):
+            make_certificate(record.path)
+
+
+def _remove_key(record: ClusterRecord, ledger: Ledger) -> None:
+    """Make the folder as it was before, unless a job may have been accepted."""
+    for name in (KEY, CERTIFICATE):
+        (record.path / name).unlink(missing_ok=True)
+    if not (record.path / "ended").exists():
+        ledger.update(record.id, intent=None)

@@ -19,7 +19,7 @@ from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
-from ..clusters.submit import make_cluster_plan
+from ..clusters.prepare import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
 from ..injob.folder import EndKind

@@ -19,13 +19,12 @@ from pathlib import Path
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import scale, submit
-from ..clusters.cleanup import space_problems
 from ..clusters.folder import private_folder
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
+from ..clusters.prepare import make_cluster_plan, site_notes, space_problems
 from ..clusters.report import ClusterReport, JobReport, numa_text
-from ..clusters.submit import make_cluster_plan, site_notes
 from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile

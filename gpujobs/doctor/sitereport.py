@@ -10,7 +10,7 @@ from pathlib import Path
 from ..batch.client import SchedulerClient, user_name
 from ..batch.process import is_available
 from ..clusters.freequeues import TIMEOUT, ask_with, site_client
-from ..clusters.submit import bash_error, bash_problems
+from ..clusters.prepare import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
 from ..config.site import Queue

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.ledger import Ledger
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.deploy.elastic import ElasticCluster, JobAdaptive
 from gpujobs.deploy.group import PoolJob

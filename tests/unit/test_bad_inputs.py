@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render

@@ -150,7 +150,7 @@ def test_status_mentions_large_folders(
 ) -> None:
     record = add("a-0000")
     assert cleanup.note(Ledger()) == ""
-    for number in range(cleanup.LEAST_FILES + 1):
+    for number in range(cleanup.MANY_FILES + 1):
         (record.path / f"{number}").touch()
     monkeypatch.setattr(cleanup, "_WALK", 30.0)  # this machine may be busy
     note = "ended clusters have left more than 10000 files: see `gpujobs clean`"

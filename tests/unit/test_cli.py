@@ -22,8 +22,8 @@ from gpujobs.cli.status import status_table, wait_for_cluster
 from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.clusters.report import ClusterReport
-from gpujobs.clusters.submit import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.folder import Ended, EndKind, RegisteredWorker
 

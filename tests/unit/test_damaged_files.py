@@ -24,8 +24,8 @@ from gpujobs.clusters.history import read_history, with_samples
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.monitor import ClusterMonitor, with_log
 from gpujobs.clusters.notebook import Card, card_html
+from gpujobs.clusters.prepare import scripts_of
 from gpujobs.clusters.scale import cancel
-from gpujobs.clusters.submit import scripts_of
 from gpujobs.clusters.usage import make_usage
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.deploy import GPUJobQueueCluster

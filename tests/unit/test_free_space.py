@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.cleanup import quota_problems, space_problems
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan, quota_problems, space_problems
 from gpujobs.doctor.checks import CheckState
 from gpujobs.doctor.job import _check_directory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters import here
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.document import Document
 from gpujobs.errors import InputError
 

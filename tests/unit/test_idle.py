@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.plan_text import plan_text
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.demand import IdleWatch, parse_rules, rules_text
 from gpujobs.planning.render import render

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters import connect, jobfolder, scale
+from gpujobs.clusters import connect, scale, submit
 from gpujobs.clusters.ledger import Ledger, Submission
 from gpujobs.clusters.monitor import report_on
 from gpujobs.clusters.report import ClusterState
@@ -37,7 +37,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def rendered(home: Path, profile: dict[str, object] = PROFILE, site: str = "s.yaml") -> Path:
     spec = make_spec(home, profile, str(home / site) if site.endswith(".yaml") else site)
     plan = made_plan(home, profile, site)
-    jobfolder.write(spec, plan, home / "F", {"cluster": "svd-0001"}, "svd-0001")
+    submit.write_folder(spec, plan, home / "F", {"cluster": "svd-0001"}, "svd-0001")
     return home / "F"
 
 
@@ -114,7 +114,7 @@ def test_before_a_job_has_started(home: Path) -> None:
     assert Folder(str(folder / "svd-0001")).read("ended")["kind"] == "cancelled"
     assert report_on(ledger.get(str(folder)), ledger).state is ClusterState.CANCELLED
     with pytest.raises(InputError, match="was submitted already"):
-        jobfolder.submit(folder, Ledger())
+        submit.submit_folder(folder, Ledger())
     assert not Ledger().folder.exists()
 
 
@@ -146,7 +146,7 @@ def test_a_record_that_names_a_script_elsewhere(home: Path, name: str) -> None:
     record["planned"][0]["script"] = name
     path.write_text(json.dumps(record))
     with pytest.raises(InputError, match="is not a file of the job folder"):
-        jobfolder.submit(folder, Ledger())
+        submit.submit_folder(folder, Ledger())
 
 
 def test_no_folder(home: Path) -> None:

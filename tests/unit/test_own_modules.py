@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.planning.plan import Plan
 
 from ..support.cli import ROOT
@@ -88,7 +88,7 @@ def test_the_group_of_a_project_can_write_the_folder(home: Path) -> None:
 
 
 OWNER = """
-from gpujobs.clusters.submit import with_modules
+from gpujobs.clusters.prepare import with_modules
 from gpujobs.config.spec import make_spec
 from gpujobs.config.document import Document
 print(with_modules(make_spec(Document({}), site="local"), owned=True)[0].modules)

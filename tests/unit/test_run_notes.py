@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from gpujobs.cli.main import main
 from gpujobs.cli.plan_text import plan_text
-from gpujobs.clusters.submit import make_cluster_plan
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 
