@@ -61,7 +61,7 @@ def printable(value: object, kind: str = "text") -> str:
     if not _is_text_or_number(value):
         raise ValueError(f"must be {kind}, not {_kind(value)}")
     text = str(value)
-    if found := control_character(text):
+    if not text.isprintable() and (found := control_character(text)):
         raise ValueError(f"has a control character ({found!r}); it must be one line of {kind}")
     return text
 

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from ..errors import InputError, Position, Problem
@@ -204,8 +205,14 @@ def load_site(name: str, base: Path | None = None) -> SiteFile:
     working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
     path = _site_path(name, base)
-    document = resolved(layered(path, _searched(name, path)))
-    return SiteFile(path.stem, path, build(Site, document), document)
+    site, document = _built(_layers(path, (), _searched(name, path)))
+    return SiteFile(path.stem, path, site, document)
+
+
+@lru_cache(maxsize=8)  # like `document.parse`: commands load the site twice, first for its `hosts`
+def _built(layers: tuple[Document, ...]) -> tuple[Site, Document]:
+    document = resolved(_merged(layers))
+    return build(Site, document), document
 
 
 def working_folder() -> Path:
@@ -269,13 +276,17 @@ def layered(path: Path, folder: Path | None) -> Document:
     ``folder``: the one of the search path in which it was found; None for a path of the user's.
     InputError if other users could have written a file that was found.
     """
-    *others, document = _layers(path, (), folder)
+    return _merged(_layers(path, (), folder))
+
+
+def _merged(layers: tuple[Document, ...]) -> Document:
+    *others, document = layers
     for other in reversed(others):
         document = over(other, document)
     return document
 
 
-def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> list[Document]:
+def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> tuple[Document, ...]:
     if not path.is_file() and path.exists():  # reading a named pipe might never end
         raise InputError(f"{path}: not a regular file")
     if folder and path.parent != data_folder("site_configs"):
@@ -283,13 +294,13 @@ def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> list[Do
     document = read(path)
     name = document.value.get("extends")
     if not isinstance(name, str):
-        return [document]
+        return (document,)
     position = document.position(("extends",))
     if path in upper:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
     lower = _lower_path(name, path, (*upper, path), position)
-    return [document, *_layers(lower, (*upper, path), _searched(name, lower, folder))]
+    return (document, *_layers(lower, (*upper, path), _searched(name, lower, folder)))
 
 
 def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:
