@@ -13,7 +13,7 @@ from ..config.spec import ClusterSpec
 from ..injob.demand import RULES
 from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
-from ..planning.limits import LIMITS, Job, job_limits
+from ..planning.limits import Job, job_limits, limit_texts
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import notes
 from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
@@ -345,7 +345,7 @@ def _limits_text(plan: Plan) -> str:
     for jobs in plan.all_jobs:
         job = Job(jobs.shape.nodes, jobs.shape.gpus, jobs.walltime)
         queue = plan.site.queues[jobs.queue_key]
-        texts.update(dict.fromkeys(filter(None, (limit.text(queue, job) for limit in LIMITS))))
+        texts.update(dict.fromkeys(limit_texts(queue, job)))
         texts.update(dict.fromkeys(_limits_of_user(plan, jobs)))
     if plan.site.max_queued_jobs:
         total = sum(jobs.shape.jobs for jobs in plan.all_jobs)

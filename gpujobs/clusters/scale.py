@@ -57,7 +57,7 @@ def counting_jobs(report: ClusterReport, group: str = "") -> list[JobReport]:
 
 def limits_of(
     plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]
-) -> tuple[JobLimit, ...]:
+) -> list[JobLimit]:
     """Return the limits of the number of jobs of the group ``name``.
 
     ``jobs``: how many jobs each group has; those of the others count in addition.

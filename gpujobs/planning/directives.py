@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..config import placeholders
 from ..config.profile import DIRECTIVE_KEYS
@@ -25,8 +25,8 @@ class Directive:
     """One directive of a job, without its prefix."""
 
     text: str
-    position: Position | None = None
-    """In the site file or the profile; None for a line of gpujobs."""
+    find_position: Callable[[], Position] | None = None
+    """Finds it in the site file or the profile; None for a line of gpujobs."""
     by_user: bool = False
     """It is a line of the profile."""
 
@@ -35,7 +35,12 @@ class Directive:
         """Who wrote it, for messages."""
         if self.by_user:
             return "another line of the profile"
-        return "the site" if self.position else "gpujobs"
+        return "the site" if self.find_position else "gpujobs"
+
+    @property
+    def position(self) -> Position | None:
+        """Its position in the site file or the profile."""
+        return self.find_position and self.find_position()
 
 
 class DirectiveChecker:
@@ -153,7 +158,7 @@ class DirectiveWriter:
     @cached_property
     def _of_profile(self) -> list[Directive]:
         return [
-            Directive(line, self.spec.position("directives", n), by_user=True)
+            Directive(line, partial(self.spec.position, "directives", n), by_user=True)
             for n, line in enumerate(self.profile.directives)
         ]
 
@@ -246,7 +251,7 @@ class DirectiveWriter:
     def _account_directive(self, text: str, name: str) -> Directive:
         position = None
         if self.site.account and "directive" in self.site.account.given:
-            position = self.spec.site_position("account")
+            position = partial(self.spec.site_position, "account")
         return Directive(placeholders.expand(text, {"account": name}), position)
 
     # -- lines of the site -------------------------------------------------------------------------
@@ -310,7 +315,7 @@ class DirectiveWriter:
                 self.diagnostics.site_error(error, key, n)
             else:
                 text = self._expanded(text, self._values, key, n)
-            directives.append(Directive(text, self.spec.site_position(key, n)))
+            directives.append(Directive(text, partial(self.spec.site_position, key, n)))
         return directives
 
     def _expanded(self, text: str, values: Values, *place: str | int) -> str:
@@ -360,9 +365,9 @@ class DirectiveWriter:
                 continue
             place = ("options", name, "directive")
             text = self._expanded(option.directive, {**self._values, name: value}, *place)
-            position = self.spec.site_position(*place)
+            position = partial(self.spec.site_position, *place)
             if name in wanted:
-                position = self.spec.position("options", name)
+                position = partial(self.spec.position, "options", name)
             found.append(Directive(text, position))
         return found
 
@@ -425,7 +430,7 @@ class DirectiveWriter:
                 continue
             if text := getattr(scheduler, f"{key}_directive", ""):
                 line = placeholders.expand(text, {key: value})
-                yield Directive(line, self.spec.position(key), by_user=True)
+                yield Directive(line, partial(self.spec.position, key), by_user=True)
             else:
                 message = f"{scheduler.name} has no directive for `{key}`"
                 self.diagnostics.profile_error(message, key)

@@ -6,7 +6,7 @@ scheduler enforces the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config.site import Queue, Site
@@ -106,6 +106,11 @@ def broken_limit(queue: Queue, job: Job) -> Limit | None:
     return next((limit for limit in LIMITS if limit.is_broken(queue, job)), None)
 
 
+def limit_texts(queue: Queue, job: Job) -> list[str]:
+    """Return the limits of a queue that `gpujobs plan` shows, each with the number of ``job``."""
+    return [text for limit in LIMITS if (text := limit.text(queue, job))]
+
+
 # -- the limits of all jobs of one user ------------------------------------------------------------
 @dataclass(frozen=True)
 class QueuedJobs:
@@ -158,28 +163,25 @@ class JobLimit:
 
 def job_limits(
     site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs] = ()
-) -> tuple[JobLimit, ...]:
+) -> list[JobLimit]:
     """Return the limits of jobs with ``gpus`` GPUs each in the queue ``queue_key`` of the site.
 
     ``others``: the cluster's jobs of other groups and the head's own. Each limit counts those to
     which it applies: entries of the same `name` are one queue of the batch scheduler.
     """
-    return tuple(_limits(site, queue_key, gpus, others))
-
-
-def _limits(
-    site: Site, queue_key: str, gpus: int, others: Sequence[QueuedJobs]
-) -> Iterator[JobLimit]:
+    limits = []
     queue, name = site.queues[queue_key], site.queue_name(queue_key)
     jobs_here, gpus_here = _total(other for other in others if _is_in(site, other, name))
     if queue.max_jobs:
-        yield JobLimit(queue.max_jobs, ("queues", queue_key, "max_jobs"), jobs_here)
+        place = ("queues", queue_key, "max_jobs")
+        limits.append(JobLimit(queue.max_jobs, place, jobs_here))
     if queue.max_gpus_per_user and gpus:
         place = ("queues", queue_key, "max_gpus_per_user")
-        yield JobLimit(queue.max_gpus_per_user, place, gpus_here, gpus)
+        limits.append(JobLimit(queue.max_gpus_per_user, place, gpus_here, gpus))
     if site.max_queued_jobs:
         jobs, _ = _total(others)
-        yield JobLimit(site.max_queued_jobs, ("max_queued_jobs",), jobs)
+        limits.append(JobLimit(site.max_queued_jobs, ("max_queued_jobs",), jobs))
+    return limits
 
 
 def _total(several: Iterable[QueuedJobs]) -> tuple[int, int]:

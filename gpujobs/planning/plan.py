@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..config.document import Document
 from ..config.model import MOST
@@ -313,7 +314,7 @@ class Plan:
         named = (group for group in self.groups if group.group)
         return {g.group: g.profile.start_workers for g in named if g.profile.start_workers}
 
-    @property
+    @cached_property
     def all_jobs(self) -> tuple[JobGroup, ...]:
         """All groups of jobs, the head's own first."""
         if self.head:

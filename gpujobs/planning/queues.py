@@ -224,10 +224,11 @@ class SameRequests:
         """Return the GPUs for which the directives are the same."""
         if self.scheduler.on_this_machine or not self.shape.gpus:
             return []
-        own = self._request(self.queue_key, self.spec.profile.gpu_type, self.shape)
+        others = [*self._other_types(), *self._other_nodes()]
+        own = others and self._request(self.queue_key, self.spec.profile.gpu_type, self.shape)
         return [
             other
-            for other, shape in (*self._other_types(), *self._other_nodes())
+            for other, shape in others
             if self._request(other.queue_key, other.gpu_type or None, shape) == own
         ]
 
@@ -409,36 +410,36 @@ class QueueChooser:
         if self.machine:
             queue = self.machine.complete(queue)
         self._check_layout(queue)
-        shape = self._gpu_shape(key, queue, gpus) if gpus else self._cpu_shape(key, queue, count)
+        spec = self.spec.in_queue(key)
+        shape = self._shape_in(spec, queue, gpus, count)
         limits = job_limits(self.site, key, shape.gpus, self.others)
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
         self._note_any_type(key, queue, shape)
         self._note_more_than_there_is(queue, shape)
-        self._note_not_requested(key, shape)
+        self._note_not_requested(spec, shape)
         return shape
 
-    def _gpu_shape(self, key: str, queue: Queue, gpus: int) -> JobShape:
-        if self.smallest:
-            gpus = smallest_job(queue, self.spec.profile.workers.gpus_per_worker)
-        return self._fit(key, queue, gpus=True).gpu_shape(gpus)
-
-    def _fit(self, key: str, queue: Queue, *, gpus: bool) -> QueueFit:
-        spec = self.spec.in_queue(key)
-
-        def texts(nodes: int) -> tuple[str, ...]:
-            return request_texts(spec.site.site, self.layout.scheduler, gpus=gpus, nodes=nodes)
-
-        layout = replace(self.layout, profile=spec.profile)
-        return QueueFit(layout, queue, texts(1), texts(2), self.within_max_gpus)
-
-    def _cpu_shape(self, key: str, queue: Queue, count: int) -> JobShape:
+    def _shape_in(self, spec: ClusterSpec, queue: Queue, gpus: int, count: int) -> JobShape:
+        """Return the shape of jobs with the values of ``spec`` in its queue."""
+        site, scheduler = spec.site.site, self.layout.scheduler
+        fit = QueueFit(
+            replace(self.layout, profile=spec.profile),
+            queue,
+            request_texts(site, scheduler, gpus=bool(gpus)),
+            request_texts(site, scheduler, gpus=bool(gpus), nodes=2),
+            self.within_max_gpus,
+        )
+        if gpus and self.smallest:
+            gpus = smallest_job(queue, spec.profile.workers.gpus_per_worker)
+        if gpus:
+            return fit.gpu_shape(gpus)
         if "auto" in self.wanted and queue.gpus_per_node and not self.machine:
             message = "it has GPUs, which CPU workers would not use"
-            hint = f"`queue: {key}` runs CPU workers there anyway"
+            hint = f"`queue: {spec.queue_key}` runs CPU workers there anyway"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
-        return self._fit(key, queue, gpus=False).cpu_shape(count)
+        return fit.cpu_shape(count)
 
     def _note_more_than_there_is(self, queue: Queue, shape: JobShape) -> None:
         """Note GPUs that the queue does not have; jobs of more nodes can never start."""
@@ -480,13 +481,13 @@ class QueueChooser:
                 "`gpu_type` chooses one"
             )
 
-    def _note_not_requested(self, key: str, shape: JobShape) -> None:
+    def _note_not_requested(self, spec: ClusterSpec, shape: JobShape) -> None:
         """Note numbers of one job that no line of the site passes to the batch scheduler."""
-        profile, scheduler = self.spec.profile, self.layout.scheduler
-        if scheduler.on_this_machine or self.site.queues[key].exclusive:
+        profile, scheduler = spec.profile, self.layout.scheduler
+        if scheduler.on_this_machine or self.site.queues[spec.queue_key].exclusive:
             return
         gpus, nodes = bool(shape.gpus), shape.nodes
-        texts = request_texts(self.site.in_queue(key), scheduler, gpus=gpus, nodes=nodes)
+        texts = request_texts(spec.site.site, scheduler, gpus=gpus, nodes=nodes)
         names = " ".join(placeholders.names(" ".join(texts)))
         for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
             if getattr(profile, name) is not None and resource not in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..config import placeholders
 from ..config.profile import Profile
@@ -253,12 +254,12 @@ class JobGroup:
     account: str = ""
     """"" if the profile names none, or the site has none."""
 
-    @property
+    @cached_property
     def n_workers(self) -> int:
         """Number of workers of all jobs."""
         return self.shape.jobs * self.shape.workers
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Number of GPUs of all jobs."""
         return self.shape.jobs * self.shape.gpus
@@ -332,11 +333,13 @@ class MemoryRequest:
 
     def at_most(self, n_bytes: int) -> int:
         """Return ``n_bytes`` rounded down; unchanged if it is less than one unit."""
-        return n_bytes // self._step * self._step or n_bytes
+        step = self._step
+        return n_bytes // step * step or n_bytes
 
     def at_least(self, n_bytes: int) -> int:
         """Return ``n_bytes`` rounded up."""
-        return -(-n_bytes // self._step) * self._step
+        step = self._step
+        return -(-n_bytes // step) * step
 
     @property
     def _step(self) -> int:
@@ -347,12 +350,8 @@ class MemoryRequest:
             "memory_per_cpu": self.cpus,
             "memory_per_gpu": self.gpus,
         }
-        steps = (
-            unit * (parts[name] or 1)
-            for text in self.texts
-            for name, unit in placeholders.memory_units(text)
-        )
-        return math.lcm(*steps)
+        units = placeholders.memory_units(" ".join(self.texts))
+        return math.lcm(*[unit * (parts[name] or 1) for name, unit in units])
 
 
 def worker_share(memory: int, workers: int) -> int:
