@@ -15,7 +15,6 @@ from ..injob.names import HEAD, WorkerSize
 from ..planning.containers import Container
 from ..planning.limits import Job, job_limits, limit_texts
 from ..planning.plan import JobGroup, Plan
-from ..planning.render import notes
 from ..planning.workeroptions import DEVICE_MEMORY_LIMIT, with_shares
 from ..text import (
     alternatives,
@@ -86,6 +85,10 @@ def _amount(value: str, total: int | None) -> str:
 SHOWN_NAMES = 8
 """Names of workers that are printed; of more, the first four and the last."""
 
+_ISOLATION = (
+    "over ucxx, the rate between two jobs on a node depends on whether the site isolates the GPUs "
+    "of jobs from each other; it is measured in the job, and `gpujobs status` shows it"
+)
 _PROTOCOLS = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
 _WORKER_CLASSES = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}
 
@@ -110,7 +113,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     stated = [row for row in rows if all(row)]
     width = max(len(name) for name, _ in stated)
     lines = [f"{name:<{width}}  {value}" for name, value in stated]
-    lines += [f"note: {note}" for note in notes(plan)]
+    lines += [f"note: {note}" for note in _notes(plan)]
     return "\n".join(lines)
 
 
@@ -146,7 +149,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "python": plan.groups[0].python,
         "run": list(plan.profile.run),
         "start_workers": plan.start_workers,
-        "notes": notes(plan),
+        "notes": _notes(plan),
     }
 
 
@@ -360,3 +363,19 @@ def _limits_of_user(plan: Plan, jobs: JobGroup) -> Iterator[str]:
         if limit.of_queue:
             counted = "GPUs of one user" if limit.gpus else "jobs"
             yield f"{counted} {limit.counted(jobs.shape.jobs)} <= {limit.limit}"
+
+
+def _notes(plan: Plan) -> list[str]:
+    """Return the notes of the plan, and one if rates between its jobs depend on the isolation."""
+    several = plan.jobs_with_workers > 1 and any(_shares_nodes(plan, jobs) for jobs in plan.groups)
+    if several and "ucxx" in plan.transport.protocols:
+        return [*plan.notes, _ISOLATION]
+    return list(plan.notes)
+
+
+def _shares_nodes(plan: Plan, jobs: JobGroup) -> bool:
+    """Return whether other jobs may have GPUs of the same nodes."""
+    queue = plan.site.queues[jobs.queue_key]
+    if plan.scheduler.on_this_machine or queue.exclusive or not jobs.shape.gpus:
+        return False
+    return jobs.shape.gpus_per_node < (queue.gpus_per_node or 0)

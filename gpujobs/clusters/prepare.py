@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import errors
 from ..config.document import Document, Loc
@@ -18,9 +19,11 @@ from ..config.sitefiles import cluster_name
 from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
 from ..planning.plan import Machine, Plan, make_plan
-from ..planning.render import Script, render
 from ..schedulers import get_scheduler
 from ..text import did_you_mean, matches, measured_size_text
+
+if TYPE_CHECKING:
+    from ..planning.render import Script
 
 LEAST_SPACE, LEAST_FILES = 2**30, 10_000
 """Free bytes and inodes below which a file system, or a quota, is nearly full."""
@@ -76,6 +79,8 @@ def scripts_of(
     spec: ClusterSpec, plan: Plan, cluster_id: str, limit: int | None = None
 ) -> list[Script]:
     """Return the scripts of a cluster; ``limit`` is the largest size of an array."""
+    from ..planning.render import render  # `plan` needs no templates
+
     return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
 
 
