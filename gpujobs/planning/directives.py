@@ -63,17 +63,14 @@ class DirectiveChecker:
         except ValueError as error:
             self._report(directive, f" is no directive: {error}")
             return
+        find = self.scheduler.clash if directive.by_user else self.scheduler.repeated
         if refused := self.scheduler.refusal(directive.text):
             self._report(directive, f" is refused: {self.scheduler.refused[refused]}")
-        elif clash := self._clash(directive):
+        elif clash := find(directive.text, self._writers):
             first = self._writers[clash]
             self._report(directive, f": {clash} is written by {first.writer}", first.position)
         for option in options:
             self._writers.setdefault(option, directive)
-
-    def _clash(self, directive: Directive) -> str:
-        find = self.scheduler.clash if directive.by_user else self.scheduler.repeated
-        return find(directive.text, self._writers)
 
     def _report(self, directive: Directive, message: str, related: Position | None = None) -> None:
         text = f"`{directive.text}`{message}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -20,60 +19,6 @@ from .bash import Diagnostics, with_variables
 from .containers import runtime_of, scratch_word
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
-
-
-# -- the contract of a layout: how workers are divided into jobs, named and started ----------------
-@dataclass(frozen=True)
-class Layout(ABC):
-    """How the workers of a cluster are divided into jobs, named and started."""
-
-    profile: Profile
-    site: Site
-    scheduler: Scheduler
-
-    name: ClassVar[str]
-    elastic: ClassVar[bool]
-    """Whether equal jobs come and go on any nodes (see `ClusterRecord.elastic`)."""
-
-    @property
-    def setup(self) -> str:
-        """Bash text that runs before the workers start."""
-        return ""
-
-    @abstractmethod
-    def check(self, diagnostics: Diagnostics) -> None:
-        """Report keys of the profile that contradict the layout."""
-
-    @abstractmethod
-    def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
-        """Return GPUs and nodes of one job, for ``gpus`` GPUs in all.
-
-        ``most`` limits the GPUs of a job if the profile does not state them. Raises QueueMismatch.
-        """
-
-    @abstractmethod
-    def default_start_workers(self, n_workers: int) -> int:
-        """Return `start_workers` of a profile that does not set it, for ``n_workers`` in all."""
-
-    @abstractmethod
-    def supervisor_options(self, shape: JobShape) -> list[str]:
-        """Return the options of a job's supervisor for workers of this layout."""
-
-    @abstractmethod
-    def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
-        """Return the words of the command that starts a job's workers, as bash."""
-
-    @abstractmethod
-    def head_text(self, shape: JobShape, own_head: bool) -> str:
-        """Return where the dask scheduler runs, for people."""
-
-    def hint(self, limit: str, queue: Queue) -> str:
-        """Return the cure for jobs that break ``limit`` of the queue, if there is one."""
-        return ""
-
-    def working_ranks(self, shape: JobShape) -> int:
-        """Return the number of nodes or MPI ranks that a launcher starts for workers; else 0."""
-        return 0
 
 
 def report_run_on(diagnostics: Diagnostics) -> None:
@@ -99,13 +44,28 @@ PRELOAD_OPTION = f"--preload={PRELOAD}"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 
 
-class WorkersLayout(Layout):
-    """`layout: workers`: equal jobs that start and end independently."""
+@dataclass(frozen=True)
+class Layout:
+    """How the workers of a cluster are divided into jobs, named and started.
 
-    name = "workers"
-    elastic = True
+    This class is `layout: workers`: equal jobs that start and end independently.
+    """
+
+    profile: Profile
+    site: Site
+    scheduler: Scheduler
+
+    name: ClassVar[str] = "workers"
+    elastic: ClassVar[bool] = True
+    """Whether equal jobs come and go on any nodes (see `ClusterRecord.elastic`)."""
+
+    @property
+    def setup(self) -> str:
+        """Bash text that runs before the workers start."""
+        return ""
 
     def check(self, diagnostics: Diagnostics) -> None:
+        """Report keys of the profile that contradict the layout."""
         self._check_run(diagnostics)
         if self.profile.keep_going and self.name != "allocation":
             diagnostics.profile_error("`keep_going` needs `layout: allocation`", "keep_going")
@@ -115,7 +75,10 @@ class WorkersLayout(Layout):
             report_run_on(diagnostics)
 
     def divide(self, gpus: int, queue: Queue, most: int | None) -> tuple[int, int]:
-        """Return the profile's `gpus_per_job`, else as many as divide evenly, on one node."""
+        """Return GPUs and nodes of one job, for ``gpus`` GPUs in all.
+
+        ``most`` limits the GPUs of a job if the profile does not state them. Raises QueueMismatch.
+        """
         per_job = self.profile.gpus_per_job or self._default_gpus_per_job(gpus, queue, most)
         if queue.exclusive:
             check_whole_nodes(gpus, queue, "it gives whole nodes")
@@ -148,19 +111,26 @@ class WorkersLayout(Layout):
             raise QueueMismatch("gpus_per_job", message, hint=f"gpus: {fewer} or {more}")
 
     def hint(self, limit: str, queue: Queue) -> str:
+        """Return the cure for jobs that break ``limit`` of the queue, if there is one."""
         if limit == "max_gpus":
             return f"gpus_per_job: {queue.max_gpus}"
         return "layout: mpi asks for all nodes in one job" if limit == "min_nodes" else ""
 
     def default_start_workers(self, n_workers: int) -> int:
+        """Return `start_workers` of a profile that does not set it, for ``n_workers`` in all."""
         return 1
 
+    def working_ranks(self, shape: JobShape) -> int:
+        """Return the number of nodes or MPI ranks that a launcher starts for workers; else 0."""
+        return 0
+
     def supervisor_options(self, shape: JobShape) -> list[str]:
-        """Return ``--each-gpu`` for plain workers: one process for each GPU."""
+        """Return the options of a job's supervisor: plain workers are one process for each GPU."""
         each = ["--each-gpu"] if self.profile.workers.worker_class == "nanny" else []
         return [*each, *workeroptions.size_options(self.profile.workers)]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
+        """Return the words of the command that starts a job's workers, as bash."""
         workers, gpus = self.profile.workers, jobs.shape.gpus
         cuda = gpus and workers.worker_class == "cuda"
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
@@ -178,12 +148,13 @@ class WorkersLayout(Layout):
         ]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
+        """Return where the dask scheduler runs, for people."""
         if own_head:
             return "in a job of its own"
         return "in the job that starts first"
 
 
-class AllocationLayout(WorkersLayout):
+class AllocationLayout(Layout):
     """`layout: allocation`: one job, with a supervisor of workers on each of its nodes."""
 
     name = "allocation"
@@ -424,6 +395,6 @@ def layout_of(profile: Profile, site: Site, scheduler: Scheduler) -> Layout:
 
 
 LAYOUTS: dict[str, type[Layout]] = {
-    layout.name: layout for layout in (WorkersLayout, AllocationLayout, MpiLayout)
+    layout.name: layout for layout in (Layout, AllocationLayout, MpiLayout)
 }
 """By the profile's `layout`."""

@@ -212,7 +212,7 @@ def check_profile(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
         message = f"{scheduler.name} does not allow a job name like {name!r}: {rule}"
         diagnostics.profile_error(message, "name", hint="name: …")
     _check_groups(diagnostics)
-    if not scheduler.on_this_machine:
+    if diagnostics.spec.site.site.commands and not scheduler.on_this_machine:
         _check_commands(diagnostics, scheduler)
 
 
