@@ -19,7 +19,6 @@ from .containers import Container
 from .shape import JobShape, Place, Values, resource_values
 
 
-# -- checks directives: each by itself, and all of one job against each other ----------------------
 @dataclass(frozen=True)
 class Directive:
     """One directive of a job, without its prefix."""
@@ -41,40 +40,6 @@ class Directive:
     def position(self) -> Position | None:
         """Its position in the site file or the profile."""
         return self.find_position and self.find_position()
-
-
-class DirectiveChecker:
-    """Checks the directives of one job, in the order of the script.
-
-    A batch scheduler does not report an option that occurs twice: it takes the last one, which may
-    replace the request for GPUs.
-    """
-
-    def __init__(self, diagnostics: Diagnostics, scheduler: Scheduler) -> None:
-        self.diagnostics, self.scheduler = diagnostics, scheduler
-        own = Directive("")
-        self._writers: dict[str, Directive] = dict.fromkeys(scheduler.managed, own)
-        """The first directive that sets an option."""
-
-    def add(self, directive: Directive) -> None:
-        """Report why ``directive`` is not allowed, and remember its options for later ones."""
-        try:
-            options = self.scheduler.options(directive.text)
-        except ValueError as error:
-            self._report(directive, f" is no directive: {error}")
-            return
-        find = self.scheduler.clash if directive.by_user else self.scheduler.repeated
-        if refused := self.scheduler.refusal(directive.text):
-            self._report(directive, f" is refused: {self.scheduler.refused[refused]}")
-        elif clash := find(directive.text, self._writers):
-            first = self._writers[clash]
-            self._report(directive, f": {clash} is written by {first.writer}", first.position)
-        for option in options:
-            self._writers.setdefault(option, directive)
-
-    def _report(self, directive: Directive, message: str, related: Position | None = None) -> None:
-        text = f"`{directive.text}`{message}"
-        self.diagnostics.add(Problem(text, directive.position, related=related))
 
 
 # -- the lines of a site that request resources ----------------------------------------------------
@@ -128,10 +93,35 @@ class DirectiveWriter:
 
     def lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix. Reports those that are not allowed."""
-        checker = DirectiveChecker(self.diagnostics, self.scheduler)
+        writers = dict.fromkeys(self.scheduler.managed, Directive(""))
         for directive in (*self._of_site, *self._arguments, *self._of_profile):
-            checker.add(directive)
+            self._check(directive, writers)
         return self.unchecked_lines()
+
+    def _check(self, directive: Directive, writers: dict[str, Directive]) -> None:
+        """Report why ``directive`` is not allowed, and add it to the ``writers`` of its options.
+
+        A batch scheduler does not report an option that occurs twice: it takes the last one, which
+        may replace the request for GPUs. ``writers``: the first directive that sets each option.
+        """
+        scheduler = self.scheduler
+        try:
+            options = scheduler.options(directive.text)
+        except ValueError as error:
+            self._report(directive, f" is no directive: {error}")
+            return
+        find = scheduler.clash if directive.by_user else scheduler.repeated
+        if refused := scheduler.refusal(directive.text):
+            self._report(directive, f" is refused: {scheduler.refused[refused]}")
+        elif clash := find(directive.text, writers):
+            first = writers[clash]
+            self._report(directive, f": {clash} is written by {first.writer}", first.position)
+        for option in options:
+            writers.setdefault(option, directive)
+
+    def _report(self, directive: Directive, message: str, related: Position | None = None) -> None:
+        text = f"`{directive.text}`{message}"
+        self.diagnostics.add(Problem(text, directive.position, related=related))
 
     def unchecked_lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix."""

@@ -28,7 +28,7 @@ from .directives import DirectiveWriter, request_texts
 from .layouts import Layout, layout_of
 from .lifetime import Lifetime, plan_lifetime
 from .limits import QueuedJobs
-from .queues import QueueChooser, SameRequests, report_same_requests
+from .queues import QueueChooser, report_same_requests
 from .shape import (
     JobGroup,
     JobShape,
@@ -162,8 +162,7 @@ class GroupPlanner:
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()
-            same = SameRequests(self.diagnostics.spec, scheduler, key, shape, walltime)
-            report_same_requests(self.diagnostics, same)
+            report_same_requests(self.diagnostics, scheduler, key, shape, walltime)
         python, container, staging = self._software(diagnostics)
         return JobGroup(
             group=name,

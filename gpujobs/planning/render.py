@@ -224,35 +224,27 @@ def render(
 
     Those of the first attempt come first, and in each attempt those of the head.
     """
-    return [
-        script
-        for attempt in range(1, plan.lifetime.attempts + 1)
-        for script in _render_attempt(plan, cluster_id, attempt, limit, site_folder)
-    ]
-
-
-def _render_attempt(
-    plan: Plan, cluster_id: str, attempt: int, limit: int | None, site_folder: Path | None
-) -> list[Script]:
-    scripts = []
-    first, devices = (attempt - 1) * sum(jobs.shape.jobs for jobs in plan.all_jobs), plan.devices
-    number_of_head = first + plan.jobs_with_workers
-    for jobs in plan.all_jobs:
-        scripts += render_jobs(
-            plan,
-            cluster_id,
-            jobs,
-            roles_of(plan, jobs),
-            # Jobs with workers come first, the number of the head's own job follows.
-            first=number_of_head if jobs is plan.head else first,
-            count=jobs.shape.jobs,
-            limit=limit,
-            site_folder=site_folder,
-            devices=devices,
-            attempt=attempt,
-        )
-        if jobs is not plan.head:
-            first, devices = first + jobs.shape.jobs, devices[jobs.gpus :]
+    scripts: list[Script] = []
+    first = 0
+    for attempt in range(1, plan.lifetime.attempts + 1):
+        devices, number_of_head = plan.devices, first + plan.jobs_with_workers
+        for jobs in plan.all_jobs:
+            scripts += render_jobs(
+                plan,
+                cluster_id,
+                jobs,
+                roles_of(plan, jobs),
+                # Jobs with workers come first, the number of the head's own job follows.
+                first=number_of_head if jobs is plan.head else first,
+                count=jobs.shape.jobs,
+                limit=limit,
+                site_folder=site_folder,
+                devices=devices,
+                attempt=attempt,
+            )
+            if jobs is not plan.head:
+                first, devices = first + jobs.shape.jobs, devices[jobs.gpus :]
+        first = number_of_head + bool(plan.head)
     return scripts
 
 

@@ -19,7 +19,7 @@ from ..schedulers import get_scheduler
 from .directives import request_texts
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
-from .queues import HINT, SameRequests, same_requests_text, smallest_job
+from .queues import HINT, same_requests, same_requests_text, smallest_job
 from .render import Script, render
 from .shape import Machine
 
@@ -324,8 +324,8 @@ def _same_requests(
         return
     spec = _spec(site_file, replace(trial, queues=tuple(site_file.site.queues)), profile)
     for group in plan.groups:
-        same = SameRequests(spec, plan.scheduler, trial.queue, group.shape, group.walltime)
-        if others := same.others():
+        others = same_requests(spec, plan.scheduler, trial.queue, group.shape, group.walltime)
+        if others:
             message = same_requests_text(trial.queue, others)
             yield Problem(message, site_file.document.key_position(trial.place), hint=HINT)
 
