@@ -117,9 +117,9 @@ class GroupPlanner:
         Raises InputError if no queue fits; reports other problems.
         """
         self._software(self.diagnostics)  # its problems are reported even if no queue fits
-        demand, per_job = find_demand(self.diagnostics, machine), self.profile.gpus_per_job
-        if elastic and per_job and "gpus" not in self.profile.given:
-            demand = replace(demand, gpus=per_job)  # one job, for its shape
+        gpus, cpu_workers = find_demand(self.diagnostics, machine)
+        if elastic and self.profile.gpus_per_job and "gpus" not in self.profile.given:
+            gpus = self.profile.gpus_per_job  # one job, for its shape
         asked = {"gpus", "gpus_per_job"} & self.profile.given
         chooser = QueueChooser(
             self.diagnostics,
@@ -128,11 +128,11 @@ class GroupPlanner:
             others=others,
             smallest=elastic and not asked,
         )
-        key, shape = chooser.choose(demand.gpus, demand.cpu_workers)
+        key, shape = chooser.choose(gpus, cpu_workers)
         of_machine = machine.gpu_memory if machine else None
         gpu_memory = self.site.queues[key].gpu_memory or of_machine
         workeroptions.check(self.diagnostics, shape, gpu_memory)
-        keys = chooser.equal_queues(key, shape, demand.gpus, demand.cpu_workers)
+        keys = chooser.equal_queues(key, shape, gpus, cpu_workers)
         return self._jobs(
             name, key, shape, queues=[*dict.fromkeys(map(self.site.queue_name, keys))]
         )

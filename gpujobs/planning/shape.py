@@ -72,16 +72,10 @@ MOST_AUTO_CPU_WORKERS = 4
 """CPU workers for `gpus: auto` on a machine without free GPUs."""
 
 
-@dataclass(frozen=True)
-class Demand:
-    """``gpus`` GPUs with workers; if it is 0, ``cpu_workers`` CPU workers."""
+def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> tuple[int, int]:
+    """Return the GPUs that the profile asks for; if they are 0, the CPU workers, as the second one.
 
-    gpus: int
-    cpu_workers: int
-
-
-def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
-    """Return the demand of the profile; ``machine`` is this machine if the site is local.
+    ``machine`` is this machine if the site is local.
 
     Raises InputError if it cannot be determined, or if this machine has too few free GPUs.
     """
@@ -101,26 +95,26 @@ def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
     _check_whole(diagnostics, "gpus", gpus)
     if machine:
         _check_free(diagnostics, machine, gpus)
-    return Demand(gpus, count or 1)
+    return gpus, count or 1
 
 
-def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> Demand:
+def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> tuple[int, int]:
     profile = diagnostics.spec.profile
     workers = profile.workers
     if machine is None:
         message = "`gpus: auto` is for the local site; give the number of GPUs"
         diagnostics.profile_error(message, "gpus")
         diagnostics.raise_problems()
-        return Demand(0, 0)  # not reached
+        return 0, 0  # not reached
     free = len(machine.gpus)
     if free:
-        return Demand(_whole_workers(diagnostics, free), 0)
+        return _whole_workers(diagnostics, free), 0
     _check_size_of_cpu_workers(diagnostics)
     reason = "all GPUs are in use" if machine.busy else "no NVIDIA GPU on this machine"
     diagnostics.note(f"gpus: auto: {reason}, so CPU workers")
     cpus = profile.cpus_per_job or workers.threads
     most = max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // cpus))
-    return Demand(0, workers.count or most)
+    return 0, workers.count or most
 
 
 def _whole_workers(diagnostics: Diagnostics, free: int) -> int:

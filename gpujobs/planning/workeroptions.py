@@ -6,9 +6,8 @@ JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from ..config.profile import Profile, Workers
 from ..injob.names import LOOPBACK
@@ -60,14 +59,12 @@ def words(workers: Workers, gpus: bool) -> list[str]:
     """Return the options as words of a command line, not quoted; ``gpus``: it is a GPU worker."""
     workers = with_shares(workers)
     names = _given(workers, CUDA if gpus else _ALSO_PLAIN)
-    cuda = [_cuda_option(name, getattr(workers, name)) for name in names]
-    others = [
-        word for name, value in workers.options.items() for word in _other_option(name, value)
-    ]
+    values = [*((name, getattr(workers, name)) for name in names), *workers.options.items()]
+    others = [word for name, value in values for word in _words(name, value)]
     own = [f"--dashboard-address={HTTP_ADDRESS}"]
     if text := resources(workers, gpus):
         own.append(f"--resources={text}")
-    return [*own, *cuda, *others, *(f"--preload={name}" for name in workers.preload)]
+    return [*own, *others, *(f"--preload={name}" for name in workers.preload)]
 
 
 def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
@@ -165,47 +162,22 @@ def check(diagnostics: Diagnostics, shape: JobShape, gpu_memory: int | None) -> 
     _check_known(diagnostics, gpus)
     _check_ports(diagnostics, shape)
     _check_pool(diagnostics, gpu_memory)
-    for conflict in _CONFLICTS:
-        if conflict.found(workers):
-            message = f"`workers.{conflict.option}`: {conflict.message}"
-            diagnostics.profile_error(message, "workers", conflict.option)
+    for option, why in _conflicts(workers):
+        diagnostics.profile_error(f"`workers.{option}`: {why}", "workers", option)
 
 
-class _Conflict(NamedTuple):
-    option: str
-    message: str
-    found: Callable[[Workers], object]
-
-
-_CONFLICTS = (
-    _Conflict(
-        "rmm_managed_memory",
-        "NVLink does not work with managed memory",
-        lambda workers: workers.enable_nvlink and workers.rmm_managed_memory,
-    ),
-    _Conflict(
-        "rmm_async",
-        "rmm_async excludes rmm_managed_memory",
-        lambda workers: workers.rmm_async and workers.rmm_managed_memory,
-    ),
-    _Conflict(
-        "rmm_release_threshold",
-        "needs `rmm_async: true`",
-        lambda workers: workers.rmm_release_threshold and not workers.rmm_async,
-    ),
-    _Conflict(
-        "rmm_maximum_pool_size",
-        "needs `rmm_pool_size`",
-        lambda workers: (
-            workers.rmm_maximum_pool_size and not (workers.rmm_pool_size or workers.rmm_async)
-        ),
-    ),
-    _Conflict(
-        "enable_rdmacm",
-        "needs InfiniBand",
-        lambda workers: workers.enable_rdmacm and workers.enable_infiniband is False,
-    ),
-)
+def _conflicts(workers: Workers) -> Iterator[tuple[str, str]]:
+    """Yield the options that cannot be met together with others, and why."""
+    if workers.enable_nvlink and workers.rmm_managed_memory:
+        yield "rmm_managed_memory", "NVLink does not work with managed memory"
+    if workers.rmm_async and workers.rmm_managed_memory:
+        yield "rmm_async", "rmm_async excludes rmm_managed_memory"
+    if workers.rmm_release_threshold and not workers.rmm_async:
+        yield "rmm_release_threshold", "needs `rmm_async: true`"
+    if workers.rmm_maximum_pool_size and not (workers.rmm_pool_size or workers.rmm_async):
+        yield "rmm_maximum_pool_size", "needs `rmm_pool_size`"
+    if workers.enable_rdmacm and workers.enable_infiniband is False:
+        yield "enable_rdmacm", "needs InfiniBand"
 
 
 def _check_plain(diagnostics: Diagnostics, kind: str) -> None:
@@ -294,24 +266,15 @@ def _n_bytes(text: str | None, gpu_memory: int | None) -> float:
     return float(text) * (gpu_memory or 0) if "." in text else int(text)
 
 
-def _cuda_option(name: str, value: object) -> str:
+def _words(name: str, value: object) -> list[str]:
+    """Return an option as words; one whose value is a list is repeated."""
     option = _option(name)
-    if value is False and name.startswith("enable"):
-        return option.replace("enable", "disable", 1)
+    if value is False and name in CUDA and name.startswith("enable"):
+        return [option.replace("enable", "disable", 1)]
     if isinstance(value, bool):
-        return option if value else option.replace("--", "--no-", 1)
-    return f"{option}={_text(value)}"
-
-
-def _other_option(name: str, value: object) -> Iterator[str]:
-    option = _option(name)
-    if value is True:
-        yield option
-    elif value is False:
-        yield option.replace("--", "--no-", 1)
-    else:
-        items = value if isinstance(value, list) else [value]
-        yield from (f"{option}={_text(item)}" for item in items)
+        return [option if value else option.replace("--", "--no-", 1)]
+    items = value if isinstance(value, list) else [value]
+    return [f"{option}={_text(item)}" for item in items]
 
 
 def _option(name: str) -> str:
