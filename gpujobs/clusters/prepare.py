@@ -166,8 +166,7 @@ def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
     run = plan.profile.run
     if not run:
         return
-    if Path(run[0]).name not in _SHELLS:
-        yield from _shell_notes(run)
+    yield from _shell_notes(run)
     workdir = Path(plan.workdir)
     script = script_of(run)
     if script and not (workdir / script).exists():
@@ -204,6 +203,8 @@ def _start_notes(script: str, workdir: Path) -> Iterator[str]:
 
 
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
+    if Path(run[0]).name in _SHELLS:
+        return
     for word in run:
         if _SHELL_WORD.fullmatch(word) or _VARIABLE.search(word):
             yield (

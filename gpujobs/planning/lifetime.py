@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..injob.demand import RULES
@@ -30,11 +30,10 @@ class Lifetime:
 def plan_lifetime(
     diagnostics: Diagnostics,
     scheduler: Scheduler,
-    groups: Iterable[JobGroup | None],
+    planned: Sequence[JobGroup],
     owned: bool,
 ) -> Lifetime:
     """Return the lifetime of a cluster of these jobs; ``owned``: by a Python process."""
-    planned = [group for group in groups if group]
     jobs = sum(group.shape.jobs for group in planned)
     walltime = max((group.walltime or 0 for group in planned), default=0)
     if owned:

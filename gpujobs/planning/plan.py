@@ -401,7 +401,8 @@ class _Planner:
         start_workers = self._start_workers(groups)
         transport = choose_transport(self.diagnostics, groups, head)
         check_ports(self.diagnostics, groups)
-        lifetime = plan_lifetime(self.diagnostics, self.scheduler, (head, *groups), self.owned)
+        planned = [*filter(None, (head, *groups))]
+        lifetime = plan_lifetime(self.diagnostics, self.scheduler, planned, self.owned)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()

@@ -422,9 +422,9 @@ class QueueChooser:
             request_texts(site, scheduler, gpus=bool(gpus), nodes=2),
             self.within_max_gpus,
         )
-        if gpus and self.smallest:
-            gpus = smallest_job(queue, spec.profile.workers.gpus_per_worker)
         if gpus:
+            if self.smallest:
+                gpus = smallest_job(queue, spec.profile.workers.gpus_per_worker)
             return fit.gpu_shape(gpus)
         if "auto" in self.wanted and queue.gpus_per_node and not self.machine:
             message = "it has GPUs, which CPU workers would not use"

@@ -64,7 +64,7 @@ def words(workers: Workers, gpus: bool) -> list[str]:
     own = [f"--dashboard-address={HTTP_ADDRESS}"]
     if text := resources(workers, gpus):
         own.append(f"--resources={text}")
-    return [*own, *others, *(f"--preload={name}" for name in workers.preload)]
+    return [*own, *others, *_words("preload", list(workers.preload))]
 
 
 def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
