@@ -477,8 +477,8 @@ class QueueChooser:
         profile, scheduler = spec.profile, self.layout.scheduler
         if scheduler.on_this_machine or self.site.queues[spec.queue_key].exclusive:
             return
-        gpus, nodes = bool(shape.gpus), shape.nodes
-        texts = request_texts(spec.site.site, scheduler, gpus=gpus, nodes=nodes)
+        site, gpus = spec.site.site, bool(shape.gpus)
+        texts = request_texts(site, scheduler, gpus=gpus, nodes=shape.nodes)
         names = " ".join(placeholders.names(" ".join(texts)))
         for name, resource in (("cpus_per_job", "cpu"), ("memory_per_job", "memory")):
             if getattr(profile, name) is not None and resource not in names:

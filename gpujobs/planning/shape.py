@@ -90,8 +90,7 @@ def find_demand(diagnostics: Diagnostics, machine: Machine | None) -> tuple[int,
         diagnostics.profile_error(message, "workers", "count", hint="gpus: 0")
     if not gpus:
         _check_size_of_cpu_workers(diagnostics)
-    if profile.gpus_per_job:
-        _check_whole(diagnostics, "gpus_per_job", profile.gpus_per_job)
+    _check_whole(diagnostics, "gpus_per_job", profile.gpus_per_job or 0)
     _check_whole(diagnostics, "gpus", gpus)
     if machine:
         _check_free(diagnostics, machine, gpus)
@@ -392,8 +391,8 @@ def resource_values(site: Site, queue: Queue, shape: JobShape) -> Values:
         of_job = on_node and on_node * shape.nodes
         values[f"{name}_per_node"] = on_node
         values[f"{name}_per_job"] = of_job
-        values[f"{name}_per_cpu"] = of_job // shape.cpus if of_job and shape.cpus else None
-        values[f"{name}_per_gpu"] = of_job // shape.gpus if of_job and shape.gpus else None
+        values[f"{name}_per_cpu"] = _share(of_job, shape.cpus)
+        values[f"{name}_per_gpu"] = _share(of_job, shape.gpus)
     return values
 
 
