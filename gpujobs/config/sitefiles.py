@@ -56,11 +56,12 @@ def resolved(site: Document) -> Document:
         raise InputError(Problem("`like` is a key of a queue, not of `queue_defaults`", position))
     queues = site.section("queues")
     whole = {key: _queue(site, str(key), ()) for key, one in queues.items.items() if one.is_mapping}
-    site = _complete(site)
+    if _appends(site):
+        site = _complete(site)
+        whole = {key: _complete(_extended(queue, site)) for key, queue in whole.items()}
     if not whole:
         return site
-    complete = {key: _complete(_extended(queue, site)) for key, queue in whole.items()}
-    return site.having({**site.items, "queues": queues.having({**queues.items, **complete})})
+    return site.having({**site.items, "queues": queues.having({**queues.items, **whole})})
 
 
 def _queue(site: Document, name: str, upper: tuple[str, ...]) -> Document:
@@ -105,6 +106,11 @@ def _complete(document: Document, key: str | int = "") -> Document:
     if key == "queues" or not document.is_mapping:  # each queue is completed by itself
         return document
     return document.having({step: _complete(one, step) for step, one in document.items.items()})
+
+
+def _appends(document: Document) -> bool:
+    """Return whether a list in the document may extend another one."""
+    return any(loc[-1] == "append" for loc, _ in [*document.parts()])
 
 
 def _appended(document: Document) -> list[Document] | None:
