@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..clusters import cleanup
 from ..clusters.connect import WorkerActivity, read_activities
+from ..clusters.folder import tail
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
-from ..clusters.logs import LogFollower, last_output
+from ..clusters.logs import LogFollower
 from ..clusters.monitor import ClusterMonitor, with_log
 from ..clusters.report import (
     JOB_HEADER,
@@ -341,7 +342,7 @@ def _watched_text(report: ClusterReport) -> str:
             activities = read_activities(report)
         except GpujobsError as error:
             lines = ["", f"{error}; tasks are not known"]
-    if output := last_output(report.record, _OUTPUT_LINES):
+    if output := tail(report.record.path, "run.log", _OUTPUT_LINES):
         lines += last_lines("run", output)
     return "\n".join([status_text(report, activities), *lines])
 

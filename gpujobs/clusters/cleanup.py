@@ -50,7 +50,8 @@ def leftovers(ledger: Ledger) -> Iterator[Leftover]:
     active = [_texts(record) for record in records if not record.finished]
     for path in _sent(records):
         found = _measure(path)
-        if found and time.time() - found.changed > _RECENT and not _is_named(path.name, active):
+        named = any(text is None or path.name in text for text in active)
+        if found and time.time() - found.changed > _RECENT and not named:
             yield found
 
 
@@ -132,10 +133,6 @@ def _walk(folder: Path) -> Iterator[os.stat_result]:
             yield entry.stat(follow_symlinks=False)
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path))
-
-
-def _is_named(name: str, texts: Sequence[str | None]) -> bool:
-    return any(text is None or name in text for text in texts)
 
 
 def _texts(record: ClusterRecord) -> str | None:

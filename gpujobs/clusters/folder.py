@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,16 +228,6 @@ def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> No
     write_atomically(folder / files.AFTER, json.dumps(value))
 
 
-def ask_to_leave(folder: Path, number: int) -> None:
-    """Ask the workers of a running job to transfer their data and exit."""
-    write_atomically(folder / f"leave-{number}", "")
-
-
-def write_job_ids(folder: Path, suffix: str, targets: Iterable[str]) -> None:
-    """Write ids with which the head cancels waiting jobs into ``job-ids`` with this suffix."""
-    write_atomically(folder / f"job-ids{suffix}", "".join(f"{target}\n" for target in targets))
-
-
 # -- read single files -----------------------------------------------------------------------------
 def has_owner(folder: Path) -> bool:
     """Return whether the process that owns the cluster lives."""
@@ -286,9 +276,6 @@ def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
 
 
 # -- read the state of the cluster into typed rows -------------------------------------------------
-# The files in it are documented in `gpujobs.injob`.
-
-
 @dataclass(frozen=True)
 class ExitRecord:
     """How a job ended, written by its bash script."""
@@ -365,15 +352,18 @@ class FolderState:
 
     @property
     def unused_networks(self) -> list[str]:
-        """Fast networks that workers have and that the chosen protocol does not use."""
+        """Fast networks that the chosen protocol does not use, as ``NVLink between 2 GPUs``."""
         if not self.scheme or self.scheme == "ucxx":
             return []
-        return sorted({name for worker in self.workers.values() for name in _fast(worker)})
-
-    def _between(self, network: str) -> str:
-        workers = (worker for worker in self.workers.values() if network in _fast(worker))
-        gpus = len({gpu["uuid"] for worker in workers for gpu in files.all_gpus(worker.get("gpu"))})
-        return f"{network} between {gpus} GPUs" if gpus > 1 else network
+        found: dict[str, set[str]] = {}
+        for worker in self.workers.values():
+            uuids = [str(gpu["uuid"]) for gpu in files.all_gpus(worker.get("gpu"))]
+            for name in (worker.get("gpu") or {}).get("fast", ()):
+                found.setdefault(name, set()).update(uuids)
+        return [
+            f"{name} between {len(gpus)} GPUs" if len(gpus) > 1 else name
+            for name, gpus in sorted(found.items())
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -391,15 +381,10 @@ class FolderState:
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
-            names = " and ".join(self._between(name) for name in unused)
+            names = " and ".join(unused)
             message = f"{names} seen and left unused: dask uses {self.scheme}, not ucxx"
             found.append(f"{message}; `protocol: ucxx` uses it, not encrypted")
         return found
-
-
-def _fast(worker: RegisteredWorker) -> list[str]:
-    gpu = worker.get("gpu")
-    return gpu.get("fast", []) if gpu else []
 
 
 class FolderReader:
@@ -434,7 +419,11 @@ class FolderReader:
             ends_by=registry.get("ends_by", ""),
             seen=frozenset(registry.get("seen", ())).union(registry.get("workers", ())),
             gone=registry.get("gone", {}),
-            exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
+            exits={
+                n: ExitRecord(value.get("exit_code"), value.get("host", ""))
+                for n, value in jobs["json"].items()
+                if value
+            },
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
@@ -529,7 +518,3 @@ def _ended(value: JsonObject) -> Ended | None:
     ended = Ended.parse(value)
     # The reason may quote the last line of a command, with characters that move the cursor.
     return replace(ended, reason=clean(ended.reason))
-
-
-def _exit_record(value: JsonObject) -> ExitRecord:
-    return ExitRecord(value.get("exit_code"), value.get("host", ""))

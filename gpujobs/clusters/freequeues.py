@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -194,7 +194,12 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
     if not estimate:
         return found
     starts = dict(_starts(client, site_file))
-    return [replace(free, start=_start(starts, free)) for free in found]
+
+    def start(free: FreeQueue) -> str | None:
+        typed = (free.queue, free.gpu_type)
+        return starts.get(typed, starts.get((free.queue, None)))
+
+    return [replace(free, start=start(free)) for free in found]
 
 
 def _free_queues(client: SchedulerClient, site: Site) -> Iterator[FreeQueue]:
@@ -321,7 +326,9 @@ def _free(site: Site, key: str, nodes: Sequence[LiveNode]) -> list[FreeQueue]:
     queue, name = site.queues[key], site.queue_name(key)
     if get_scheduler(site.scheduler).on_this_machine:
         queue = replace(queue, gpus_per_node=nodes[0].gpus)
-    own = [node for node in nodes if _belongs(node, queue, name, nodes)]
+    names = {node.queue for node in nodes}
+    names = {"", name} if name in names else names
+    own = [node for node in nodes if node.queue in names and _fits(node, queue)]
     types = queue.named_types
     if len(types) < 2 or not all(node.gpu_type for node in own):
         return [_free_of_type(key, name, queue, ", ".join(types) or None, own)]
@@ -362,17 +369,11 @@ def _total(function: Callable[[list[int]], int], numbers: Sequence[int | None]) 
     return function(known or [0])
 
 
-def _belongs(node: LiveNode, queue: Queue, name: str, nodes: Sequence[LiveNode]) -> bool:
-    """Return whether jobs of the queue may run on the node."""
-    if any(other.queue == name for other in nodes) and node.queue not in ("", name):
-        return False
-    return not queue.gpus_per_node or _has_gpus_of(node, queue)
-
-
-def _has_gpus_of(node: LiveNode, queue: Queue) -> bool:
-    has_gpus = node.gpus is None or node.gpus > 0
+def _fits(node: LiveNode, queue: Queue) -> bool:
+    """Return whether a node has the GPUs of the jobs of a queue."""
     types = set(queue.named_types.values())
-    return has_gpus and (not types or node.gpu_type in {"", *types})
+    fits = node.gpus != 0 and (not types or node.gpu_type in {"", *types})
+    return fits or not queue.gpus_per_node
 
 
 def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[_Job, str | None]]:
@@ -388,29 +389,21 @@ def _starts(client: SchedulerClient, site_file: SiteFile) -> Iterator[tuple[_Job
                 yield (trial.queue, gpu_type), None
 
 
-def _start(starts: Mapping[_Job, str | None], free: FreeQueue) -> str | None:
-    typed = (free.queue, free.gpu_type)
-    return starts.get(typed, starts.get((free.queue, None)))
-
-
 def _row(free: FreeQueue) -> list[str]:
+    gpus = ["-", "-"]
+    if free.gpus_per_node:
+        gpus = [_of(free.free_gpus, free.gpus), _of(free.most_free_gpus)]
     return [
         free.queue,
         free.gpu_type or "-",
         f"{free.usable_nodes}/{free.nodes}",
-        *_gpu_cells(free),
+        *gpus,
         str(free.free_cpus),
         walltime_text(free.max_walltime) if free.max_walltime else "-",
     ]
 
 
-def _gpu_cells(free: FreeQueue) -> list[str]:
-    if not free.gpus_per_node:
-        return ["-", "-"]
-    return [_of(free.free_gpus, free.gpus), _of(free.most_free_gpus, None)]
-
-
-def _of(free: int | None, whole: int | None) -> str:
+def _of(free: int | None, whole: int | None = None) -> str:
     if free is None:
         return "?"
     return str(free) if whole is None else f"{free}/{whole}"

@@ -25,20 +25,11 @@ from .report import (
     WorkerGpu,
     gone_jobs,
     has_all_workers,
+    reasons_text,
 )
 
+
 # -- the state of a whole cluster, from those of its jobs; a part of `judge` -----------------------
-_STATE_OF_KIND = {
-    EndKind.DONE: ClusterState.DONE,
-    EndKind.IDLE: ClusterState.DONE,
-    EndKind.CLOSED: ClusterState.DONE,
-    EndKind.SHUTDOWN: ClusterState.DONE,
-    EndKind.CANCELLED: ClusterState.CANCELLED,
-    EndKind.WALLTIME: ClusterState.FAILED,
-    EndKind.FAILED: ClusterState.FAILED,
-}
-
-
 def current_attempt(folder: FolderState, jobs: tuple[JobReport, ...]) -> int:
     """Return which start of the cluster this is; after its end, that of the last head."""
     if folder.ended is not None:
@@ -67,10 +58,8 @@ def cluster_state(
     if record.unseen and not jobs:
         return ClusterState.PENDING, "no job has started: they wait, or are not submitted"
     if not any(job.active for job in jobs):
-        if owned and folder.address:
-            return ClusterState.RUNNING, "no jobs"
         if owned:
-            return ClusterState.STARTING, "no jobs"
+            return ClusterState.RUNNING if folder.address else ClusterState.STARTING, "no jobs"
         return _all_ended(jobs, removed=folder.removed)
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:
@@ -87,9 +76,11 @@ def cluster_state(
 
 
 def _state_of(ended: Ended) -> ClusterState:
-    if ended.kind is EndKind.IDLE and ended.exit_code:  # `run` was stopped
-        return ClusterState.FAILED
-    return _STATE_OF_KIND[ended.kind]
+    if ended.kind is EndKind.CANCELLED:
+        return ClusterState.CANCELLED
+    run_stopped = ended.kind is EndKind.IDLE and ended.exit_code
+    failed = run_stopped or ended.kind in (EndKind.WALLTIME, EndKind.FAILED)
+    return ClusterState.FAILED if failed else ClusterState.DONE
 
 
 def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterState, str]:
@@ -120,9 +111,7 @@ def _waiting(record: ClusterRecord, jobs: tuple[JobReport, ...]) -> str:
 
 
 def _pending(group: str, jobs: list[JobReport]) -> str:
-    reasons = sorted({job.reason for job in jobs if job.reason})
-    detail = f" ({', '.join(reasons)})" if reasons else ""
-    return f"{len(jobs)} {f'{group} ' if group else ''}pending{detail}"
+    return f"{len(jobs)} {f'{group} ' if group else ''}pending{reasons_text(jobs)}"
 
 
 def _suspended(jobs: tuple[JobReport, ...]) -> str:

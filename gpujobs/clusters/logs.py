@@ -11,7 +11,6 @@ from ..errors import InputError
 from ..injob.folder import DamagedError, open_file
 from ..injob.names import group_prefix
 from ..text import clean
-from . import folder as folders
 from .folder import check_folder
 from .ledger import ClusterRecord
 
@@ -41,11 +40,6 @@ def choose(record: ClusterRecord, worker: str | None, everything: bool) -> Paths
         return lambda: [folder / "run.log"]
     logger.info("the cluster has no `run:`; this is the log of the dask scheduler")
     return lambda: [folder / "scheduler.log"]
-
-
-def last_output(record: ClusterRecord, count: int) -> list[str]:
-    """Return the last lines of the output of `run`, without control characters."""
-    return folders.tail(record.path, "run.log", count)
 
 
 def _job_number(record: ClusterRecord, worker: str) -> int | None:

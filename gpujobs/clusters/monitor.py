@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from ..batch.client import SchedulerClient, never
 from ..batch.process import HOST, System
@@ -20,7 +19,7 @@ from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import badnodes
 from . import folder as folders
-from .folder import FolderReader, FolderState, best_effort
+from .folder import FolderReader, FolderState, best_effort, write_atomically
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger
 from .report import ClusterReport, JobReport
@@ -115,8 +114,8 @@ class ClusterMonitor:
         """Wait until all jobs of a cluster that has ended are gone; return the last report."""
         deadline = self.system.monotonic() + timeout
         while (report := self.report()).active and self.system.monotonic() < deadline:
-            running = (job.number for job in report.jobs if job.state is JobState.RUNNING)
-            if all(number in report.folder.exits for number in running):
+            running = {job.number for job in report.jobs if job.state is JobState.RUNNING}
+            if running <= report.folder.exits.keys():
                 self.query_soon()
             self.system.sleep(0.5)
         return report
@@ -257,14 +256,14 @@ def record_submission(
 
 
 def _write_job_ids(record: ClusterRecord, scheduler: Scheduler) -> None:
-    """Write the ids with which a head cancels waiting jobs: of its attempt, or of the cluster."""
-    targets: dict[int, list[str]] = {}
+    """Write the ids with which a head cancels waiting jobs: of the cluster, or of its attempt."""
+    files: dict[str, list[str]] = {}
     for sent in record.submissions:
-        targets.setdefault(sent.attempt, []).extend(scheduler.target(sent.id))
-    folders.write_job_ids(record.path, "", chain(*targets.values()))
-    if record.attempts > 1:
-        for attempt, words in targets.items():
-            folders.write_job_ids(record.path, f"-{attempt}", words)
+        own = [f"job-ids-{sent.attempt}"] if record.attempts > 1 else []
+        for name in ("job-ids", *own):
+            files.setdefault(name, []).extend(scheduler.target(sent.id))
+    for name, words in files.items():
+        write_atomically(record.path / name, "".join(f"{word}\n" for word in words))
 
 
 def recover_submission(

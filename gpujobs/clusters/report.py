@@ -167,15 +167,6 @@ class JobReport:
 
 
 @dataclass(frozen=True)
-class GroupReport:
-    """The workers of one group: how many are wanted, and how many are connected."""
-
-    name: str
-    wanted: int
-    connected: int
-
-
-@dataclass(frozen=True)
 class ClusterReport:
     """One cluster. ``reason`` says why it is in its state, or why its jobs wait."""
 
@@ -241,14 +232,10 @@ class ClusterReport:
         return self.connected > 0 and has_all_workers(self.record, self.jobs)
 
     @property
-    def groups(self) -> list[GroupReport]:
+    def groups(self) -> list[GroupRow]:
         """The named groups; none if the cluster has no groups."""
-        found = connected_by_group(self.jobs if self.connected else ())
-        return [
-            GroupReport(group.name, group.workers, found[group.name])
-            for group in self.record.groups
-            if group.name
-        ]
+        rows = zip(group_rows(self), self.record.groups, strict=False)
+        return [row for row, group in rows if group.name]
 
     @property
     def notes(self) -> list[str]:
@@ -332,8 +319,9 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
     leaving = {name for job in report.jobs if job.phase is JobPhase.LEAVING for name in job.workers}
     connected: list[Json] = [*sorted(folder.workers.keys() - leaving)] if report.connected else []
     groups: dict[str, Json] = {}
-    if report.groups:
-        groups["groups"] = [asdict(group) for group in report.groups]
+    if rows := report.groups:
+        keys = ("name", "wanted", "connected")
+        groups["groups"] = [{key: getattr(row, key) for key in keys} for row in rows]
     return {
         "id": record.id,
         "site": record.site,
@@ -509,10 +497,15 @@ def job_counts(jobs: Iterable[JobReport], *, reasons: bool = False) -> str:
     """Return ``2 RUNNING, 1 PENDING``; with ``reasons``: ``1 PENDING (Resources)``."""
     parts = []
     for word, found in _by_word(jobs).items():
-        why = sorted({job.reason for job in found if job.reason})
-        shown = f" ({', '.join(why)})" if reasons and why and word == JobPhase.PENDING else ""
-        parts.append(f"{len(found)} {word}{shown}")
+        why = reasons_text(found) if reasons and word == JobPhase.PENDING else ""
+        parts.append(f"{len(found)} {word}{why}")
     return ", ".join(parts)
+
+
+def reasons_text(jobs: Iterable[JobReport]) -> str:
+    """Return `` (Priority, Resources)``: the reasons of jobs; "" without one."""
+    reasons = sorted({job.reason for job in jobs if job.reason})
+    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 def _by_word(jobs: Iterable[JobReport]) -> dict[str, list[JobReport]]:

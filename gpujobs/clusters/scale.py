@@ -18,7 +18,7 @@ from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs, roles_of
 from ..text import plural
 from . import folder as folders
-from .folder import FolderReader, check_folder, read_state
+from .folder import FolderReader, check_folder
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .prepare import machine_of, with_modules
@@ -44,15 +44,6 @@ def jobs_to_release(
         return not job.phase.waits, bool(job.connected), load_of_job, -job.number
 
     return sorted((job for job in jobs if not job.head), key=cost)[:count]
-
-
-def counting_jobs(report: ClusterReport, group: str = "") -> list[JobReport]:
-    """Return the jobs of a group that count towards its target: active ones that do not leave."""
-    return [
-        job
-        for job in report.jobs
-        if job.workers and job.group == group and job.active and job.phase is not JobPhase.LEAVING
-    ]
 
 
 def limits_of(
@@ -116,7 +107,9 @@ def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:
 
 
 def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger) -> ClusterRecord:
-    record, jobs = report.record, counting_jobs(report, name)
+    record = report.record
+    counting = (job for job in report.jobs if job.active and job.phase is not JobPhase.LEAVING)
+    jobs = [job for job in counting if job.workers and job.group == name]
     size = record.group(name).workers_per_job
     wanted = math.ceil(workers / size)
     if wanted * size != workers:
@@ -185,8 +178,7 @@ def _used_devices(report: ClusterReport) -> tuple[str, ...]:
     return tuple(
         device
         for submission in report.record.submissions
-        for number in submission.jobs
-        if number in active
+        for number in active.intersection(submission.numbers)
         for device in submission.devices_of(number)
     )
 
@@ -217,7 +209,7 @@ def _remove(
     write_record(record)  # before the jobs end: their head does not miss them
     for job in chosen:
         if not job.phase.waits:
-            folders.ask_to_leave(record.path, job.number)
+            folders.write_atomically(record.path / f"leave-{job.number}", "")
     waiting = [job.job for job in chosen if job.phase.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
@@ -236,8 +228,7 @@ EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 15.0
 
 def end(record: ClusterRecord) -> None:
     """Write `ended` into a cluster's folder, unless it exists already; its jobs begin to exit."""
-    if record.path.is_dir():
-        folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
+    folders.end(record.path, EndKind.CANCELLED, 143, "cancelled by gpujobs")
 
 
 def cancel(
@@ -266,9 +257,9 @@ def cancel(
         if record.planned:
             logger.info("%s: jobs that wait in the queue exit when they start", record.id)
         return
-    current = record.current_jobs(read_state(record.path).claims)
-    jobs = {*record.jobs.values(), *current.values()}
     reader = FolderReader(record.path)
+    current = record.current_jobs(reader.read().claims)
+    jobs = {*record.jobs.values(), *current.values()}
 
     def have_exited() -> bool:
         """Return whether all jobs have exited, as they found `ended`: none is left to cancel."""
@@ -291,7 +282,7 @@ def cancel_held(report: ClusterReport) -> None:
     The cluster's failure is written into its folder first: they were its last jobs, perhaps.
     """
     record, held = report.record, [job.job for job in report.held]
-    if report.state is ClusterState.FAILED and record.path.is_dir():
+    if report.state is ClusterState.FAILED:
         folders.end(record.path, EndKind.FAILED, EXIT_FAILED, report.reason)
     others = [job.job for job in report.jobs if job.in_queue and job.job not in held]
     client_of(record, timeout=EXIT_TIMEOUT).cancel(held, [record.id], others)

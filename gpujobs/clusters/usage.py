@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, HostSamples, Received, Sample
-from .ledger import ClusterRecord
 from .report import ClusterReport, JobPhase, JobReport
 
 HOUR = 3600.0
@@ -186,14 +185,20 @@ class UsageReport:
     @property
     def workers(self) -> Steps:
         """The number of connected workers over time."""
-        connections = [one for job in self.jobs for one in job.connections]
-        found = steps((one.since, one.until or math.inf, 1) for one in connections)
+        found = steps(
+            (one.since, one.until or math.inf, 1) for job in self.jobs for one in job.connections
+        )
         return [(time, number) for time, number in found if time != math.inf]
 
     @property
     def targets(self) -> Steps:
-        """The target number of workers over time."""
-        return targets_of(self.cluster.record)
+        """The target number of workers of all groups over time."""
+        record, current = self.cluster.record, dict[str, int]()
+        found: dict[float, int] = {}
+        for target in record.targets or record.first_targets:
+            current[target.group] = target.workers
+            found[target.time] = sum(current.values())
+        return list(found.items())
 
     @property
     def failures(self) -> list[JobUsage]:
@@ -245,16 +250,6 @@ def steps(spans: Iterable[tuple[float, float, int]]) -> Steps:
         total += changes[time]
         found.append((time, total))
     return found
-
-
-def targets_of(record: ClusterRecord) -> Steps:
-    """Return the target number of workers of all groups over time."""
-    current: dict[str, int] = {}
-    found: dict[float, int] = {}
-    for target in record.targets or record.first_targets:
-        current[target.group] = target.workers
-        found[target.time] = sum(current.values())
-    return list(found.items())
 
 
 # -- shorter time series ---------------------------------------------------------------------------
@@ -520,9 +515,8 @@ def _changes(job: JobUsage, served: float) -> Iterator[tuple[float, PhaseKind]]:
     """Yield when workers were lost, and when all were connected again, until the job's end."""
     before = PhaseKind.RUNNING
     for time, workers in _connected(job):
-        kind = PhaseKind.LOST
-        if workers == len(job.report.workers):
-            kind = PhaseKind.RUNNING
+        complete = workers == len(job.report.workers)
+        kind = PhaseKind.RUNNING if complete else PhaseKind.LOST
         if served < time < job.until and kind is not before:
             yield time, kind
             before = kind
