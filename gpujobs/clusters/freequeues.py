@@ -40,11 +40,10 @@ def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] =
     free, busy = _gpus() if devices is None else (list(devices), {})
     taken = {_identity(device) for device in used}
     free = [device for device in free if _identity(device) not in taken]
-    memory = int(psutil.virtual_memory().total)
     return Machine(
         gpus=tuple(free),
         cpus=_cpus(),
-        memory=memory,
+        memory=int(psutil.virtual_memory().total),
         busy=busy,
         nvlink=gpus_with_nvlink(free),
         gpu_memory=_least_memory(free),
@@ -313,11 +312,9 @@ def _nodes(client: SchedulerClient) -> list[LiveNode]:
 
 
 def _this_node() -> LiveNode:
-    machine = this_machine()
-    free = len(machine.gpus)
+    machine, name = this_machine(), socket.gethostname()
+    free, cpus = len(machine.gpus), machine.cpus
     gpus = free + len(machine.busy)
-    cpus = machine.cpus
-    name = socket.gethostname()
     return LiveNode(name, "", True, cpus, cpus, machine.memory, gpus=gpus, free_gpus=free)
 
 

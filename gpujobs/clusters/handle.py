@@ -23,7 +23,7 @@ from .monitor import ClusterMonitor
 from .notebook import Card, card_html
 from .report import ClusterReport, ClusterState
 from .usage import UsageReport, make_usage
-from .verdict import tell_head
+from .verdict import write_verdict
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -74,9 +74,9 @@ def submit(
     return submit_planned(spec, prepare.make_cluster_plan(spec))
 
 
-def submit_planned(spec: ClusterSpec, planned: Plan, ledger: Ledger | None = None) -> ClusterHandle:
+def submit_planned(spec: ClusterSpec, planned: Plan) -> ClusterHandle:
     """Submit a cluster whose plan was made from ``spec``; see `submit`."""
-    ledger = ledger or Ledger()
+    ledger = Ledger()
     return ClusterHandle(submission.submit(spec, planned, ledger).id, ledger)
 
 
@@ -152,9 +152,10 @@ class ClusterHandle:
                 return report
             if report.gone and not report.record.run and report.folder.head not in report.gone:
                 raise _incomplete(report)
-            if time.monotonic() - self._monitor.age > written:  # it has asked since
+            asked = time.monotonic() - self._monitor.age > written
+            if asked and report.record.owner == "cluster":  # its head need not ask, too
                 written = time.monotonic()
-                tell_head(report)
+                write_verdict(report)
             if timeout is not None and time.monotonic() - started > timeout:
                 raise TimeoutError(f"{self.id} is {report.state} after {timeout:g} s")
             time.sleep(WAIT_INTERVAL)

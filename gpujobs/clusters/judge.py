@@ -16,7 +16,7 @@ from ..injob.folder import Ended, EndKind, all_gpus
 from ..injob.names import HEAD
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from .folder import ExitRecord, FolderState
-from .ledger import ClusterRecord
+from .ledger import ClusterRecord, Submission
 from .report import (
     ClusterReport,
     ClusterState,
@@ -159,7 +159,7 @@ def judge(
     current = tuple(job for job in jobs if job.attempt == attempt)
     if record.attempts > 1:
         names = names.intersection(name for job in current for name in job.workers)
-        jobs = tuple(_excused(job) if job.attempt < attempt else job for job in jobs)
+        jobs = tuple(_excused(job, attempt) for job in jobs)
     state, reason = cluster_state(record, folder, current, names, owned=owned)
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
@@ -176,10 +176,10 @@ def judge(
     )
 
 
-def _excused(job: JobReport) -> JobReport:
-    """Return a job of an earlier attempt: its workers need not have connected."""
+def _excused(job: JobReport, attempt: int) -> JobReport:
+    """Return a job; the workers of one of an earlier attempt need not have connected."""
     failed = job.phase is JobPhase.FAILED and job.state is not JobState.FAILED
-    return replace(job, phase=JobPhase.ENDED) if failed else job
+    return replace(job, phase=JobPhase.ENDED) if failed and job.attempt < attempt else job
 
 
 def unlisted_since(
@@ -236,10 +236,8 @@ class _Judge:
 
     def jobs(self) -> Iterable[JobReport]:
         for submission in self.record.submissions:
-            for number in submission.jobs:
-                workers = self.record.worker_names(number, submission.group)
-                job = self._job(number, self._current[number], submission.group, workers)
-                yield replace(job, attempt=submission.attempt)
+            for number in submission.numbers:
+                yield self._job(number, submission)
 
     @cached_property
     def _replaced(self) -> set[int]:
@@ -247,7 +245,9 @@ class _Judge:
         last = {job: number for number, job in self._current.items()}
         return {number for number, job in self._current.items() if last[job] != number}
 
-    def _job(self, number: int, job: JobId, group: str, workers: tuple[str, ...]) -> JobReport:
+    def _job(self, number: int, submission: Submission) -> JobReport:
+        job, group = self._current[number], submission.group
+        workers = self.record.worker_names(number, group)
         connected = tuple(name for name in workers if name in self.connected)
         answer = self.answers.get(job)
         status = self._status(number, answer, connected)
@@ -265,6 +265,7 @@ class _Judge:
             started=self._has_run(number),
             starts=status.starts,
             head=self.folder.head == number,
+            attempt=submission.attempt,
             group="" if group == HEAD else group,
             workers=workers,
             connected=connected,
@@ -439,7 +440,7 @@ def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:
     undecided = (JobState.RUNNING, JobState.UNKNOWN, JobState.FAILED, JobState.COMPLETED)
     if status.state not in undecided:
         return replace(status, exit_code=code)
-    states = {0: JobState.COMPLETED, TERMINATED: JobState.CANCELLED}
-    state = states.get(code, JobState.FAILED) if code is not None else JobState.FAILED
+    states: dict[int | None, JobState] = {0: JobState.COMPLETED, TERMINATED: JobState.CANCELLED}
+    state = states.get(code, JobState.FAILED)
     reason = "" if status.state is JobState.UNKNOWN else status.reason  # that was about the query
     return replace(status, state=state, reason=reason, exit_code=code)

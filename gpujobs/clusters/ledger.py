@@ -73,15 +73,13 @@ class Submission:
         """The numbers of its jobs."""
         return range(self.first, self.first + self.count)
 
-    def job(self, number: int) -> JobId:
-        """Return the batch scheduler's id of the cluster's job ``number``."""
-        index = number - self.first + self.first_index
-        return JobId(self.id, index if self.array else None)
-
     @property
     def jobs(self) -> dict[int, JobId]:
         """The batch scheduler's ids by job number."""
-        return {number: self.job(number) for number in self.numbers}
+        if not self.array:
+            return dict.fromkeys(self.numbers, JobId(self.id, None))
+        first = self.first_index - self.first
+        return {number: JobId(self.id, number + first) for number in self.numbers}
 
     def devices_of(self, number: int) -> tuple[str, ...]:
         """Return the GPUs of this machine that the cluster's job ``number`` has."""
@@ -233,17 +231,17 @@ class ClusterRecord:
         changed = set(self.groups) - set(before.groups)
         if not changed:
             return self
-        known = before.targets or before.first_targets
         new = (Target(time, group.workers, group.name) for group in self.groups if group in changed)
-        targets = (*known, *new)
+        targets = (*before.known_targets, *new)
         if len(targets) > _MOST_TARGETS:  # `adapt` changes them for days
             targets = (*targets[: len(self.groups)], *targets[-_MOST_TARGETS // 2 :])
         return replace(self, targets=targets)
 
     @property
-    def first_targets(self) -> tuple[Target, ...]:
-        """The targets at the submission, if they have not changed since."""
-        return tuple(Target(self.created, group.workers, group.name) for group in self.groups)
+    def known_targets(self) -> tuple[Target, ...]:
+        """All changes of the target, oldest first; without one, the targets at the submission."""
+        first = (Target(self.created, group.workers, group.name) for group in self.groups)
+        return self.targets or tuple(first)
 
     @property
     def path(self) -> Path:

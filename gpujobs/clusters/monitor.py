@@ -305,7 +305,7 @@ def job_error(record: ClusterRecord, job: JobReport) -> str:
     return error_in(record.path / "logs" / f"job-{job.number}.log")
 
 
-def with_log(record: ClusterRecord, job: JobReport, lines: int = 8) -> JobReport:
+def with_log(record: ClusterRecord, job: JobReport) -> JobReport:
     """Return the report of a job with the last lines of its log, or of `run` if that failed."""
     name = "run.log" if job.run_failed else f"job-{job.number}.log"
-    return replace(job, log=tuple(folders.tail(record.path, name, lines)))
+    return replace(job, log=tuple(folders.tail(record.path, name, 8)))

@@ -366,11 +366,6 @@ class Tunnel:
                 self._targets[self._dashboard_port] = f"{address.hostname}:{found['dashboard']}"
         self._connect()
 
-    def _open(self) -> str:
-        """Open all tunnels; return the first error, or ""."""
-        forwards = (self._host.forward(port, to) for port, to in self._targets.items())
-        return next(filter(None, forwards), "")
-
     def keep(self, stop: threading.Event) -> None:
         """Open the tunnels again whenever the connection is lost, until ``stop``; close them."""
         try:
@@ -392,7 +387,8 @@ class Tunnel:
 
     def _connect(self) -> bool:
         self._host.connect()
-        if problem := self._open():
+        forwards = (self._host.forward(port, to) for port, to in self._targets.items())
+        if problem := next(filter(None, forwards), ""):
             raise UnavailableError(f"the tunnel cannot be opened: {problem}")
         return True
 

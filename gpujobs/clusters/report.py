@@ -234,7 +234,7 @@ class ClusterReport:
     @property
     def groups(self) -> list[GroupRow]:
         """The named groups; none if the cluster has no groups."""
-        rows = zip(group_rows(self), self.record.groups, strict=False)
+        rows = zip(group_rows(self), self.record.groups)
         return [row for row, group in rows if group.name]
 
     @property
@@ -383,7 +383,7 @@ class GroupRow:
 
 def group_rows(report: ClusterReport) -> list[GroupRow]:
     """Return a row for each group, and one for a job that has no workers."""
-    jobs = [job for job in report.jobs if job.attempt == report.attempt]
+    jobs = report.current_jobs
     heads = [job for job in jobs if not job.workers]
     connected = connected_by_group(report.jobs if report.connected else ())
     rows = [

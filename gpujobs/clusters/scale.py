@@ -69,7 +69,7 @@ def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping
         raise InputError(f"{group}{limit.message(jobs[name])}")
 
 
-def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> ClusterRecord:
+def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> None:
     """Change groups of a cluster to ``workers`` workers in whole jobs; the head's job always stays.
 
     A cluster without groups has one with the name "". Waiting jobs are cancelled first; running
@@ -90,7 +90,6 @@ def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> 
         check_group_names([group.name for group in record.groups], workers)
         for name, number in workers.items():
             record = _scale_group(replace(report, record=record), name, number, ledger)
-        return record
 
 
 def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:

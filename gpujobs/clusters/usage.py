@@ -67,18 +67,12 @@ class JobUsage:
         return spans * self.gpus / workers
 
     @property
-    def sampled_seconds(self) -> float:
-        """GPU seconds for which it is known how busy the GPUs were."""
-        return sum(sample.seconds for sample in self._busy_samples())
-
-    @property
-    def busy_seconds(self) -> float:
-        """GPU seconds for which the GPUs were busy."""
-        return sum(sample.seconds * (sample.busy or 0) / 100 for sample in self._busy_samples())
-
-    def _busy_samples(self) -> Iterator[Sample]:
-        for gpu in self.gpu_samples:
-            yield from (sample for sample in gpu.samples if sample.busy is not None)
+    def busy_samples(self) -> list[tuple[float, float]]:
+        """Seconds, and for which of them a GPU was busy; of the samples that say it."""
+        samples = [sample for gpu in self.gpu_samples for sample in gpu.samples]
+        return [
+            (one.seconds, one.seconds * one.busy / 100) for one in samples if one.busy is not None
+        ]
 
     def workers_of(self, uuid: str) -> list[str]:
         """Return the workers that had a GPU; none if that is not known."""
@@ -193,9 +187,9 @@ class UsageReport:
     @property
     def targets(self) -> Steps:
         """The target number of workers of all groups over time."""
-        record, current = self.cluster.record, dict[str, int]()
+        current: dict[str, int] = {}
         found: dict[float, int] = {}
-        for target in record.targets or record.first_targets:
+        for target in self.cluster.record.known_targets:
             current[target.group] = target.workers
             found[target.time] = sum(current.values())
         return list(found.items())
@@ -229,8 +223,8 @@ def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:
         asked=hours(lambda job: job.gpus * job.walltime),
         granted=hours(lambda job: job.gpus * job.seconds),
         connected=hours(lambda job: job.connected_seconds),
-        sampled=hours(lambda job: job.sampled_seconds),
-        busy=hours(lambda job: job.busy_seconds),
+        sampled=hours(lambda job: sum(seconds for seconds, _ in job.busy_samples)),
+        busy=hours(lambda job: sum(busy for _, busy in job.busy_samples)),
     )
 
 
@@ -386,7 +380,7 @@ def _within(
 def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
     first: dict[str, float] = {}
     for one in connections:
-        first[one.worker] = min(one.since, first.get(one.worker, one.since))
+        first.setdefault(one.worker, one.since)
     return max(first.values()) if names and names == first.keys() else None
 
 

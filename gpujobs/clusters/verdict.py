@@ -134,12 +134,6 @@ def write_verdict(report: ClusterReport, *, asked: bool = True, usable: bool = T
         write_atomically(report.record.path / VERDICT, json.dumps(value))
 
 
-def tell_head(report: ClusterReport) -> None:
-    """Write the verdict of a process that asks anyway, so that the head need not ask."""
-    if report.record.owner == "cluster" and not report.finished:
-        write_verdict(report)
-
-
 def main(path: str, request: str = "") -> None:
     """Ask about the jobs of a cluster from one of them; ``request``: a file for `_Outside`."""
     folder = Folder(path)
