@@ -355,9 +355,9 @@ class FolderState:
         """Fast networks that the chosen protocol does not use, as ``NVLink between 2 GPUs``."""
         if not self.scheme or self.scheme == "ucxx":
             return []
-        found: dict[str, set[str]] = {}
+        found: dict[str, set[str | None]] = {}
         for worker in self.workers.values():
-            uuids = [str(gpu["uuid"]) for gpu in files.all_gpus(worker.get("gpu"))]
+            uuids = [gpu["uuid"] for gpu in files.all_gpus(worker.get("gpu"))]
             for name in (worker.get("gpu") or {}).get("fast", ()):
                 found.setdefault(name, set()).update(uuids)
         return [

@@ -500,7 +500,7 @@ class QueueChooser:
     def _none_fits(self, mismatches: Mapping[str, QueueMismatch]) -> Problem:
         kind = ("gpus", "gpus_per_node")  # the queue is for other workers: says nothing of a value
         keys = {found.key for found in mismatches.values() if (found.key, found.limit) != kind}
-        position = self.spec.position(*(keys.copy() or {"gpus"}).pop().split("."))
+        position = self.spec.position(*min(keys, default="gpus").split("."))
         several = len(keys) > 1
         if several:  # no line of the profile is the reason
             position = Position(position.source)
