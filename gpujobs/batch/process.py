@@ -81,8 +81,6 @@ def run(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
             env=variables,
             cwd=cwd,
             start_new_session=True,  # Ctrl-C is for gpujobs, which may have to finish a submission
@@ -152,20 +150,25 @@ def start(argv: Sequence[str], stderr: IO[bytes] | None = None) -> Talk:
 
 
 def _finish(
-    process: subprocess.Popen[str], words: tuple[str, ...], stdin: str, timeout: float
+    process: subprocess.Popen[bytes], words: tuple[str, ...], stdin: str, timeout: float
 ) -> CommandResult:
     try:
-        stdout, stderr = process.communicate(stdin, timeout)
+        stdout, stderr = process.communicate(stdin.encode(), timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         stdout, stderr = process.communicate()  # it may have written why
         problem = f"{words[0]} did not respond within {timeout:.0f} s"
-        return CommandResult(words, None, stdout, stderr, problem)
+        return CommandResult(words, None, _text(stdout), _text(stderr), problem)
     finally:
         if process.returncode is None:  # this process was interrupted
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    return CommandResult(words, process.returncode, stdout, stderr)
+    return CommandResult(words, process.returncode, _text(stdout), _text(stderr))
+
+
+def _text(raw: bytes) -> str:
+    """Return output as text. A carriage return alone does not end a line: a job may have one."""
+    return raw.decode(errors="replace").replace("\r\n", "\n")
 
 
 # -- the host: its clock and its commands, which a simulation replaces -----------------------------

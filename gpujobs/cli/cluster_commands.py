@@ -65,7 +65,7 @@ def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) ->
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
             file.write(usage_text.page(found))
     if as_json or output is None:
-        show(as_json, usage_text.usage_json(found), usage_text.usage_text(found))
+        show(as_json, lambda: usage_text.usage_json(found), lambda: usage_text.usage_text(found))
 
 
 @click.command()
@@ -79,7 +79,7 @@ def nodes(as_json: bool) -> None:
     active = [record for record in ledger.all() if not record.finished]
     monitor.ClusterMonitor(active, ledger).reports()  # which notes failures
     found = badnodes.rows(badnodes.read(ledger), time.time())
-    show(as_json, {"version": 1, "nodes": found}, usage_text.nodes_text(found))
+    show(as_json, lambda: {"version": 1, "nodes": found}, lambda: usage_text.nodes_text(found))
 
 
 @click.command()

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -139,9 +140,9 @@ def echo(text: str) -> None:
     click.echo(printable(text))
 
 
-def show(as_json: bool, document: object, text: str) -> None:
-    """Print a result: ``document`` as JSON, or ``text``."""
-    echo(json.dumps(document, indent=1) if as_json else text)
+def show(as_json: bool, document: Callable[[], object], text: Callable[[], str]) -> None:
+    """Print a result, as JSON or as text: only that one is made."""
+    echo(json.dumps(document(), indent=1) if as_json else text())
 
 
 def keep_descriptors() -> None:

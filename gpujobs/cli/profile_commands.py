@@ -279,8 +279,11 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -
             start = submit.estimate(spec, plan)
     except (RefusedError, UnavailableError) as error:
         failure = error  # the plan is printed first
-    document = {**plan_text.plan_json(plan, cluster_id), "estimated_start": start}
-    show(as_json, document, plan_text.plan_text(plan, cluster_id))
+    show(
+        as_json,
+        lambda: {**plan_text.plan_json(plan, cluster_id), "estimated_start": start},
+        lambda: plan_text.plan_text(plan, cluster_id),
+    )
     if verbose:
         echo(f"\n{plan_text.origins_text(spec, plan)}")
     if failure:

@@ -84,7 +84,7 @@ def check_site(
         report = _more_checks(report, settings, with_live=with_live, with_job=with_job)
     except UnavailableError as error:
         no_answer = error  # the findings so far are printed first
-    show(as_json, sitereport.report_json(report), sitereport.report_text(report))
+    show(as_json, lambda: sitereport.report_json(report), lambda: sitereport.report_text(report))
     if not as_json:
         progress.write(sitereport.summary(report))
     if no_answer:
@@ -221,7 +221,11 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 
     site_file = spec.make_spec(document.Document({}), site=site).site
     found = freequeues.free_queues(site_file, estimate=with_estimate)
-    show(as_json, freequeues.queues_json(site_file, found), freequeues.queues_text(found))
+    show(
+        as_json,
+        lambda: freequeues.queues_json(site_file, found),
+        lambda: freequeues.queues_text(found),
+    )
 
 
 # -- doctor, sites list, schema --------------------------------------------------------------------
@@ -243,7 +247,7 @@ def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) 
     found = list(job.check_host(site_file))
     if with_job and not checks.any_failed(found):
         found += job.check_job(site_file, settings, options.open_ledger())
-    show(as_json, checks.checks_json(found), checks.checks_text(found))
+    show(as_json, lambda: checks.checks_json(found), lambda: checks.checks_text(found))
     if checks.any_failed(found):
         sys.exit(1)
 
@@ -264,7 +268,7 @@ def list_sites(as_json: bool) -> None:
     from ..config import sitefiles
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
-    show(as_json, {"version": 1, "sites": listed}, _sites_table(listed))
+    show(as_json, lambda: {"version": 1, "sites": listed}, lambda: _sites_table(listed))
     for path in sitefiles.ignored_files():
         progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 

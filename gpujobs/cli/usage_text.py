@@ -140,8 +140,8 @@ def _size_row(size: Size, resource: _Resource) -> tuple[str, ...]:
     requested = "not known"
     if size.requested is not None:
         requested = resource.requested(int(size.requested))
-    owner = f"{size.group}: " * bool(size.group)
-    return f"{owner}{resource.name}", requested, _used(size, resource)
+    name = ": ".join(filter(None, (size.group, resource.name)))
+    return name, requested, _used(size, resource)
 
 
 def _used(size: Size, resource: _Resource) -> str:

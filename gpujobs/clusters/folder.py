@@ -203,6 +203,8 @@ def remove(folder: Path) -> None:
 # -- write into it ---------------------------------------------------------------------------------
 def end(folder: Path, kind: EndKind, exit_code: int, reason: str) -> None:
     """Write `ended`, unless it exists already. Every job that finds it exits."""
+    if not folder.is_dir():
+        return
     if problem := folder_problem(folder):
         logger.warning("%s; its jobs are not asked to exit", problem)
         return
@@ -419,11 +421,7 @@ class FolderReader:
             ends_by=registry.get("ends_by", ""),
             seen=frozenset(registry.get("seen", ())).union(registry.get("workers", ())),
             gone=registry.get("gone", {}),
-            exits={
-                n: ExitRecord(value.get("exit_code"), value.get("host", ""))
-                for n, value in jobs["json"].items()
-                if value
-            },
+            exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
@@ -518,3 +516,7 @@ def _ended(value: JsonObject) -> Ended | None:
     ended = Ended.parse(value)
     # The reason may quote the last line of a command, with characters that move the cursor.
     return replace(ended, reason=clean(ended.reason))
+
+
+def _exit_record(value: JsonObject) -> ExitRecord:
+    return ExitRecord(value.get("exit_code"), value.get("host", ""))

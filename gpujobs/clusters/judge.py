@@ -28,8 +28,18 @@ from .report import (
     reasons_text,
 )
 
-
 # -- the state of a whole cluster, from those of its jobs; a part of `judge` -----------------------
+_STATE_OF_KIND = {
+    EndKind.DONE: ClusterState.DONE,
+    EndKind.IDLE: ClusterState.DONE,
+    EndKind.CLOSED: ClusterState.DONE,
+    EndKind.SHUTDOWN: ClusterState.DONE,
+    EndKind.CANCELLED: ClusterState.CANCELLED,
+    EndKind.WALLTIME: ClusterState.FAILED,
+    EndKind.FAILED: ClusterState.FAILED,
+}
+
+
 def current_attempt(folder: FolderState, jobs: tuple[JobReport, ...]) -> int:
     """Return which start of the cluster this is; after its end, that of the last head."""
     if folder.ended is not None:
@@ -76,11 +86,9 @@ def cluster_state(
 
 
 def _state_of(ended: Ended) -> ClusterState:
-    if ended.kind is EndKind.CANCELLED:
-        return ClusterState.CANCELLED
-    run_stopped = ended.kind is EndKind.IDLE and ended.exit_code
-    failed = run_stopped or ended.kind in (EndKind.WALLTIME, EndKind.FAILED)
-    return ClusterState.FAILED if failed else ClusterState.DONE
+    if ended.kind is EndKind.IDLE and ended.exit_code:  # `run` was stopped
+        return ClusterState.FAILED
+    return _STATE_OF_KIND[ended.kind]
 
 
 def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterState, str]:
@@ -317,7 +325,7 @@ class _Judge:
         spared = (*self.folder.exits, *self.record.removed, self.folder.head)
         if self.record.owner == "client" or number in spared or status.state not in lost:
             return status
-        reason = self._loss(number, workers) if workers and self.folder.head is not None else ""
+        reason = self._loss(number, workers)
         if not reason:
             return status
         stuck = status.state.active
@@ -326,9 +334,11 @@ class _Judge:
     def _loss(self, number: int, workers: tuple[str, ...]) -> str:
         """Return that the workers of a job have stayed away for too long, or ""."""
         folder, limit = self.folder, LOST_TIMEOUT
+        if not workers or folder.head is None:
+            return ""
         if folder.seen.isdisjoint(workers):
             reason, limit = "it has had no workers", limit + self.record.start_timeout
-            since = max(folder.began.get(job, math.inf) for job in (number, folder.head or 0))
+            since = max(folder.began.get(job, math.inf) for job in (number, folder.head))
         else:
             reason = "its workers have been gone"
             since = max(folder.gone.get(name, math.inf) for name in workers)

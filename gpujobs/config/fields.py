@@ -80,14 +80,14 @@ def ports(value: object, pattern: str, refusal: str) -> str:
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     if not 1024 <= numbers[0] <= numbers[-1] <= 65535:
         raise ValueError(f"{text}: ports are from 1024 to 65535, the smaller one first")
-    return text
+    return re.sub(r"\d+", lambda number: str(int(number[0])), text)
 
 
 def count(value: object, most: int = LARGEST_COUNT) -> int:
     """Return a whole number of at least 0; ``010``, ``1e3``, ``true`` and ``4.0`` are refused."""
     if isinstance(value, str) and re.fullmatch(r"0|[1-9]\d*", value):
         value = int(value[:15])  # one digit more would also be too large
-    if type(value) is not int:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(
             f"{shown(value)} is not a whole number (0, 1, 2, …; no leading zero, no unit)"
         )

@@ -110,7 +110,7 @@ def _complete(document: Document, key: str | int = "") -> Document:
 
 def _appends(document: Document) -> bool:
     """Return whether a list in the document may extend another one."""
-    return any(loc[-1] == "append" for loc, _ in [*document.parts()])
+    return any(loc[-1] == "append" for loc, _ in document.parts())
 
 
 def _appended(document: Document) -> list[Document] | None:

@@ -224,12 +224,12 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     def _start_dask(self, options: ClusterOptions) -> None:
         security = security_of(self._pool.record, self._pool.folder_state)
         silence_ucx(*self._pool.plan.transport.protocols)
-        scheduler: dict[str, object]
-        scheduler = {"cls": HeadJob, "options": {"pool": self._pool, "security": security}}
         if options.local_scheduler:
             scheduler = local_scheduler(
                 self._pool, security, options.scheduler_options, options.scheduler_options_place
             )
+        else:
+            scheduler = {"cls": HeadJob, "options": {"pool": self._pool, "security": security}}
         worker_options = next(iter(self._pool.groups.values())).worker_options
         SpecCluster.__init__(  # JobQueueCluster's would build a job of its own
             self,

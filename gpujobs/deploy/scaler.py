@@ -360,7 +360,7 @@ class Scaler:
         """Fail what clients wait for if no job has workers, and none will be submitted."""
         pool = self.pool
         working = any(job.report.workers for job in pool.jobs.active.values())
-        if pool.errors and not any((self._gave_up, working, self._wants_jobs(), pool.ended)):
+        if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
             self._gave_up = True
             await self.dask.give_up(pool.errors[0])
 

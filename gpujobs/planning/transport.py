@@ -231,13 +231,20 @@ def _candidates(
     allowed = _allowed(diagnostics, networks)
     # ucxx is there to move data between GPUs, and it cannot be encrypted.
     useful = any(group.gpus for group in groups) and not profile.network.encryption
-    reason = slow_memory(groups) or (WITHOUT_GPUS * any(not group.gpus for group in groups))
-    if useful and "ucxx" in allowed and reason:
+    if useful and "ucxx" in allowed and (reason := _reason_against_ucxx(groups)):
         diagnostics.note(f"ucxx is not used: {reason}")
         useful = False
     if useful:
         return list(allowed)
     return [name for name in allowed if name != "ucxx"] or ["tcp"]
+
+
+def _reason_against_ucxx(groups: Sequence[Profile]) -> str:
+    if slow := slow_memory(groups):
+        return slow
+    if not all(group.gpus for group in groups):
+        return WITHOUT_GPUS
+    return ""
 
 
 def _check_ucxx(diagnostics: Diagnostics, groups: Sequence[Profile], networks: Networks) -> None:

@@ -104,10 +104,7 @@ class GridEngineInventory(Inventory):
         kinds = _complexes(ask(["qconf", "-sc"]))
         environments = ask(["qconf", "-spl"]).split()
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
-        on_one_node = [
-            name for name, rule in rules.items() if rule.get("allocation_rule") == "$pe_slots"
-        ]
-        environment = min(on_one_node, key=lambda name: (name != "smp", name), default="")
+        environment = _environment(rules)
         config = _settings(ask(["qconf", "-sconf"]))
         gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
@@ -210,6 +207,12 @@ def _complexes(stdout: str) -> dict[str, _Complex]:
         if len(words) >= 8 and not line.startswith("#"):
             found |= dict.fromkeys(words[:2], _Complex(words[2], words[5]))
     return found
+
+
+def _environment(rules: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the parallel environment of jobs on one node, or ""."""
+    found = [name for name, rule in rules.items() if rule.get("allocation_rule") == "$pe_slots"]
+    return min(found, key=lambda name: (name != "smp", name), default="")
 
 
 def _request(gpu: str, kinds: Mapping[str, _Complex], environment: str) -> tuple[str, ...]:
