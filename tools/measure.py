@@ -30,7 +30,7 @@ IMPORTS = 6.0
 """Percent of the code lines."""
 LIMITS = {
     "modules": 130,
-    "lines of the package": 34_655,
+    "lines of the package": 34_656,
     "imports (% of code lines)": 8.3,
 }
 """Last figures of the package above their aim."""

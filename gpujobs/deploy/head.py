@@ -321,7 +321,8 @@ class DaskControl:
     async def close_clients(self) -> None:
         """Close the clients of the cluster here; dask logs what they send to a closed scheduler."""
         for client in list(distributed.Client._instances):
-            if client.cluster is self._cluster and client.loop is self._cluster.loop:
+            own = client.cluster is self._cluster and client.loop is self._cluster.loop
+            if own and client.status == "running":  # dask logs the end of one that reconnects
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     await asyncio.wait_for(client._close(fast=True), CLOSE_SCHEDULER_TIMEOUT)
 
