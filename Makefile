@@ -26,7 +26,7 @@ variants:  ## the slow tests on fake batch schedulers that Slurm or Grid Engine 
 seeds:  ## 1,000 seeds of the churn, after `make test`
 	GPUJOBS_SEEDS=1000 $(VENV)/bin/python -m pytest -n $(WORKERS) -m slow tests/simulated/test_churn.py
 
-lint:  ## style, types, and the size and the words of the code
+lint:  ## style and types; prints the size and the words of the code
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
