@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gpujobs.config.spec import load_spec
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
 
 from ..support.cli import text_of
+from ..support.each import each
 from ..unit.support import PYTHON
 
 EXAMPLES: list[tuple[str, dict[str, object], str]] = [
@@ -73,9 +72,7 @@ EXAMPLES: list[tuple[str, dict[str, object], str]] = [
 """Site, keys of a profile, and the directives of one job, separated by `|`."""
 
 
-@pytest.mark.parametrize(
-    ("site", "keys", "expected"), EXAMPLES, ids=[name for name, _, _ in EXAMPLES]
-)
+@each(("site", "keys", "expected"), EXAMPLES, ids=[name for name, _, _ in EXAMPLES])
 def test_directives_are_those_of_the_documentation(
     site: str, keys: dict[str, object], expected: str, tmp_path: Path
 ) -> None:

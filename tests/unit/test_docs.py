@@ -20,6 +20,7 @@ from gpujobs.config.sitefiles import load_site
 from gpujobs.planning.render import render
 
 from ..support.cli import ROOT
+from ..support.each import each
 from .support import plan
 
 FILES = [
@@ -50,7 +51,7 @@ def blocks(kind: str) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("bash"))
+@each(("mark", "text"), blocks("bash"))
 def test_rendered_directives(
     mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +77,7 @@ def prose(path: Path) -> str:
     return BLOCK.sub("", path.read_text())
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("yaml"))
+@each(("mark", "text"), blocks("yaml"))
 def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
     assert mark and mark[0] in ("profile", "site"), (
         "a comment is missing above it: <!-- profile site=NAME --> or <!-- site -->"
@@ -118,7 +119,7 @@ def commands() -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("words", commands())
+@each("words", commands())
 def test_commands_exist(words: str) -> None:
     lexer = shlex.shlex(words, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -161,7 +162,7 @@ def test_every_command_and_option_is_documented() -> None:
             ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_every_key_is_in_a_table(name: str) -> None:
     text = "".join(path.read_text() for path in FILES)
     tables = re.findall(rf"<!-- keys {name} -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
@@ -172,7 +173,7 @@ def test_every_key_is_in_a_table(name: str) -> None:
     assert sorted(keys) == sorted(keys_of(MODELS[name]))
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("python"))
+@each(("mark", "text"), blocks("python"))
 def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
     import gpujobs
     from gpujobs.deploy.keywords import document_of
@@ -193,7 +194,7 @@ def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
             document_of(values, vocabulary=kind.vocabulary)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each("path", FILES, ids=lambda path: path.stem)
 def test_links(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(path)):
         name, _, anchor = target.partition("#")
@@ -206,7 +207,7 @@ def test_links(path: Path) -> None:
             ], target
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each("path", FILES, ids=lambda path: path.stem)
 def test_words(path: Path) -> None:
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|\"scheduler\"", "", prose(path))
     assert not re.findall(r"(?i)(?<!batch.)(?<!dask.)\bschedulers?\b[^\n]*", text), (

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu
 from gpujobs.deploy.display import JobTable
 from gpujobs.planning.render import render
@@ -30,6 +28,7 @@ from gpujobs.schedulers import JobId, JobState
 from gpujobs.schedulers.base import ENTRY_POINTS
 
 from ..support.cli import ROOT
+from ..support.each import each
 from ..support.processes import patience
 from .support import plan
 from .test_docs import BLOCK, FILES, blocks
@@ -44,7 +43,7 @@ DIRECTIVE = re.compile(r"\{\w+\}")
 
 
 # -- the rule --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@each("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_block_has_a_test(path: Path) -> None:
     fences = re.findall(r"^[ >]*(?:```|~~~)(.*)$", path.read_text(), re.M)
     assert not any(fences[1::2]), "an end of a block has no words"
@@ -134,7 +133,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("console"))
+@each(("mark", "text"), blocks("console"))
 def test_console(mark: list[str], text: str) -> None:
     assert " ".join(mark[:2]) in ("", *EXECUTED, "executed by", "not executed:")
     if mark[:2] == ["executed", "by"]:
@@ -167,7 +166,7 @@ def scripts_in_text() -> list[str]:
     return sorted({words for text in texts for words in re.findall(pattern, text)})
 
 
-@pytest.mark.parametrize("words", scripts_in_text())
+@each("words", scripts_in_text())
 def test_scripts_in_the_text_exist(words: str) -> None:
     script, *options = words.split()
     text = (ROOT / script).read_text()
@@ -188,13 +187,13 @@ def check_entry_point(found: dict[str, Any]) -> None:
     assert list(found["project"]["entry-points"]) == [ENTRY_POINTS]
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("toml"))
+@each(("mark", "text"), blocks("toml"))
 def test_toml(mark: list[str], text: str) -> None:
     checks = {"pixi": check_pixi, "entry point": check_entry_point}
     checks[" ".join(mark)](tomllib.loads(text))
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("jinja"))
+@each(("mark", "text"), blocks("jinja"))
 def test_template(mark: list[str], text: str, tmp_path: Path) -> None:
     """The lines of the template are in the script of a job, and bash can parse it."""
     (word, name) = mark
@@ -230,7 +229,7 @@ def test_jobs_of_the_documentation() -> None:
     assert table == text.splitlines()
 
 
-@pytest.mark.parametrize(("mark", "text"), blocks("text"))
+@each(("mark", "text"), blocks("text"))
 def test_output_names_its_test(mark: list[str], text: str) -> None:
     assert mark[:2] == ["executed", "by"]
     assert (ROOT / mark[2]).is_file()

@@ -9,10 +9,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from ruamel.yaml import YAML
 
 from ..support.cli import ROOT
+from ..support.each import each
 
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
@@ -58,40 +58,38 @@ def needs(name: str) -> tuple[set[str], set[str]]:
     return set(re.findall("`(.+?)`", everywhere)), set(re.findall("`(.+?)`", on_gpus))
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
+@each("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
 def test_a_script_has_at_most_60_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_is_complete_and_in_the_list(folder: Path) -> None:
     assert (folder / "README.md").exists()
     assert (folder / "profile.yaml").exists() or (folder / "form.yml").exists()
     assert folder.name in ROWS
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
+@each("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
 def test_the_list_has_what_a_script_imports(path: Path) -> None:
     row = path.name if path.parent == EXAMPLES else path.parent.name
     assert imported(path) <= set.union(*needs(row))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_the_tests_have_what_an_example_needs_without_gpus(name: str) -> None:
     everywhere, on_gpus = needs(name)
     assert everywhere <= installed()
     assert not on_gpus & installed()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_an_example_is_run_by_a_test(name: str) -> None:
     texts = [path.read_text() for path in (ROOT / "tests" / "real").glob("*.py")]
     assert any(re.search(rf'examples/{name}|"{name}"', text) for text in texts)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(EXAMPLES.glob("*/profile.yaml")), ids=lambda p: p.parent.name
-)
+@each("path", sorted(EXAMPLES.glob("*/profile.yaml")), ids=lambda p: p.parent.name)
 def test_a_profile_runs_in_its_own_folder(path: Path) -> None:
     profile = YAML(typ="safe").load(path)
     assert profile["name"]

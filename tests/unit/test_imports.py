@@ -14,6 +14,8 @@ import pytest
 
 import gpujobs
 
+from ..support.each import each
+
 PACKAGE = Path(gpujobs.__file__).parent
 HEAVY = ("pydantic", "dask", "distributed", "dask_jobqueue", "tornado", "numpy", "cryptography")
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -82,7 +84,7 @@ def test_few_files_at_the_root() -> None:
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= FILES_AT_ROOT
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@each("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path) -> None:
     own = room(path)
     if own in ENTRANCES:
@@ -92,7 +94,7 @@ def test_imports_go_one_way(path: Path) -> None:
     assert {room(target) for target in imported(path)} <= allowed
 
 
-@pytest.mark.parametrize("name", [name for floor in FLOORS for name in floor])
+@each("name", [name for floor in FLOORS for name in floor])
 def test_no_cycle_inside_a_room(name: str) -> None:
     graph = {
         path: {target for target in imported(path) if room(target) == name}
@@ -109,7 +111,7 @@ def test_a_cycle_is_found() -> None:
     assert sorted(set(cycle)) == ["a.py", "b.py", "c.py"]
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
+@each("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_need_no_alias(path: Path) -> None:
     imports = [
         alias
@@ -133,9 +135,7 @@ def test_processes_are_started_in_one_module_on_each_side() -> None:
     assert users == ["batch/process.py", "injob/process.py"]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "injob").glob("*.py")), ids=lambda path: path.name
-)
+@each("path", sorted((PACKAGE / "injob").glob("*.py")), ids=lambda path: path.name)
 def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
     """In a job it is a package of another name, in an environment without gpujobs."""
     others = {"dask", "distributed", "tornado", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
@@ -192,7 +192,7 @@ def test_importing_gpujobs_imports_nothing_else() -> None:
     }
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+@each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_text_files_have_an_encoding(path: Path) -> None:
     """Files are UTF-8 also in a locale that is not."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -25,6 +25,8 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 
+from ..support.each import each
+
 LIBRARIES = ["libcuda.so.1", "libnvidia-ml.so.1"]
 DRIVER = f"""
 import threading
@@ -112,12 +114,12 @@ def test_it_is_private_in_the_folder(tmp_path: Path) -> None:
     assert path.read_bytes() == archive.build()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@each("path", SOURCES, ids=lambda path: path.name)
 def test_syntax_of_older_pythons(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@each("path", SOURCES, ids=lambda path: path.name)
 def test_no_unions_at_run_time(path: Path) -> None:
     """Python 3.9 cannot evaluate ``list | tuple``; annotations are not evaluated."""
     nodes = ast.walk(ast.parse(path.read_text()))

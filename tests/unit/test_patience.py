@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from ..support.each import each
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(
@@ -42,7 +42,7 @@ def fixed_limits(tree: ast.Module) -> Iterator[ast.expr]:
             yield from filter(is_number, limits)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@each("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_time_limit_is_scaled(path: Path) -> None:
     found = fixed_limits(ast.parse(path.read_text()))
     assert [f"{path.name}:{limit.lineno}: {ast.unparse(limit)}" for limit in found] == []

@@ -17,6 +17,7 @@ from gpujobs.config.site import Site
 from gpujobs.errors import InputError
 
 from ..support.cli import ROOT
+from ..support.each import each
 
 SITES = [
     *(ROOT / "site_configs").glob("*.yaml"),
@@ -32,13 +33,13 @@ def validator(model: type[Model]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
+@each("path", SITES, ids=lambda path: path.stem)
 def test_site_files_match_the_schema(path: Path) -> None:
     value = YAML(typ="safe", pure=True).load(path.read_text())
     validator(Site).validate(value)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "gpus: auto\nwalltime: 1h30m\nrun: python x.py\n",
@@ -53,7 +54,7 @@ def test_both_accept_a_profile(text: str) -> None:
     build(Profile, parse(text, "p.yaml"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "text"),
     [
         (Profile, "gpuss: 8\n"),
@@ -79,7 +80,7 @@ def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
         build(model, parse(text, "x.yaml"))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "extends: example-slurm\ndirectory: /scratch\n",
@@ -95,7 +96,7 @@ def test_both_accept_a_site(text: str) -> None:
         build(Site, parse(text, "s.yaml"))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "env: {OMP_NUM_THREADS: 4, DEBUG: true}\nrun: [python, x.py, --size, 1000, --rate, 0.5]\n",
@@ -107,9 +108,7 @@ def test_plain_scalars_are_text(text: str) -> None:
     build(Profile, parse(text, "p.yaml"))
 
 
-@pytest.mark.parametrize(
-    "text", ["defaults: {waltime: 1h}\n", "poll: 10\n", "defaults: []\n", "queues: {}\n"]
-)
+@each("text", ["defaults: {waltime: 1h}\n", "poll: 10\n", "defaults: []\n", "queues: {}\n"])
 def test_the_schema_refuses_what_every_plan_would(text: str) -> None:
     value = YAML(typ="safe", pure=True).load(f"description: x\nscheduler: slurm\n{text}")
     assert not validator(Site).is_valid({"queues": {"gpu": {}}, **value})

@@ -18,6 +18,7 @@ from gpujobs.injob.rank import initialize, write_plan
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import error_of, made_plan
 
 MACHINE = Machine(gpus=("0",), cpus=8, memory=32 * 2**30, busy={})
@@ -29,7 +30,7 @@ def text(home: Path, site: str = "s.yaml", **network: object) -> str:
     return " ".join(text.replace("\\\n", " ").split())
 
 
-@pytest.mark.parametrize("site", ["s.yaml", "local"])
+@each("site", ["s.yaml", "local"])
 def test_the_dashboard_listens_on_loopback_unless_asked_otherwise(home: Path, site: str) -> None:
     for network in ({}, {"dashboard": "local"}):
         assert "--dashboard-address=127.0.0.1:0" in text(home, site, **network)
@@ -63,7 +64,7 @@ def strict(home: Path) -> str:
     return "strict.yaml"
 
 
-@pytest.mark.parametrize(
+@each(
     ("network", "words"),
     [
         ({"protocol": "ucxx"}, "ucxx is not encrypted"),
@@ -127,7 +128,7 @@ def left(home: Path) -> list[str]:
     return [path.name for path in (home / "home" / ".gpujobs").glob("*/*")]
 
 
-@pytest.mark.parametrize("options", WITHOUT_ENCRYPTION, ids=str)
+@each("options", WITHOUT_ENCRYPTION, ids=str)
 def test_options_of_a_dask_scheduler(home: Path, strict: str, options: dict[str, Any]) -> None:
     option = next(name for name in reversed(options) if name not in ("host", "dashboard"))
     error = rejected(option, scheduler_options=options)
@@ -158,7 +159,7 @@ def test_the_same_of_a_profile(home: Path, strict: str) -> None:
         gpujobs.GPUSLURMCluster.from_profile("p.yaml", site="./strict.yaml", **options)
 
 
-@pytest.mark.parametrize(
+@each(
     "keywords",
     [
         {"dashboard_address": ":8787"},
@@ -195,7 +196,7 @@ def test_options_that_keep_the_encryption(home: Path, strict: str) -> None:
         assert cluster.scheduler_address.startswith("tcp://")
 
 
-@pytest.mark.parametrize("address", [":0", "0.0.0.0:0", 9000, None])
+@each("address", [":0", "0.0.0.0:0", 9000, None])
 def test_http_servers_of_workers(home: Path, strict: str, address: Any) -> None:
     workers = {"options": {"dashboard_address": address}}
     error = error_of(home, {"gpus": 1, "workers": workers}, strict)
@@ -208,7 +209,7 @@ def test_http_servers_of_workers(home: Path, strict: str, address: Any) -> None:
     assert made_plan(home, {"gpus": 1, "workers": there}, strict)
 
 
-@pytest.mark.parametrize(
+@each(
     ("address", "expected"),
     [
         ("127.0.0.1:8787", True),
@@ -237,7 +238,7 @@ def test_addresses_on_the_loopback_interface(address: object, expected: bool) ->
 RANKS = {"layout": "mpi", "run_on": "ranks", "run": ["svd.py"], "gpus": 1}
 
 
-@pytest.mark.parametrize(
+@each(
     "keywords",
     [
         {"protocol": "tcp"},

@@ -17,6 +17,7 @@ from gpujobs.config.sitefiles import load_site, site_of_this_host
 from gpujobs.planning.sitecheck import site_problems
 
 from ..support.cli import ROOT
+from ..support.each import each
 
 
 def _site_table() -> ModuleType:
@@ -48,7 +49,7 @@ WITHOUT_CONTACT = {
 """Their sources name no address for questions."""
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@each("file", FILES, ids=lambda file: file.stem)
 def test_it_has_no_errors_and_says_where_it_is_from(file: Path) -> None:
     loaded = load_site(str(file))
     assert site_problems(loaded) == []
@@ -59,7 +60,7 @@ def test_it_has_no_errors_and_says_where_it_is_from(file: Path) -> None:
     assert site.defaults.get("walltime"), "a plan without a walltime fails on many sites"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@each("file", FILES, ids=lambda file: file.stem)
 def test_marks_are_comments_of_the_expected_form(file: Path) -> None:
     """A mark that is spelled in another way would not be counted."""
     for line in file.read_text().splitlines():
@@ -68,7 +69,7 @@ def test_marks_are_comments_of_the_expected_form(file: Path) -> None:
         assert "missing:" not in line or re.search(r"# missing: \S", line), line
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@each("file", FILES, ids=lambda file: file.stem)
 def test_no_source_permits_unencrypted_traffic(file: Path) -> None:
     """Listing ucxx says that a site permits it. A source that does is to be named in the line."""
     lines = [line for line in file.read_text().splitlines() if "ucxx" in line.partition("#")[0]]
@@ -89,7 +90,7 @@ def test_no_two_match_the_same_hosts() -> None:
         assert not [p for p in patterns if re.fullmatch(p, host)], host
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "name"),
     [
         ("daint-ln002", "daint"),
