@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from gpujobs.cli import live
@@ -130,6 +129,8 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
 
 
 def test_schema(run) -> None:  # type: ignore[no-untyped-def]
+    import jsonschema  # takes a second, in each test process if it stood above
+
     profile, site_schema = (json.loads(run("schema", kind).stdout) for kind in ("profile", "site"))
     for schema in (profile, site_schema):
         jsonschema.Draft202012Validator.check_schema(schema)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
@@ -19,6 +18,9 @@ from gpujobs.errors import InputError
 from ..support.cli import ROOT
 from ..support.each import each
 
+if TYPE_CHECKING:
+    import jsonschema
+
 SITES = [
     *(ROOT / "site_configs").glob("*.yaml"),
     *(ROOT / "tests" / "data" / "sites").glob("*.yaml"),
@@ -28,6 +30,8 @@ SITE = "description: x\nscheduler: slurm\nqueues: {gpu: {gpus_per_node: 4}}\n"
 
 @functools.cache  # the check of the schema takes a while
 def validator(model: type[Model]) -> jsonschema.Draft202012Validator:
+    import jsonschema  # takes a second, in each test process if it stood above
+
     schema = json_schema(model)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
