@@ -1,7 +1,7 @@
 """Print how large and dense the package is and how plain its English, against the aims.
 
-``python tools/measure.py [PATH...]``: the package, or only these files and folders. The figures are for the reader of a
-change. None of them is a limit: under a limit of lines, the code became denser instead of simpler.
+``python tools/measure.py [PATH...]``: the package, or only these files and folders. The figures are
+for the reader of a change. None of them is a limit: under one, the code became denser, not simpler.
 """
 
 from __future__ import annotations
