@@ -32,7 +32,7 @@ def host_of(ctx: click.Context, params: Mapping[str, Any]) -> str:
     if (given := ctx.params.get("host")) or "GPUJOBS_HOST" in os.environ:
         return given or ""
     site = named_site(params)
-    if site is None or not site.site.hosts:
+    if site is None or not site.site.hosts:  # a received file has none (see `trust`)
         return ""
     from ..batch import process
     from ..schedulers import get_scheduler
@@ -89,11 +89,11 @@ def make_request(name: str, words: list[str], params: Mapping[str, Any]) -> Requ
 
 def _add_profile(request: Request, profile: Path) -> str:
     """Send a profile, or a job folder; return the word for its path on the login node."""
-    from ..clusters import remote
+    from ..clusters import remote, submit
 
     if profile.is_file():
         return request.add_file(profile.name, profile)
-    request.place, files = "folders", dict(remote.files_below(profile))
+    request.place, files = "folders", submit.files_of_folder(profile)
     remote.check_size(files, str(profile))
     name = profile.resolve().name
     for inner, path in files.items():
@@ -125,11 +125,11 @@ def read_uploads(paths: tuple[Path, ...]) -> bytes:
 
 
 def _uploads_of(path: Path) -> Iterable[tuple[str, Path]]:
-    from ..clusters import remote
+    from ..clusters.folder import files_below
 
     if not path.exists():
         raise InputError(f"--upload: there is no {path}")
-    return remote.files_below(path) if path.is_dir() else [(path.name, path)]
+    return files_below(path) if path.is_dir() else [(path.name, path)]
 
 
 # -- run it there ----------------------------------------------------------------------------------

@@ -68,6 +68,13 @@ def write_atomically(path: Path, content: str, *, durable: bool = False) -> None
             temporary.unlink(missing_ok=True)
 
 
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the names and paths of files and of folders, whose names end in "/"; no links."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink() and (path.is_dir() or path.is_file()):
+            yield path.relative_to(folder).as_posix() + "/" * path.is_dir(), path
+
+
 def job_files(folder: Path, separator: str) -> Iterator[tuple[int, str]]:
     """Yield number and rest of the names of the files in ``folder`` that begin with ``N.``."""
     try:

@@ -371,7 +371,10 @@ class Ledger:
         if cluster_id not in self._job_folders and self._is_path(cluster_id):
             cluster_id = self._open(Path(cluster_id))
         try:
-            return _load(self._path(cluster_id), cluster_id).at(self._job_folders.get(cluster_id))
+            record = _load(self._path(cluster_id), cluster_id)
+            if cluster_id in self._job_folders:
+                record = _with_known_commands(record)
+            return record.at(self._job_folders.get(cluster_id))
         except FileNotFoundError:
             similar = [path.stem for path in self._paths() if path.stem.startswith(cluster_id)]
             hint = "`gpujobs status --all` lists your clusters"
@@ -502,6 +505,25 @@ class Ledger:
         except OSError as error:
             message = f"the clusters in {self.folder} cannot be read: {error.strerror}"
             raise GpujobsError(message) from None
+
+
+def _with_known_commands(record: ClusterRecord) -> ClusterRecord:
+    """Return the record of a job folder with commands that a site of the user's has, if with any.
+
+    The folder may come from somebody else, and `gpujobs status FOLDER` runs them.
+    """
+    if not record.commands:
+        return record
+    from ..config.sitefiles import load_site  # `judge.pyz` has no room `config`
+
+    try:
+        known = load_site(record.site).site.commands if "/" not in record.site else {}
+    except InputError:
+        known = {}
+    if record.commands == known:
+        return record
+    logger.warning("%s: its `commands` are not those of a site %s", record.id, record.site)
+    return replace(record, commands=known)
 
 
 def _dump(record: ClusterRecord) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..config.document import Document, Loc
 from ..config.site import Site
-from ..config.sitefiles import cluster_name
+from ..config.sitefiles import SiteFile, cluster_name
 from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
 from ..planning.plan import Machine, Plan, make_plan
@@ -50,6 +50,7 @@ def make_cluster_plan(
     problems_of_space = space_problems(Path(plan.root), spec.site.site.quota_command)
     space = (f"warning: {problem}" for problem in problems_of_space)
     own = (
+        *origin_notes(spec.site),
         *site_notes(spec.site.site),
         *run_notes(plan, folder),
         *image_notes(plan),
@@ -185,6 +186,17 @@ def image_notes(plan: Plan) -> Iterator[str]:
             text = f"container: there is no image {there} on this host; the nodes need it"
             name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
             yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
+
+
+def origin_notes(file: SiteFile) -> Iterator[str]:
+    """Yield notes about a site file that only the profile names, or that overrides a rule."""
+    if file.received:
+        yield f"the site file is {file.path}, which only the profile names"
+    if file.unused:
+        keys = ", ".join(f"`{key}`" for key in file.unused)
+        yield f"not used: {keys} of {file.path}, unless you name it: --site {file.path}"
+    if file.loosened:
+        yield file.loosened
 
 
 def site_notes(site: Site) -> Iterator[str]:

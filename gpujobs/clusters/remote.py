@@ -30,7 +30,7 @@ from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
 from ..text import plural, size_text
 from ..version import __version__
-from .folder import private_folder, write_atomically
+from .folder import files_below, private_folder, write_atomically
 
 logger = logging.getLogger("gpujobs")
 
@@ -56,13 +56,6 @@ def pack(files: Mapping[str, Path | bytes]) -> bytes:
             item.external_attr = (stat.S_IFREG | mode) << 16
             archive.writestr(item, content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
-
-
-def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names and paths of files and of folders, whose names end in "/"; no links."""
-    for path in folder.rglob("*"):
-        if not path.is_symlink() and (path.is_dir() or path.is_file()):
-            yield path.relative_to(folder).as_posix() + "/" * path.is_dir(), path
 
 
 def package() -> bytes:
@@ -91,6 +84,13 @@ def check_size(files: Mapping[str, Path], option: str) -> None:
     logger.info("uploads %s", text)
 
 
+def _templates(folder: Path) -> Iterator[Path]:
+    for path in folder.glob("templates/**/*.j2"):
+        target = path.resolve()
+        if target.suffix == ".j2" and target.is_file():
+            yield path
+
+
 # -- a command, and what is sent with it -----------------------------------------------------------
 _FOLDER = "\0"
 """In the words of a request: the folder of its files on the login node."""
@@ -117,11 +117,16 @@ class Request:
         return f"{_FOLDER}/{name}"
 
     def add_site(self, site: SiteFile) -> None:
-        """Send the file of a site of the user's, with its neighbours, and use it by its name."""
+        """Send a site of the user's, and use it by its name.
+
+        That is its file, the files beside it that it extends, and its templates; a link is sent only
+        if it leads to a template.
+        """
         folder = site.path.parent
         if folder != data_folder("site_configs"):
-            for path in (*folder.glob("*.yaml"), *folder.glob("templates/*.j2")):
-                self.files[f"sites/{path.relative_to(folder)}"] = path
+            for path in (*site.files, *_templates(folder)):
+                if path.is_relative_to(folder):
+                    self.files[f"sites/{path.relative_to(folder)}"] = path
         self.env["GPUJOBS_SITE"] = site.name
 
     def message(self) -> bytes:

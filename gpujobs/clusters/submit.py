@@ -48,6 +48,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
 
     Raises RefusedError in the batch scheduler's words, or UnavailableError.
     """
+    spec.site.check_named()
     cluster_id = ledger.new_id(plan.name)
     record = new_record(plan, cluster_id)
     before = find_predecessor(spec, record, ledger)
@@ -456,15 +457,33 @@ def submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     return record
 
 
+def files_of_folder(folder: Path) -> dict[str, Path]:
+    """Return the files of a job folder by their names in it: those that `write_folder` has made.
+
+    Raises NoSuchClusterError if it is another folder, and InputError if others can write it.
+    """
+    record = Ledger().get(f"{folder}/")
+    found = {name: folder / name for name in (_PLAN, "README.md")}
+    found |= {planned.script: _script_path(record, planned) for planned in record.planned}
+    for name, path in folders.files_below(record.path):
+        found[f"{record.id}/{name}"] = path
+    return {name: path for name, path in found.items() if path.exists() and not path.is_symlink()}
+
+
 def folder_plan(record: ClusterRecord) -> JsonObject:
     """Return the output of `gpujobs plan --json` in a job folder; {} if it was removed."""
     return Folder(record.argument).read(_PLAN)
 
 
-def _script_text(record: ClusterRecord, planned: Submission) -> str:
+def _script_path(record: ClusterRecord, planned: Submission) -> Path:
     path = record.path.parent / planned.script
     if path.name != planned.script:
         raise errors.InputError(f"the script {planned.script} is not a file of the job folder")
+    return path
+
+
+def _script_text(record: ClusterRecord, planned: Submission) -> str:
+    path = _script_path(record, planned)
     try:
         return read_file(path)
     except FileNotFoundError:

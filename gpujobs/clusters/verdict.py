@@ -24,7 +24,7 @@ from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
 from ..schedulers.base import all_commands
-from .folder import FolderState, read_state, write_atomically
+from .folder import FolderState, read_state, write_atomically, write_new
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, parse
 from .report import ClusterReport
@@ -53,7 +53,7 @@ def write_judge(folder: Path) -> None:
     package = Path(__file__).parent.parent
     paths = sorted({path for pattern in _PACKED for path in package.glob(pattern)})
     sources = {f"gpujobs/{path.relative_to(package)}": path.read_text("utf-8") for path in paths}
-    (folder / JUDGE).write_bytes(pack({"__main__.py": _MAIN, **sources}))
+    write_new(folder / JUDGE, pack({"__main__.py": _MAIN, **sources}))
 
 
 def write_record(record: ClusterRecord) -> None:

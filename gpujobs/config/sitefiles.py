@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
@@ -22,7 +23,7 @@ from ..text import matches, nearest
 from .document import Document, read
 from .model import build
 from .site import Site
-from .trust import check_writers
+from .trust import check_writers, without_acts
 
 # -- inheritance in site files: a file extends another one, a queue is like another one ------------
 # Mappings are merged key by key, lists and scalars are replaced. ``{append: [...]}`` in the place
@@ -156,6 +157,22 @@ class SiteFile:
     path: Path
     site: Site
     document: Document
+    files: tuple[Path, ...] = ()
+    """The file, and those that it extends."""
+    received: bool = False
+    """Whether only a profile names the file (see `trust`)."""
+    unused: tuple[str, ...] = ()
+    """Keys that are not used because the file is received."""
+    loosened: str = ""
+    """Which file overrides a rule of a file that it extends; "" if none does."""
+
+    def check_named(self) -> None:
+        """Raise InputError if the file is received and has keys that act: the user must name it."""
+        if not self.unused:
+            return
+        keys = ", ".join(f"`{key}`" for key in self.unused)
+        message = f"{self.path} has {keys}, which run commands, and only the profile names it"
+        raise InputError(message, hint=f"read it; if you trust it, use --site {self.path}")
 
 
 class NoSuchSiteError(InputError):
@@ -204,15 +221,45 @@ def ignored_files() -> list[Path]:
     return sorted(path for folder in site_folders() for path in _files(folder, ".yml"))
 
 
-def load_site(name: str, base: Path | None = None) -> SiteFile:
+def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) -> SiteFile:
     """Load the site ``name``.
 
     A name with a slash or one that ends in .yaml is a path, relative to ``base`` (default: the
-    working directory). NoSuchSiteError if there is no such file, InputError if it is not valid.
+    working directory). ``by_profile``: only a profile names it, so a path is received.
+    NoSuchSiteError if there is no such file, InputError if it is not valid.
     """
     path = _site_path(name, base)
-    site, document = _built(_layers(path, (), _searched(name, path)))
-    return SiteFile(path.stem, path, site, document)
+    layers = _layers(path, (), _searched(name, path))
+    received = by_profile and _is_path(name)
+    documents: list[Document] = []
+    unused: list[str] = []
+    for document, by_name in layers:
+        if received and not by_name:
+            document, found = without_acts(document)
+            unused += found
+        documents.append(document)
+    site, whole = _built(tuple(documents))
+    return SiteFile(
+        name=path.stem,
+        path=path,
+        site=site,
+        document=whole,
+        files=tuple(Path(document.source) for document in documents),
+        received=received,
+        unused=tuple(dict.fromkeys(unused)),
+        loosened=_loosened(documents, whole),
+    )
+
+
+def _loosened(documents: list[Document], whole: Document) -> str:
+    """Return which file overrides `encryption: required` of a file that it extends, or ""."""
+    rule = ("network", "encryption")
+    if whole.value_at(rule) == "required":
+        return ""
+    lower = [document for document in documents if document.value_at(rule) == "required"]
+    if not lower:
+        return ""
+    return f"{whole.position(rule)} overrides `encryption: required` of {lower[-1].source}"
 
 
 @lru_cache(maxsize=8)  # like `document.parse`: commands load the site twice, first for its `hosts`
@@ -282,7 +329,7 @@ def layered(path: Path, folder: Path | None) -> Document:
     ``folder``: the one of the search path in which it was found; None for a path of the user's.
     InputError if other users could have written a file that was found.
     """
-    return _merged(_layers(path, (), folder))
+    return _merged(tuple(document for document, _ in _layers(path, (), folder)))
 
 
 def _merged(layers: tuple[Document, ...]) -> Document:
@@ -292,7 +339,11 @@ def _merged(layers: tuple[Document, ...]) -> Document:
     return document
 
 
-def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> tuple[Document, ...]:
+_Layer: TypeAlias = tuple[Document, bool]
+"""The document of one file, and whether it was found by its name on the search path."""
+
+
+def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> tuple[_Layer, ...]:
     if not path.is_file() and path.exists():  # reading a named pipe might never end
         raise InputError(f"{path}: not a regular file")
     if folder and path.parent != data_folder("site_configs"):
@@ -300,13 +351,14 @@ def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> tuple[D
     document = read(path)
     name = document.value.get("extends")
     if not isinstance(name, str):
-        return (document,)
+        return ((document, folder is not None),)
     position = document.position(("extends",))
     if path in upper:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
     lower = _lower_path(name, path, (*upper, path), position)
-    return (document, *_layers(lower, (*upper, path), _searched(name, lower, folder)))
+    layers = _layers(lower, (*upper, path), _searched(name, lower, folder))
+    return ((document, folder is not None), *layers)
 
 
 def _lower_path(name: str, path: Path, upper: tuple[Path, ...], position: Position) -> Path:

@@ -161,6 +161,7 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
         "from_site": sorted(spec.from_site),
         "queue_order": list(spec.queue_order),
     }
+    path.touch(mode=0o600, exist_ok=False)
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
@@ -252,11 +253,11 @@ def choose_site(document: Document, site: str | None, base: Path | None) -> Site
     own = document.value.get("site")
     if not isinstance(own, str) or not own:
         return load_site(os.environ.get("GPUJOBS_SITE") or site_of_this_host())
+    place = document.position(("site",))
     try:
-        return load_site(own, base)
+        return load_site(own, base, by_profile=place.line > 0)  # not --set, nor a keyword
     except NoSuchSiteError as error:
-        problem = replace(error.problems[0], position=document.position(("site",)))
-        raise InputError(problem) from None
+        raise InputError(replace(error.problems[0], position=place)) from None
 
 
 # -- groups of workers: each is specified by a profile of its own ----------------------------------

@@ -1,4 +1,14 @@
-"""Site files that other users could change are refused: their bash text runs as the user."""
+"""What a file may cause that the user has not chosen, and which files others could have changed.
+
+A site file is *received* if only a profile names it, by its path: it may come from somebody else,
+as the profile does. gpujobs reads it, and it takes part in scripts, which run when the user submits
+them. gpujobs itself runs no command of it and opens no connection for it: the keys `ACTS` of a
+received file are not used, and a submission is refused until the user names the file. The table in
+docs/security.md says it for every source of files.
+
+Bash text of a site that is found by its name runs as the user, too: such a file is refused if other
+users could have changed it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +21,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
+from .document import Document
+
+ACTS = ("commands", "hosts", "quota_command")
+"""Keys of a site with which gpujobs itself runs a command or opens a connection."""
+
+
+def without_acts(document: Document) -> tuple[Document, tuple[str, ...]]:
+    """Return the document of a received site file without the keys `ACTS`, and those that it has."""
+    found = tuple(key for key in ACTS if document.find((key,)))
+    return document.without(*found), found
+
 
 _ROOT = 0
 _TOP = Path("/")

@@ -191,6 +191,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         n_workers: int | None,
         notes: Iterable[str] = (),
     ) -> None:
+        spec.site.check_named()
         plan = make_cluster_plan(spec, elastic=True, devices=self._devices)
         plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
