@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..batch import receive
 from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob import folder as files
@@ -170,6 +171,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
     private_folder(folder.parent)
     try:
         folder.mkdir(mode=0o700)
+        receive.mark(folder)
         for name in ("jobs", "scripts"):
             (folder / name).mkdir(mode=0o700)
         _make_logs(folder, logs)
@@ -181,7 +183,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
     except FileExistsError:
         raise InputError(f"{folder} exists already") from None
     except OSError as error:
-        remove(folder)
+        discard(folder)
         message = f"{folder} cannot be used: {error.strerror}"
         raise GpujobsError(message, hint="nothing was submitted") from None
 
@@ -195,9 +197,39 @@ def _make_logs(folder: Path, logs: Path | None) -> None:
     (folder / "logs").symlink_to(elsewhere)
 
 
+# -- remove a folder -------------------------------------------------------------------------------
+def is_ours(folder: Path) -> bool:
+    """Return whether gpujobs has made ``folder``; not a link to it, nor a copy of another name."""
+    if folder.is_symlink():
+        return False
+    try:
+        return files.read_file(folder / receive.MARKER, 1024) == f"{folder.name}\n"
+    except (OSError, DamagedError):
+        return False
+
+
 def remove(folder: Path) -> None:
-    """Remove the folder of a cluster whose submission failed."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder that gpujobs has made. Raises GpujobsError if it has not, or OSError.
+
+    Every other removal of a folder below `directory` ends here.
+    """
+    if not is_ours(folder):
+        raise GpujobsError(f"{folder} stays: gpujobs has not made it")
+    # The marker comes last: what an interruption leaves can still be removed.
+    for path in folder.iterdir():
+        if path.name == receive.MARKER:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.rmtree(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that gpujobs has just made for something that failed, if that is possible."""
+    with contextlib.suppress(OSError, GpujobsError):
+        remove(folder)
 
 
 # -- write into it ---------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
         record = before.note(record) if before else record
         ledger.add(record)
     except BaseException:
-        folders.remove(record.path)
+        folders.discard(record.path)
         raise
     with undoing(record, client, ledger, partial(_remove, record, ledger)):
         for script in scripts:
@@ -78,13 +78,13 @@ def make_folder(spec: ClusterSpec, record: ClusterRecord, *, encrypted: bool) ->
             write_spec(spec, record.path / folders.SPEC)
             write_judge(record.path)
     except BaseException:
-        folders.remove(record.path)
+        folders.discard(record.path)
         raise
 
 
 def _remove(record: ClusterRecord, ledger: Ledger) -> None:
     ledger.remove(record.id)
-    folders.remove(record.path)
+    folders.discard(record.path)
 
 
 @contextlib.contextmanager
