@@ -54,7 +54,9 @@ def receive_bytes(size: int) -> bytes:
 
 def mark(folder: Path, name: str = "") -> None:
     """Mark a new folder as made by gpujobs; ``name``: that it will have, if not its own."""
-    (folder / MARKER).write_text(f"{name or folder.name}\n", encoding="utf-8")
+    marker = folder / MARKER
+    marker.touch(mode=0o600)
+    marker.write_text(f"{name or folder.name}\n", encoding="utf-8")
 
 
 def unpack(data: bytes, folder: Path) -> None:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def job_files(folder: Path, separator: str) -> Iterator[tuple[int, str]]:
         return
     for name in names:
         number, found, rest = name.partition(separator)
-        if found and number.isdecimal():
+        if found and number.isascii() and number.isdecimal():
             yield int(number), rest
 
 
@@ -292,6 +293,17 @@ def _now_at(folder: Path) -> float:
     return written
 
 
+def read_claim(folder: Folder, name: str) -> JobId | None:
+    """Return the job in a claim; None if there is none, or none yet. Raises DamagedError."""
+    text = folder.load_text(name)
+    if not text:
+        return None
+    job = JobId.parse(text)
+    if not job.plausible:
+        raise DamagedError(f"{folder.path / name} is damaged: it is not the id of a job")
+    return job
+
+
 def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
     """Return the last lines of a log of a cluster, without control characters.
 
@@ -457,7 +469,7 @@ class FolderReader:
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
-            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text},
+            claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
             alive={n: self._last_sign(n, head) for n in started},
@@ -487,7 +499,7 @@ class FolderReader:
             "json": self._json,
             "started": self._json,
             "reason": self._text,
-            "claim": self._text,
+            "claim": self._claim,
             "setup": self._text,
             "lost": self._json,
         }
@@ -516,6 +528,10 @@ class FolderReader:
 
     def _text(self, name: str) -> str:
         return self._undamaged(self._folder.load_text, name) or ""
+
+    def _claim(self, name: str) -> JobId | None:
+        job: JobId | None = self._undamaged(partial(read_claim, self._folder), name)
+        return job
 
     def _undamaged(self, load: Callable[[str], Any], name: str) -> Any:
         try:

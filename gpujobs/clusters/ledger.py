@@ -31,6 +31,7 @@ from .folder import (
     is_removed,
     job_files,
     private_folder,
+    read_claim,
     write_atomically,
     write_new,
 )
@@ -283,9 +284,12 @@ class ClusterRecord:
 def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""
     for number, kind in job_files(path / "jobs", "."):
-        name = job_file(number, "claim")
-        if kind == "claim" and (text := Folder(str(path)).read_text(name)):
-            yield number, (JobId.parse(text), (path / name).stat().st_mtime)
+        if kind != "claim":
+            continue
+        name = job_file(number, kind)
+        with contextlib.suppress(DamagedError, OSError):  # `FolderReader` reports it
+            if job := read_claim(Folder(str(path)), name):
+                yield number, (job, (path / name).stat().st_mtime)
 
 
 def _submitted(
@@ -322,6 +326,8 @@ def _contradiction(record: ClusterRecord) -> str:
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
     if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
         return f"it has more than {_MOST_WORKERS} workers"
+    if any(not JobId(sent.id).plausible for sent in record.submissions):
+        return "`submissions` has an id that no batch scheduler writes"
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""
