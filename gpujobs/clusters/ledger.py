@@ -280,6 +280,10 @@ class ClusterRecord:
         created = min((sent.time for sent in submissions if sent.time), default=self.created)
         return replace(self, folder=str(path), submissions=submissions, created=created)
 
+    def claimed_intent(self) -> Optional[Submission]:
+        """Return the submission of the intent, from what its jobs have written; None if none has."""
+        return _submitted(self.intent, dict(_claims(self.path))) if self.intent else None
+
 
 def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""

@@ -440,8 +440,14 @@ def _readme(record: ClusterRecord) -> str:
 def submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     """Submit the scripts of a job folder as they are now. After a refusal it can be tried again.
 
-    Raises NoSuchClusterError, InputError, RefusedError or UnavailableError.
+    Of two commands at once, one submits. Raises NoSuchClusterError, InputError, RefusedError or
+    UnavailableError.
     """
+    with ledger.exclusive(ledger.get(f"{folder}/").id):
+        return _submit_folder(folder, ledger)
+
+
+def _submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     record = ledger.get(f"{folder}/")
     if record.submissions or record.intent or (record.path / "ended").exists():
         hint = "gpujobs render PROFILE -o FOLDER makes another one"
@@ -476,6 +482,7 @@ def _script_text(record: ClusterRecord, planned: Submission) -> str:
 def _make_key(record: ClusterRecord) -> None:
     if record.encrypted and not (record.path / CERTIFICATE).exists():
         with disk_errors(record.path):
+            (record.path / KEY).unlink(missing_ok=True)  # of a command that was killed after it
             make_certificate(record.path)
 
 
