@@ -7,13 +7,15 @@ import signal
 
 def main() -> None:
     """Run the command. Ctrl-C while its modules are imported ends it without a traceback."""
-    given = signal.getsignal(signal.SIGINT)
-    if given is signal.default_int_handler:  # else it is ignored, as in the background of a script
+    # It may also be ignored: in the background of a script.
+    replaced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if replaced:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from .cli.main import main
+    from .cli.main import main as run
 
-    signal.signal(signal.SIGINT, given)
-    main()
+    if replaced:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
 
 
 if __name__ == "__main__":
