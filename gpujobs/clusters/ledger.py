@@ -41,6 +41,8 @@ VERSION = 2
 _MOST_TARGETS = 10_000
 _MOST_WORKERS = 10**6
 """Of all jobs that a cluster ever had; a record with more of them is damaged."""
+_MOST_PLANNED = 10**5
+"""Jobs of a job folder: as many as the most GPUs of a profile."""
 _Count = Annotated[int, range(_MOST_WORKERS + 1)]
 _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
@@ -330,6 +332,8 @@ def _contradiction(record: ClusterRecord) -> str:
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
     if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
         return f"it has more than {_MOST_WORKERS} workers"
+    if sum(planned.count for planned in record.planned) > _MOST_PLANNED:
+        return f"`planned` has more than {_MOST_PLANNED} jobs"
     if any(not JobId(sent.id).plausible for sent in record.submissions):
         return "`submissions` has an id that no batch scheduler writes"
     if not record.path.is_absolute():

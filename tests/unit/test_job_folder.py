@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import shutil
 import subprocess
@@ -14,10 +15,15 @@ from typing import Any
 import pytest
 
 from gpujobs.batch.process import System
+from gpujobs.cli.usage_text import usage_text
 from gpujobs.clusters import connect, scale, submit
+from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.history import History
+from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger, Submission
 from gpujobs.clusters.monitor import recover_submission, report_on
 from gpujobs.clusters.report import ClusterState
+from gpujobs.clusters.usage import make_usage
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import Folder
 from gpujobs.injob.names import RECORD
@@ -235,6 +241,28 @@ def test_two_submissions_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (home / "sent").read_text() == "\n" and not (home / "cancelled").exists()
     assert (folder / "svd-0001" / "tls-key.pem").exists()
     assert not (folder / "svd-0001" / "ended").exists()
+
+
+def test_the_time_of_a_report_grows_with_the_number_of_jobs(home: Path) -> None:
+    """Not with its square; a number of jobs that no profile has is damage."""
+    folder = rendered(home)
+    path = folder / "svd-0001" / RECORD
+    record = json.loads(path.read_text())
+
+    def calls(count: int) -> int:
+        record["planned"][0]["count"] = count
+        path.write_text(json.dumps(record))
+        claim(folder, 0, "77[0]")
+        found, profile = Ledger().get(str(folder)), cProfile.Profile()
+        state = read_state(found.path)
+        with profile:
+            usage_text(make_usage(judge(found, state, {}, now=1.0), History(), 1.0))
+        return sum(entry.callcount for entry in profile.getstats())
+
+    few, many = calls(100), calls(800)
+    assert many < 10 * few
+    with pytest.raises(GpujobsError, match="`planned` has more than 100000 jobs"):
+        calls(999_999)
 
 
 def test_no_folder(home: Path) -> None:
