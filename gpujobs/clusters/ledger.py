@@ -283,7 +283,7 @@ class ClusterRecord:
         return replace(self, folder=str(path), submissions=submissions, created=created)
 
     def claimed_intent(self) -> Optional[Submission]:
-        """Return the submission of the intent, from what its jobs have written; None if none has."""
+        """Return the submission of the intent, from the claims of its jobs; None without one."""
         return _submitted(self.intent, dict(_claims(self.path))) if self.intent else None
 
 
