@@ -204,7 +204,9 @@ def is_ours(folder: Path) -> bool:
     if folder.is_symlink():
         return False
     try:
-        return files.read_file(folder / receive.MARKER, 1024) == f"{folder.name}\n"
+        text = files.read_file(folder / receive.MARKER, 1024)
+        # Killed before the name was written: there is nothing else in the folder.
+        return text == f"{folder.name}\n" or (not text and len(list(folder.iterdir())) == 1)
     except (OSError, DamagedError):
         return False
 
