@@ -20,6 +20,8 @@ MARK = b"\x1egpujobs "
 """The start of a message to the other side."""
 HOME = ".gpujobs"
 """In the home of a login node: gpujobs, `sent` with the files of each command, and `uploads`."""
+MARKER = ".made-by-gpujobs"
+"""In each folder that gpujobs has made, with the folder's name: only such a folder is removed."""
 
 
 def message(kind: str) -> bytes:
@@ -50,16 +52,25 @@ def receive_bytes(size: int) -> bytes:
     return data
 
 
+def mark(folder: Path, name: str = "") -> None:
+    """Mark a new folder as made by gpujobs; ``name``: that it will have, if not its own."""
+    marker = folder / MARKER
+    marker.touch(mode=0o600)
+    marker.write_text(f"{name or folder.name}\n", encoding="utf-8")
+
+
 def unpack(data: bytes, folder: Path) -> None:
     """Unpack a zip into a private ``folder`` in one step; if it exists, nothing changes."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as temporary:
+        mark(Path(temporary))  # a kill leaves it
         new = Path(temporary) / "new"
         new.mkdir(mode=0o700)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for item in archive.infolist():
                 path = Path(archive.extract(item, new))
                 path.chmod(item.external_attr >> 16)
+        mark(new, folder.name)
         if not folder.is_dir():
             new.rename(folder)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -104,13 +103,14 @@ def _uploaded(spec: ClusterSpec, uploads: tuple[Path, ...]) -> Iterator[ClusterS
     if not uploads:
         yield spec
         return
+    from ..clusters.folder import discard
     from . import laptop
 
     folder = laptop.place_upload(spec)
     try:
         yield replace(spec, workdir=folder / (spec.profile.workdir or ""))
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         raise
 
 

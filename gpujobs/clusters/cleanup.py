@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from ..batch import receive
 from ..errors import GpujobsError
 from ..injob.names import RECORD
+from . import folder as folders
 from .folder import SPEC, disk_errors, folder_problem
 from .ledger import ClusterRecord, Ledger
 
@@ -41,7 +41,7 @@ def leftovers(ledger: Ledger) -> Iterator[Leftover]:
     """Yield the folders that may be removed, those of clusters first.
 
     Not that of a cluster that is active, or after which an active one starts; nor a folder that
-    is a symbolic link, that others can write to, or that has files of another user.
+    gpujobs has not made, that others can write to, or that has files of another user.
     """
     records = ledger.all()
     for record in _ended(records):
@@ -67,7 +67,7 @@ def remove(found: Leftover, ledger: Ledger) -> None:
             raise GpujobsError(f"{record.id} is active")
         if problem := folder_problem(found.path):
             raise GpujobsError(problem)
-        shutil.rmtree(found.path)  # which removes links, not what they refer to
+        folders.remove(found.path)  # which removes links, not what they refer to
         if record:
             ledger.remove(record.id)
 
@@ -97,14 +97,28 @@ def _ended(records: Sequence[ClusterRecord]) -> Iterator[ClusterRecord]:
 
 
 def _sent(records: Sequence[ClusterRecord]) -> Iterator[Path]:
-    """Yield the folders with files that came from a laptop."""
+    """Yield the folders with files that came from a laptop, and those of interrupted commands."""
     home = Path.home() / receive.HOME
-    uploads = {folder / "uploads" for folder in (home, *(one.path.parent for one in records))}
-    for root in (home / "sent", *sorted(uploads)):
-        yield from _folders(root)
+    roots = sorted({home, *(one.path.parent for one in records)})
+    for place in (home / "sent", *(root / "uploads" for root in roots)):
+        yield from _folders(place)
+    known = {record.path for record in records}
+    for root in roots:
+        yield from (path for path in _folders(root) if path not in known and _is_unused(path))
     for folder in _folders(home / "folders"):  # job folders, whose records are in them
         if all((record.parent / "ended").exists() for record in folder.glob(f"*/*/{RECORD}")):
             yield folder
+
+
+def _is_unused(folder: Path) -> bool:
+    """Return whether nothing was submitted from ``folder``: its command was killed before.
+
+    A cluster of another ledger, of the same home on another host, has scripts.
+    """
+    if (folder / RECORD).exists() or (folder / "gpujobs").exists():  # a job folder; the package
+        return False
+    scripts = folder / "scripts"
+    return not (scripts.is_dir() and any(scripts.iterdir()))
 
 
 def _folders(root: Path) -> list[Path]:
@@ -114,7 +128,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _is_safe(path: Path) -> bool:
-    return path.is_dir() and not folder_problem(path)
+    return path.is_dir() and folders.is_ours(path) and not folder_problem(path)
 
 
 def _measure(path: Path, record: ClusterRecord | None = None) -> Leftover | None:

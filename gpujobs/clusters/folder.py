@@ -15,9 +15,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..batch import receive
 from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob import folder as files
@@ -83,7 +85,7 @@ def job_files(folder: Path, separator: str) -> Iterator[tuple[int, str]]:
         return
     for name in names:
         number, found, rest = name.partition(separator)
-        if found and number.isdecimal():
+        if found and number.isascii() and number.isdecimal():
             yield int(number), rest
 
 
@@ -177,6 +179,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
     private_folder(folder.parent)
     try:
         folder.mkdir(mode=0o700)
+        receive.mark(folder)
         for name in ("jobs", "scripts"):
             (folder / name).mkdir(mode=0o700)
         _make_logs(folder, logs)
@@ -188,7 +191,7 @@ def make(folder: Path, *, encrypted: bool, logs: Path | None = None) -> None:
     except FileExistsError:
         raise InputError(f"{folder} exists already") from None
     except OSError as error:
-        remove(folder)
+        discard(folder)
         message = f"{folder} cannot be used: {error.strerror}"
         raise GpujobsError(message, hint="nothing was submitted") from None
 
@@ -202,9 +205,41 @@ def _make_logs(folder: Path, logs: Path | None) -> None:
     (folder / "logs").symlink_to(elsewhere)
 
 
+# -- remove a folder -------------------------------------------------------------------------------
+def is_ours(folder: Path) -> bool:
+    """Return whether gpujobs has made ``folder``; not a link to it, nor a copy of another name."""
+    if folder.is_symlink():
+        return False
+    try:
+        text = files.read_file(folder / receive.MARKER, 1024)
+        # Killed before the name was written: there is nothing else in the folder.
+        return text == f"{folder.name}\n" or (not text and len(list(folder.iterdir())) == 1)
+    except (OSError, DamagedError):
+        return False
+
+
 def remove(folder: Path) -> None:
-    """Remove the folder of a cluster whose submission failed."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder that gpujobs has made. Raises GpujobsError if it has not, or OSError.
+
+    Every other removal of a folder below `directory` ends here.
+    """
+    if not is_ours(folder):
+        raise GpujobsError(f"{folder} stays: gpujobs has not made it")
+    # The marker comes last: what an interruption leaves can still be removed.
+    for path in folder.iterdir():
+        if path.name == receive.MARKER:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.rmtree(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that gpujobs has just made for something that failed, if that is possible."""
+    with contextlib.suppress(OSError, GpujobsError):
+        remove(folder)
 
 
 # -- write into it ---------------------------------------------------------------------------------
@@ -265,6 +300,17 @@ def _now_at(folder: Path) -> float:
     except OSError:
         return time.time()
     return written
+
+
+def read_claim(folder: Folder, name: str) -> JobId | None:
+    """Return the job in a claim; None if there is none, or none yet. Raises DamagedError."""
+    text = folder.load_text(name)
+    if not text:
+        return None
+    job = JobId.parse(text)
+    if not job.plausible:
+        raise DamagedError(f"{folder.path / name} is damaged: it is not the id of a job")
+    return job
 
 
 def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
@@ -432,7 +478,7 @@ class FolderReader:
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
-            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text},
+            claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
             alive={n: self._last_sign(n, head) for n in started},
@@ -462,7 +508,7 @@ class FolderReader:
             "json": self._json,
             "started": self._json,
             "reason": self._text,
-            "claim": self._text,
+            "claim": self._claim,
             "setup": self._text,
             "lost": self._json,
         }
@@ -491,6 +537,10 @@ class FolderReader:
 
     def _text(self, name: str) -> str:
         return self._undamaged(self._folder.load_text, name) or ""
+
+    def _claim(self, name: str) -> JobId | None:
+        job: JobId | None = self._undamaged(partial(read_claim, self._folder), name)
+        return job
 
     def _undamaged(self, load: Callable[[str], Any], name: str) -> Any:
         try:

@@ -253,6 +253,11 @@ class _Judge:
         last = {job: number for number, job in self._current.items()}
         return {number for number, job in self._current.items() if last[job] != number}
 
+    @cached_property
+    def _answered(self) -> bool:
+        """Whether the batch scheduler has answered about a job of the cluster."""
+        return any(job in self.answers for job in self.record.jobs.values())
+
     def _job(self, number: int, submission: Submission) -> JobReport:
         job, group = self._current[number], submission.group
         workers = self.record.worker_names(number, group)
@@ -434,8 +439,7 @@ class _Judge:
             return JobPhase.LOST
         if runs or connected or self.folder.has_started(number):
             return JobPhase.STARTING
-        known = any(job in self.answers for job in self.record.jobs.values())
-        return JobPhase.PENDING if known else JobPhase.SUBMITTED
+        return JobPhase.PENDING if self._answered else JobPhase.SUBMITTED
 
     def _final_phase(self, number: int, status: JobStatus, served: bool) -> JobPhase:
         """A job that ends before its workers connect has failed, unless it was asked to end."""

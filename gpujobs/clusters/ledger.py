@@ -31,6 +31,7 @@ from .folder import (
     is_removed,
     job_files,
     private_folder,
+    read_claim,
     write_atomically,
     write_new,
 )
@@ -40,6 +41,8 @@ VERSION = 2
 _MOST_TARGETS = 10_000
 _MOST_WORKERS = 10**6
 """Of all jobs that a cluster ever had; a record with more of them is damaged."""
+_MOST_PLANNED = 10**5
+"""Jobs of a job folder: as many as the most GPUs of a profile."""
 _Count = Annotated[int, range(_MOST_WORKERS + 1)]
 _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
@@ -279,13 +282,20 @@ class ClusterRecord:
         created = min((sent.time for sent in submissions if sent.time), default=self.created)
         return replace(self, folder=str(path), submissions=submissions, created=created)
 
+    def claimed_intent(self) -> Optional[Submission]:
+        """Return the submission of the intent, from the claims of its jobs; None without one."""
+        return _submitted(self.intent, dict(_claims(self.path))) if self.intent else None
+
 
 def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""
     for number, kind in job_files(path / "jobs", "."):
-        name = job_file(number, "claim")
-        if kind == "claim" and (text := Folder(str(path)).read_text(name)):
-            yield number, (JobId.parse(text), (path / name).stat().st_mtime)
+        if kind != "claim":
+            continue
+        name = job_file(number, kind)
+        with contextlib.suppress(DamagedError, OSError):  # `FolderReader` reports it
+            if job := read_claim(Folder(str(path)), name):
+                yield number, (job, (path / name).stat().st_mtime)
 
 
 def _submitted(
@@ -322,6 +332,10 @@ def _contradiction(record: ClusterRecord) -> str:
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
     if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
         return f"it has more than {_MOST_WORKERS} workers"
+    if sum(planned.count for planned in record.planned) > _MOST_PLANNED:
+        return f"`planned` has more than {_MOST_PLANNED} jobs"
+    if any(not JobId(sent.id).plausible for sent in record.submissions):
+        return "`submissions` has an id that no batch scheduler writes"
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""

@@ -47,7 +47,7 @@ def _job_number(record: ClusterRecord, worker: str) -> int | None:
     for group in record.groups:
         rest = worker.removeprefix(group_prefix(record.id, group.name))
         number = rest.split("-")[0]
-        if rest != worker and number.isdigit() and int(number) in record.jobs:
+        if rest != worker and number in map(str, record.jobs):
             return int(number)
     return None
 

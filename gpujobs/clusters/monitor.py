@@ -284,7 +284,14 @@ def recover_submission(
         found = client.find(record.id) - known
     except GpujobsError:
         return record
-    if found:
+    if record.planned:
+        # The jobs of a copy of the folder have the same name. Only the claim of a job, which is in
+        # the folder of its submission, says whose it is.
+        if claimed := record.claimed_intent():
+            return ledger.end_submission(record.id, claimed)
+        if found:
+            return record
+    elif found:
         return record_submission(record, min(found), ledger, client)
     if recent:
         return record

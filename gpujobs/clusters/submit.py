@@ -62,7 +62,7 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
         record = before.note(record) if before else record
         ledger.add(record)
     except BaseException:
-        folders.remove(record.path)
+        folders.discard(record.path)
         raise
     with undoing(record, client, ledger, partial(_remove, record, ledger)):
         for script in scripts:
@@ -79,13 +79,13 @@ def make_folder(spec: ClusterSpec, record: ClusterRecord, *, encrypted: bool) ->
             write_spec(spec, record.path / folders.SPEC)
             write_judge(record.path)
     except BaseException:
-        folders.remove(record.path)
+        folders.discard(record.path)
         raise
 
 
 def _remove(record: ClusterRecord, ledger: Ledger) -> None:
     ledger.remove(record.id)
-    folders.remove(record.path)
+    folders.discard(record.path)
 
 
 @contextlib.contextmanager
@@ -441,8 +441,14 @@ def _readme(record: ClusterRecord) -> str:
 def submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     """Submit the scripts of a job folder as they are now. After a refusal it can be tried again.
 
-    Raises NoSuchClusterError, InputError, RefusedError or UnavailableError.
+    Of two commands at once, one submits. Raises NoSuchClusterError, InputError, RefusedError or
+    UnavailableError.
     """
+    with ledger.exclusive(ledger.get(f"{folder}/").id):
+        return _submit_folder(folder, ledger)
+
+
+def _submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     record = ledger.get(f"{folder}/")
     if record.submissions or record.intent or (record.path / "ended").exists():
         hint = "gpujobs render PROFILE -o FOLDER makes another one"
@@ -495,6 +501,7 @@ def _script_text(record: ClusterRecord, planned: Submission) -> str:
 def _make_key(record: ClusterRecord) -> None:
     if record.encrypted and not (record.path / CERTIFICATE).exists():
         with disk_errors(record.path):
+            (record.path / KEY).unlink(missing_ok=True)  # of a command that was killed after it
             make_certificate(record.path)
 
 

@@ -255,7 +255,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self.status = Status.closed
         if not record.submissions and record.intent is None:
             self._pool.ledger.remove(self.id)
-            folders.remove(self.folder)
+            folders.discard(self.folder)
 
     # -- start and close ---------------------------------------------------------------------------
     async def _start(self) -> None:

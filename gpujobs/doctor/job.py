@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import socket
 import threading
 import time
@@ -16,10 +15,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..batch import receive
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import scale, submit
-from ..clusters.folder import private_folder
+from ..clusters.folder import discard, private_folder
 from ..clusters.freequeues import site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
@@ -327,12 +327,13 @@ def _shared_copy(site_file: SiteFile) -> Iterator[Path]:
     """Copy `jobcheck` into the shared folder: the jobs' Python need not have gpujobs."""
     folder = Path(expand_directory(site_file.site.directory)) / f"doctor-{os.urandom(4).hex()}"
     private_folder(folder)
+    receive.mark(folder)
     program = folder / "jobcheck.py"
     try:
         program.write_bytes(Path(jobcheck.__file__).read_bytes())
         yield program
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ _NOT_CONFIGURED = re.compile(
     r"Unable to open file lsf\.conf|SGE_ROOT directory|unable to read qmaster name"
 )
 """Messages of Slurm, PBS, LSF and Grid Engine on a host that does not know their cluster."""
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:@+_-]{0,9999}(\[\](\.[A-Za-z0-9._-]{1,255})?)?")
+_MEMBER = re.compile(r"(.+)\[([0-9]{1,9})\]")
 
 
 class JobState(StrEnum):
@@ -52,10 +54,14 @@ class JobId:
 
         SUBMISSION may be ``123[].server``, as PBS writes it.
         """
-        submission, bracket, index = text.strip().removesuffix("]").rpartition("[")
-        if bracket and index.isdigit():
-            return cls(submission, int(index))
+        if member := _MEMBER.fullmatch(text.strip()):
+            return cls(member[1], int(member[2]))
         return cls(text.strip())
+
+    @property
+    def plausible(self) -> bool:
+        """Whether a batch scheduler may have written it: one word, which no command misreads."""
+        return bool(_WORD.fullmatch(self.submission))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpujobs.batch import receive
 from gpujobs.cli.main import main
-from gpujobs.clusters import cleanup
+from gpujobs.clusters import cleanup, folder
 from gpujobs.clusters.cleanup import leftovers
 from gpujobs.clusters.ledger import ClusterRecord, Ledger
 from gpujobs.errors import GpujobsError
@@ -22,13 +24,15 @@ from .report_data import RECORD
 OLD = time.time() - 40 * 86400
 
 
-def left(path: Path, content: bytes = b"x", changed: float = OLD) -> Path:
-    """Make a folder with a file, as a command has left it."""
+def left(path: Path, changed: float = OLD, *, ours: bool = True) -> Path:
+    """Make a folder with a file, as a command of gpujobs (``ours``), or a user, has left it."""
     (path / "scripts").mkdir(parents=True)
+    if ours:
+        receive.mark(path)
     for made in (path.parent, path):
         made.chmod(0o700)
-    (path / "scripts" / "file").write_bytes(content)
-    for inner in (path / "scripts" / "file", path / "scripts", path):
+    (path / "scripts" / "file").write_bytes(b"x")
+    for inner in (path / "scripts" / "file", *path.iterdir(), path):
         os.utime(inner, (changed, changed))
     return path
 
@@ -74,7 +78,7 @@ def test_nothing_else_is_touched(add: Callable[..., ClusterRecord], home: Path) 
     (root / "b-0000").symlink_to(precious)
     add("b-0000")
     add("c-0000").path.chmod(0o777)
-    left(root / "mine")
+    left(root / "mine", ours=False)
     if os.geteuid() == 0:
         os.chown(add("d-0000").path / "scripts" / "file", 1234, 1234)
     assert names() == []
@@ -97,6 +101,49 @@ def test_what_commands_from_a_laptop_have_left(add: Callable[..., ClusterRecord]
     assert names() == ["0a", "old-02"]
     (root / "a-0000" / "spec.json").unlink()  # nothing is known of what it uses
     assert names() == []
+
+
+def test_folders_of_the_user_stay(add: Callable[..., ClusterRecord], home: Path) -> None:
+    """In all places in which `clean` looks: without the marker, with a copied or a false one."""
+    root, outside = add("a-0000").path.parent, left(home / "outside")
+    add("b-0000").path.joinpath(receive.MARKER).unlink()
+    mine = []
+    for place in ("uploads", "sent", "folders", "."):
+        parent = root / place
+        for name in ("photos", "linked", "read", "empty"):
+            mine.append(left(parent / f"{name}-{place}", ours=False))
+        made = left(parent / f"made-{place}")
+        mine.append(parent / f"copy-{place}")
+        shutil.copytree(made, mine[-1])
+        folder.remove(made)
+        (mine[-4] / receive.MARKER).symlink_to(outside / receive.MARKER)
+        os.mkfifo(mine[-3] / receive.MARKER)
+        (mine[-2] / receive.MARKER).touch()
+        mine.append(parent / "outside")
+        mine[-1].symlink_to(outside)
+    assert names() == ["a-0000"]
+    done = CliRunner().invoke(main, ["clean", "--yes"])
+    assert done.exit_code == 0 and "1 folder removed" in done.output
+    for path in (*mine, root / "b-0000"):
+        with pytest.raises(GpujobsError, match="gpujobs has not made it"):
+            folder.remove(path)
+        folder.discard(path)
+        assert (path / "scripts" / "file").exists(), path
+
+
+def test_folders_of_commands_that_were_killed(add: Callable[..., ClusterRecord]) -> None:
+    """Those from which nothing was submitted; another host may have the record of the others."""
+    root = add("a-0000", finished=False).path.parent
+    for name in ("b-0000", "doctor-1234", "new-x", "sent/new-y"):
+        left(root / name)
+        (root / name / "scripts" / "file").unlink()
+        os.utime(root / name / "scripts", (OLD, OLD))
+    left(root / "c-0000")
+    left(root / "d-0000", changed=time.time() - 60)
+    (root / "d-0000" / "scripts" / "file").unlink()
+    package = left(root / "0.3.0-abcd")
+    (package / "scripts").rename(package / "gpujobs")
+    assert names() == ["new-y", "b-0000", "doctor-1234", "new-x"]
 
 
 def test_job_folders_of_a_laptop(add: Callable[..., ClusterRecord]) -> None:

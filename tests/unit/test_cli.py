@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -475,3 +476,21 @@ def test_a_profile_that_is_not_utf8_is_an_error_of_one_line(run, tmp_path: Path)
     done = run("plan", str(path))
     assert done.returncode == 2
     assert done.stderr == f"error: {path}:3:10: not UTF-8 text\n"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, ignored: bool) -> None:
+    """It ends the command at once, without a traceback; in the background of a script it does nothing."""
+    text = "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nsys.exit('went on')\n"
+    (tmp_path / "click.py").write_text(text)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpujobs", "--version"], env={"PYTHONPATH": str(tmp_path)},
+            cwd=ROOT, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, before)
+    found = (done.returncode, done.stdout, done.stderr)
+    assert found == ((1, "", "went on\n") if ignored else (-signal.SIGINT, "", ""))

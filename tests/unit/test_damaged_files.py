@@ -390,10 +390,54 @@ def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCapt
         table = show(ledger)
         (row,) = (line for line in table.splitlines() if line.startswith("p-2cab"))
         read = name in (*JSON_FILES, "jobs/0.claim", "jobs/1.reason", "jobs/1.setup")
-        fine = (kind in ("digits", "binary", "cut") and name in TEXTS) or kind == "unreadable"
+        free = name in TEXTS and name != "jobs/0.claim"
+        fine = (kind in ("digits", "binary", "cut") and free) or kind == "unreadable"
         if read and not fine and not (kind == "others" and name != "workers.json"):
             assert f"{folder / name} " in row, (name, row)
         remove(folder / name)
+
+
+NOT_IDS = (
+    b"\0", b"7\0", b"1[\xc2\xb2]", "٣".encode(), "7[٣]".encode(), b"-1", b"--me", b"7 8", b"7\n8", b"7,8",
+    b"7[", b"[7]", b"7;rm", b"$(id)", b"\xff\xfe", b"9" * 20_000, b"7[" + b"9" * 20_000 + b"]", b"\x1b[31m", b"/etc/passwd",
+)  # fmt: skip
+"""Contents of a claim that are not the id of a job."""
+
+
+@pytest.mark.usefixtures("bounds")
+def test_claims_that_are_not_ids(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """They are named as damaged; `cancel` cancels the jobs of the record, and nothing else."""
+    claim = ledger.get("p-2cab").path / "jobs/0.claim"
+    for text in NOT_IDS:
+        write(ledger, "p-2cab")
+        claim.write_bytes(text)
+        rows = {line.split()[0]: line for line in show(ledger).splitlines()}
+        assert f"{claim} is damaged: it is not the id of a job" in rows["p-2cab"], text
+        assert "good-0001" in rows, text
+        system = Slurm()
+        cancel(ledger.update("p-2cab", intent=None), ledger, system=system)
+        cancelled = [argv[1:] for argv in system.calls if argv[0] == "scancel"]
+        assert cancelled == [("7",)] or cancelled == [["7"]], (text, cancelled)
+    for text in (b"", b"\n"):  # a job on a full disk writes nothing
+        claim.write_bytes(text)
+        assert "damaged" not in show(ledger)
+    claim.write_bytes(b"7[0]\n")
+    for name in ("\u0663.claim", "\u00b2.claim", "9" * 200 + ".claim", "-1.claim", ".claim"):
+        claim.with_name(name).write_bytes(b"8\n")
+    assert "damaged" not in show(ledger)
+
+
+def test_ids_of_the_record_that_no_batch_scheduler_writes(ledger: Ledger) -> None:
+    path = ledger.folder / "p-2cab.json"
+    for text in NOT_IDS:
+        value = json.loads(path.read_text())
+        value["submissions"][0]["id"] = text.decode(errors="surrogateescape")
+        if not value["submissions"][0]["id"].startswith("7["):  # of an array of PBS
+            path.write_text(json.dumps(value))
+            with pytest.raises(
+                GpujobsError, match="is not a valid record of a cluster: `submissions"
+            ):
+                ledger.get("p-2cab")
 
 
 def remove(path: Path) -> None:

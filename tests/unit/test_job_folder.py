@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpujobs.batch.process import System
+from gpujobs.cli.usage_text import usage_text
 from gpujobs.clusters import connect, scale, submit
+from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.history import History
+from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger, Submission
-from gpujobs.clusters.monitor import report_on
+from gpujobs.clusters.monitor import recover_submission, report_on
 from gpujobs.clusters.report import ClusterState
+from gpujobs.clusters.usage import make_usage
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import Folder
 from gpujobs.injob.names import RECORD
-from gpujobs.schedulers import JobId
+from gpujobs.schedulers import CommandResult, JobId
 
+from ..support.transcripts import SQUEUE_FOUND_HEADER
 from .support import made_plan, make_spec
 
 PROFILE = {"gpus": 4, "gpus_per_job": 2, "run": ["python", "x.py"]}
@@ -147,6 +159,110 @@ def test_a_record_that_names_a_script_elsewhere(home: Path, name: str) -> None:
     path.write_text(json.dumps(record))
     with pytest.raises(InputError, match="is not a file of the job folder"):
         submit.submit_folder(folder, Ledger())
+
+
+class Slurm(System):
+    """A Slurm whose queue has one job of each id in ``queue``, all called svd-0001."""
+
+    def __init__(self, *queue: str) -> None:
+        self.queue = queue
+        self.cancelled: list[str] = []
+
+    def run(self, argv: Sequence[str], **_: Any) -> CommandResult:
+        if argv[0] == "scancel":
+            self.cancelled += argv[1:]
+        rows = [f"{job}|svd-0001\n" for job in self.queue]
+        return CommandResult(tuple(argv), 0, "".join([SQUEUE_FOUND_HEADER, *rows]), "")
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_killed_submission_does_not_adopt_a_job_of_a_copy(home: Path, groups: bool) -> None:
+    """All copies have one name; the claim of a job, in the folder of its submission, decides."""
+    folder, ledger = rendered(home, GROUPS if groups else PROFILE), Ledger()
+    record = ledger.get(str(folder))
+    ledger.update(record.id, intent=record.planned[0])  # and then SIGKILL
+    system = Slurm("77")
+    found = recover_submission(ledger.get(str(folder)), ledger, at_once=True, system=system)
+    assert found.submissions == () and found.intent == record.planned[0] and not found.finished
+    with pytest.raises(InputError, match="was submitted already"):
+        submit.submit_folder(folder, ledger)
+    claim(folder, 1, "78[1]")
+    found = recover_submission(ledger.get(str(folder)), ledger, at_once=True, system=system)
+    assert [sent.id for sent in found.submissions] == ["78"] and found.intent is None
+    assert [sent.id for sent in ledger.get(str(folder)).submissions] == ["78"]
+
+
+def test_cancel_of_a_killed_submission_leaves_the_job_of_a_copy(home: Path) -> None:
+    folder, ledger, system = rendered(home), Ledger(), Slurm("77")
+    record = ledger.get(str(folder))
+    ledger.update(record.id, intent=record.planned[0])
+    scale.cancel(ledger.get(str(folder)), ledger, system=system)
+    assert system.cancelled == []
+    assert Folder(str(record.path)).read("ended")["kind"] == "cancelled"  # its own job exits
+    ledger.update(record.id, intent=replace(record.planned[0], time=1.0))
+    system.queue = ()
+    assert recover_submission(ledger.get(str(folder)), ledger, system=system).finished
+
+
+BARRIER = """\
+#!/bin/bash
+echo >> {home}/queries
+for ((n = 0; n < 20; n++)); do
+    [ "$(wc -l < {home}/queries)" -ge 2 ] && break
+    read -rt 0.05 <> <(:)
+done
+printf '%s' '{header}'
+"""
+"""An squeue that answers when the other command asks, too, or after a second."""
+
+
+def test_two_submissions_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is refused, and cancels nothing."""
+    folder, commands = rendered(home), home / "commands"
+    commands.mkdir()
+    for name, text in (
+        ("squeue", BARRIER.format(home=home, header=SQUEUE_FOUND_HEADER)),
+        ("sbatch", f"#!/bin/bash\ncat > /dev/null\necho >> {home}/sent\necho 77\n"),
+        ("scancel", f"#!/bin/bash\ntouch {home}/cancelled\n"),
+    ):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+
+    def submitted(_: int) -> str:
+        try:
+            return submit.submit_folder(folder, Ledger()).submissions[0].id
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as two:
+        results = sorted(two.map(submitted, range(2)), key=len)
+    assert results[0] == "77" and "F was submitted already" in results[1]
+    assert (home / "sent").read_text() == "\n" and not (home / "cancelled").exists()
+    assert (folder / "svd-0001" / "tls-key.pem").exists()
+    assert not (folder / "svd-0001" / "ended").exists()
+
+
+def test_the_time_of_a_report_grows_with_the_number_of_jobs(home: Path) -> None:
+    """Not with its square; a number of jobs that no profile has is damage."""
+    folder = rendered(home)
+    path = folder / "svd-0001" / RECORD
+    record = json.loads(path.read_text())
+
+    def calls(count: int) -> int:
+        record["planned"][0]["count"] = count
+        path.write_text(json.dumps(record))
+        claim(folder, 0, "77[0]")
+        found, profile = Ledger().get(str(folder)), cProfile.Profile()
+        state = read_state(found.path)
+        with profile:
+            usage_text(make_usage(judge(found, state, {}, now=1.0), History(), 1.0))
+        return sum(entry.callcount for entry in profile.getstats())
+
+    few, many = calls(100), calls(800)
+    assert many < 10 * few
+    with pytest.raises(GpujobsError, match="`planned` has more than 100000 jobs"):
+        calls(999_999)
 
 
 def test_no_folder(home: Path) -> None:

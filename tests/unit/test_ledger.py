@@ -163,6 +163,7 @@ def test_cluster_folder(tmp_path: Path) -> None:
         "jobs",
         "logs",
         "scripts",
+        ".made-by-gpujobs",
         "injob.pyz",
         "reserve",
         "tls-cert.pem",
