@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ..injob.folder import (
 from ..injob.gpus import binding_messages, over_memory_message
 from ..injob.names import ARCHIVE, job_file
 from ..injob.transport import Choice
-from ..schedulers import JobId
+from ..schedulers import JobId, is_submission_id
 from ..text import clean
 
 logger = logging.getLogger("gpujobs")
@@ -425,7 +426,7 @@ class FolderReader:
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
-            claims={n: JobId.parse(text) for n, text in jobs["claim"].items() if text},
+            claims={n: claim for n, claim in jobs["claim"].items() if claim},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
             alive={n: self._last_sign(n, head) for n in started},
@@ -455,7 +456,7 @@ class FolderReader:
             "json": self._json,
             "started": self._json,
             "reason": self._text,
-            "claim": self._text,
+            "claim": self._claim,
             "setup": self._text,
             "lost": self._json,
         }
@@ -485,12 +486,27 @@ class FolderReader:
     def _text(self, name: str) -> str:
         return self._undamaged(self._folder.load_text, name) or ""
 
+    def _claim(self, name: str) -> JobId | None:
+        claim: JobId | None = self._undamaged(partial(load_claim, self._folder), name)
+        return claim
+
     def _undamaged(self, load: Callable[[str], Any], name: str) -> Any:
         try:
             return load(name)
         except DamagedError as error:
             self._damaged.append(str(error))
             return None
+
+
+def load_claim(folder: Folder, name: str) -> JobId | None:
+    """Return the job that wrote the file ``name``; None if it is missing. Raises DamagedError."""
+    text = folder.load_text(name)
+    if not text:
+        return None
+    job = JobId.parse(text)
+    if not is_submission_id(job.submission):
+        raise DamagedError(f"{job.submission!r} is not the id of a job").of(folder.path / name)
+    return job
 
 
 def read_state(folder: Path) -> FolderState:

@@ -23,13 +23,14 @@ from typing import Annotated, Any, Optional
 from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
 from ..injob.names import HEAD, RECORD, job_file, job_worker_names
-from ..schedulers import JobId
+from ..schedulers import JobId, is_submission_id
 from .folder import (
     best_effort,
     check_folder,
     disk_errors,
     is_removed,
     job_files,
+    load_claim,
     private_folder,
     write_atomically,
     write_new,
@@ -284,8 +285,11 @@ def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""
     for number, kind in job_files(path / "jobs", "."):
         name = job_file(number, "claim")
-        if kind == "claim" and (text := Folder(str(path)).read_text(name)):
-            yield number, (JobId.parse(text), (path / name).stat().st_mtime)
+        if kind != "claim":
+            continue
+        with contextlib.suppress(DamagedError):  # the reader of the cluster's folder reports it
+            if claim := load_claim(Folder(str(path)), name):
+                yield number, (claim, (path / name).stat().st_mtime)
 
 
 def _submitted(
@@ -319,6 +323,9 @@ def _contradiction(record: ClusterRecord) -> str:
         return "`groups` is empty"
     if unknown := {sent.group for sent in record.submissions} - names - {HEAD}:
         return f"`groups` has no {min(unknown)!r}"
+    for sent in record.submissions:
+        if not is_submission_id(sent.id):
+            return f"{sent.id!r} is not the id of a job"
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
     if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
         return f"it has more than {_MOST_WORKERS} workers"

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from .base import Scheduler, get_scheduler, scheduler_names
-from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
+from .jobs import (
+    NOT_LISTED,
+    CommandResult,
+    JobId,
+    JobState,
+    JobStatus,
+    Reply,
+    is_submission_id,
+)
 
 __all__ = [
     "NOT_LISTED",
@@ -14,5 +22,6 @@ __all__ = [
     "Reply",
     "Scheduler",
     "get_scheduler",
+    "is_submission_id",
     "scheduler_names",
 ]

@@ -13,6 +13,9 @@ _NOT_CONFIGURED = re.compile(
     r"Unable to open file lsf\.conf|SGE_ROOT directory|unable to read qmaster name"
 )
 """Messages of Slurm, PBS, LSF and Grid Engine on a host that does not know their cluster."""
+_SUBMISSION = re.compile(r"[^\W_][^\s*?]*")
+_ALL_JOBS = ("0", "all")
+"""For `bkill` and `qdel`: all jobs of the user."""
 
 
 class JobState(StrEnum):
@@ -56,6 +59,14 @@ class JobId:
         if bracket and index.isdigit():
             return cls(submission, int(index))
         return cls(text.strip())
+
+
+def is_submission_id(text: str) -> bool:
+    """Return whether a batch scheduler may have given this id, and to one submission only.
+
+    Ids are read from files and become arguments of commands: none may be an option or a pattern.
+    """
+    return text not in _ALL_JOBS and _SUBMISSION.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
