@@ -69,19 +69,23 @@ def _mentions_site(profile: Path) -> bool:
 
 
 # -- a command for the login node ------------------------------------------------------------------
-def make_request(name: str, words: list[str], params: Mapping[str, Any]) -> Request:
+def make_request(command: click.Command, words: list[str], params: Mapping[str, Any]) -> Request:
     """Return the request for a command with these words; ``params``: as click has read them."""
     from ..clusters import remote
 
-    request = remote.Request([name, *words])
+    request = remote.Request([])
     if site := os.environ.get("GPUJOBS_SITE"):
         request.env["GPUJOBS_SITE"] = site
     profile: Path | None = params.get("profile")
     if profile is not None and profile.exists():
-        place = _add_profile(request, profile)
-        request.argv = [place if Path(word) == profile else word for word in request.argv]
+        words = _with_value(command, words, "profile", _add_profile(request, profile))
     if "site" in params and (found := named_site(params)):
-        _use_site(request, found, params)
+        request.add_site(found)
+        if params["site"] is not None:
+            words = _with_value(command, words, "site", found.name)
+        elif "profile" in params:
+            words = ["--site", found.name, *words]
+    request.argv = [str(command.name), *words]
     if paths := params.get("uploads"):
         request.upload = read_uploads(paths)
     return request
@@ -101,14 +105,25 @@ def _add_profile(request: Request, profile: Path) -> str:
     return request.path(name)
 
 
-def _use_site(request: Request, site: SiteFile, params: Mapping[str, Any]) -> None:
-    """Send the file of a site, and use it there by its name."""
-    given = params["site"]
-    request.add_site(site)
-    words = {str(given): site.name, f"--site={given}": f"--site={site.name}"}
-    request.argv = [words.get(word, word) for word in request.argv]
-    if given is None and "profile" in params:
-        request.argv[1:1] = ["--site", site.name]
+def _with_value(command: click.Command, words: list[str], name: str, value: str) -> list[str]:
+    """Return ``words`` with another value of the parameter ``name``.
+
+    Other words may be equal to its present value: the right one changes this parameter alone.
+    """
+    given = _parameters(command, words)
+    old = given[name]
+    for place, word in enumerate(words):
+        if word not in (old, f"--{name}={old}"):
+            continue
+        changed = [*words[:place], word.removesuffix(old) + value, *words[place + 1 :]]
+        if _parameters(command, changed) == {**given, name: value}:
+            return changed
+    return words
+
+
+def _parameters(command: click.Command, words: list[str]) -> dict[str, Any]:
+    """Return the text of the parameters in ``words``."""
+    return command.make_parser(click.Context(command)).parse_args(list(words))[0]
 
 
 def read_uploads(paths: tuple[Path, ...]) -> bytes:
@@ -144,7 +159,7 @@ def run_command(
     from ..clusters import remote
 
     host = remote.login_node(name)
-    request = make_request(str(command.name), words, params)
+    request = make_request(command, words, params)
     if command.name == "connect":
         _connect(host, request, stay=not params["as_environment"])
         return
