@@ -346,7 +346,7 @@ class Tunnel:
         if address.scheme not in _PROTOCOLS:
             message = f"{found['id']} uses {address.scheme}, for which there is no tunnel"
             raise UnavailableError(message)
-        self.folder: Path = host.folder / found["id"]
+        self.folder: Path = host.keys / found["id"]
         """The private folder with the key and the certificate."""
         private_folder(self.folder)
         for name, content in found["files"].items():
