@@ -62,9 +62,11 @@ def named_site(params: Mapping[str, Any]) -> SiteFile | None:
 
 
 def _mentions_site(profile: Path) -> bool:
+    from ..config import document
+
     try:
-        return profile.is_file() and b"site" in profile.read_bytes()
-    except OSError:
+        return profile.is_file() and b"site" in document.read_bytes(profile)
+    except (OSError, InputError):
         return False  # the command itself reports it
 
 
@@ -94,9 +96,10 @@ def make_request(command: click.Command, words: list[str], params: Mapping[str, 
 def _add_profile(request: Request, profile: Path) -> str:
     """Send a profile, or a job folder; return the word for its path on the login node."""
     from ..clusters import remote
+    from ..config import document
 
     if profile.is_file():
-        return request.add_file(profile.name, profile)
+        return request.add_file(profile.name, document.read_bytes(profile))
     request.place, files = "folders", dict(remote.files_below(profile))
     remote.check_size(files, str(profile))
     name = profile.resolve().name

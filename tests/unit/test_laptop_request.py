@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpujobs.cli.laptop import make_request
 from gpujobs.cli.main import main
+from gpujobs.errors import InputError
 
 from .support import SLURM
 
@@ -33,3 +36,19 @@ def test_only_the_profile_and_the_site_are_replaced(
         command = main.commands["submit"]
         params = command.make_context("submit", words.split()).params
         assert " ".join(make_request(command, words.split(), params).argv) == f"submit {sent}"
+
+
+def test_a_large_profile_is_not_read(home: Path) -> None:
+    """Neither here nor for a login node."""
+    profile = home / "large.yaml"
+    with profile.open("wb") as file:
+        file.truncate(2**31)
+    command = main.commands["plan"]
+    tracemalloc.start()
+    for name in ("", "login"):
+        done = CliRunner().invoke(main, ["--host", name, "plan", str(profile)])
+        assert (done.exit_code, done.stderr.count("larger than 256 KiB")) == (2, 1), done.output
+    with pytest.raises(InputError, match="larger than 256 KiB"):
+        make_request(command, [str(profile)], {"profile": profile})
+    assert tracemalloc.get_traced_memory()[1] < 2**27
+    tracemalloc.stop()
