@@ -10,6 +10,7 @@ from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
+from ..injob.folder import DamagedError, parse_json, read_file
 from ..text import clean
 
 
@@ -148,12 +149,10 @@ def evidence_path(site_path: Path) -> Path:
 def read_evidence(path: Path) -> Evidence | None:
     """Return the record in a file; None if there is none, or if it is damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        value["checks"] = [Check(**check) for check in value["checks"]]
-        value["marked"] = [MarkedLine(**line) for line in value["marked"]]
-        return Evidence(**value)
-    except (OSError, ValueError, TypeError, KeyError):
+        found: Evidence = parse_json(read_file(path.resolve()), Evidence)
+    except (OSError, DamagedError):
         return None
+    return found
 
 
 def marked_lines(text: str) -> Iterator[tuple[int, MarkedLine]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,34 @@ def test_a_damaged_record_is_none(home: Path, text: str) -> None:
     assert read_evidence(path) is None, "no file"
     path.write_text(text)
     assert read_evidence(path) is None
+
+
+def test_a_strange_record_does_not_stop_the_list(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe, a value of another type, or one that is nested deeply."""
+    sites = home / "sites"
+    sites.mkdir(mode=0o700)
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", str(sites))
+    value = json.loads(RECORD.json())
+    strange = [
+        "[" * 100_000,
+        json.dumps({**value, "checks": [{"name": [], "state": "failed", "result": ""}]}),
+        json.dumps({**value, "checks": [{"name": "job", "state": "odd", "result": ""}]}),
+        json.dumps({**value, "findings": 3}),
+        " " * 2**24 + RECORD.json(),
+    ]
+    for number, text in enumerate(["", *strange]):
+        (sites / f"s{number}.yaml").write_text(SLURM)
+        path = evidence_path(sites / f"s{number}.yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text) if text else os.mkfifo(path)
+    (sites / "good.yaml").write_text(SLURM)
+    record(sites / "good.yaml")
+    listed = CliRunner().invoke(main, ["sites", "list", "--json"]).stdout
+    found = {site["name"]: site["verified"] for site in json.loads(listed)["sites"]}
+    names = ["good", *(f"s{number}" for number in range(6))]
+    assert [name for name in names if found[name]] == ["good"]
 
 
 def test_confirmed_lines_count_until_they_change(home: Path) -> None:
