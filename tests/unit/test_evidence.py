@@ -48,9 +48,29 @@ def test_names_paths_and_addresses_are_replaced() -> None:
     assert redact(text) == (
         "<user>'s doctor-7f3a ran on <host>, <host>: <path>, <path>; <account> tls://<address> (ib0)"
     )
-    kept = "annual p12 n10 n1-x, 12.5 GB/s; a100/h100"
+    kept = "annual p12 n10 xn1-x, 12.5 GB/s; a100/h100; ~5 GB, tls://x / y"
     assert redact(kept) == kept
     assert redactor({})("n1 in /tmp") == "n1 in <path>"
+
+
+def test_other_forms_of_names_and_paths_are_replaced() -> None:
+    names = {
+        "user": ["ann"],
+        "account": ["p1"],
+        "host": ["gpu01", "login.hpc.uni.edu", "hpc.uni.edu"],
+    }
+    redact = redactor(names)
+    for text, redacted in (
+        ("gpu01.hpc.uni.edu: GPU01.HPC.UNI.EDU, gpu01.other.org.", "<host>: <host>, <host>."),
+        ("gpu99.cluster.hpc.uni.edu, hpc.uni.edu", "<host>, <host>"),
+        ("gpu01-ib0 and gpu01-ib0.hpc.uni.edu:80", "<host> and <host>:80"),
+        ("Ann, ANN@login.hpc.uni.edu, <ann>, P1", "<user>, <user>@<host>, <<user>>, <account>"),
+        ("file:///proj/x/y, dir:/proj/x, //proj/x", "file://<path>, dir:<path>, <path>"),
+        ("~bob, ~bob/x/y; ~ann/x", "<path>, <path>; ~<user><path>"),
+        ("https://gpu01/proj/x", "https://<host><path>"),
+    ):
+        assert redact(text) == redacted
+    assert redactor({"host": ["n1"], "user": ["n1"]})("n1-x") == "<host>"
 
 
 @pytest.mark.parametrize(
