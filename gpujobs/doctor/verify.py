@@ -225,9 +225,9 @@ class Verification:
         gpus = [gpu.uuid for gpu in self._gpus()]
         names: dict[str, Iterable[str]] = {"user": [user_name()], "account": accounts, "gpu": gpus}
         if not hosts:
-            hosts = {*nodes, socket.gethostname(), socket.getfqdn()}
-            domains = {host.partition(".")[2] for host in hosts}
-            names["host"] = [*hosts, *(domain for domain in domains if "." in domain)]
+            nodes |= {socket.gethostname(), socket.getfqdn()}
+            domains = {node.partition(".")[2] for node in nodes}
+            names["host"] = [*nodes, *(domain for domain in domains if "." in domain)]
         return names
 
 
