@@ -136,6 +136,8 @@ def test_the_text_for_the_operator() -> None:
         "  GPU      GPU-1"
     )
     assert "no job has failed on a node" in ticket([], usage)
+    (launched,) = failures(failed_job("launch failed requeued held", began={}), START + 60)
+    assert "\n  started  it did not begin\n" in ticket([launched], usage)
 
 
 @pytest.mark.parametrize(
