@@ -248,6 +248,11 @@ class _Judge:
                 yield self._job(number, submission)
 
     @cached_property
+    def _is_known(self) -> bool:
+        """Whether the batch scheduler lists any job of the cluster."""
+        return any(job in self.answers for job in self.record.jobs.values())
+
+    @cached_property
     def _replaced(self) -> set[int]:
         """Numbers of jobs that the batch scheduler lost in a crash: their ids were given again."""
         last = {job: number for number, job in self._current.items()}
@@ -434,8 +439,7 @@ class _Judge:
             return JobPhase.LOST
         if runs or connected or self.folder.has_started(number):
             return JobPhase.STARTING
-        known = any(job in self.answers for job in self.record.jobs.values())
-        return JobPhase.PENDING if known else JobPhase.SUBMITTED
+        return JobPhase.PENDING if self._is_known else JobPhase.SUBMITTED
 
     def _final_phase(self, number: int, status: JobStatus, served: bool) -> JobPhase:
         """A job that ends before its workers connect has failed, unless it was asked to end."""

@@ -322,7 +322,7 @@ def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageRep
 def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:
     record, number = cluster.record, job.number
     started, ended = history.started.get(number), history.ended.get(number)
-    submission = next(one for one in record.submissions if number in one.jobs)
+    submission = next(one for one in record.submissions if number in one.numbers)
     group = next((one for one in record.groups if job.workers and one.name == job.group), None)
     names = set(job.workers)
     own = [one for one in history.connections if one.worker in names]
@@ -523,6 +523,8 @@ def _connected(job: JobUsage) -> Steps:
 def _after(usage: UsageReport, job: JobUsage) -> Iterator[Phase]:
     if job.failed and job.ended is not None:
         yield Phase(PhaseKind.FAILED, job.ended, job.ended)
+    if job.replaced_by is None:
+        return
     for new in usage.jobs:
         if new.report.number == job.replaced_by:
             yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)

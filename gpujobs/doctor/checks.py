@@ -187,7 +187,7 @@ _PATH = re.compile(
 
 
 def _host_pattern(name: str) -> str:
-    """Return the pattern of a host with its interface (``gpu01-ib0``) and domain, or of a domain."""
+    """Return the pattern of a host, also with an interface (``gpu01-ib0``), or of a domain."""
     below = r"(?:[\w-]+\.)*" if "." in name else ""
     return rf"{below}{re.escape(name)}(?:-\w+)*(?:\.[a-z][\w-]*)*"
 

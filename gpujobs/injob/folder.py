@@ -195,8 +195,8 @@ def _integer(text: str) -> float:
 def typed(value: Any, shape: Any, place: str = "") -> Any:
     """Return ``value``, from JSON, as ``shape``. Raises DamagedError that names the place.
 
-    ``shape`` is a type: a scalar, an enum, ``Annotated[int, range]``, ``Optional``, a list or tuple of one
-    type, a mapping from names, a TypedDict or a dataclass. Missing keys are left out, as
+    ``shape`` is a type: a scalar, an enum, ``Annotated[int, range]``, ``Optional``, a list or tuple
+    of one type, a mapping from names, a TypedDict or a dataclass. Missing keys are left out, as
     are those with null, but those that a dataclass lacks are an error.
     """
     if shape in _TYPES:
