@@ -75,6 +75,8 @@ class Host:
             raise InputError(f"{name!r} is not a host")
         self.name, self.folder = name, folder
         digest = hashlib.sha256(f"{folder}/{name}".encode()).hexdigest()[:16]
+        self.keys = folder / f"{digest}.keys"
+        """The folder for keys of clusters of this host: another one may have their ids, too."""
         self._socket = (sockets or folder) / digest
         self._log = self._socket.with_suffix(".log")
 

@@ -62,26 +62,32 @@ def named_site(params: Mapping[str, Any]) -> SiteFile | None:
 
 
 def _mentions_site(profile: Path) -> bool:
+    from ..config import document
+
     try:
-        return profile.is_file() and b"site" in profile.read_bytes()
-    except OSError:
+        return profile.is_file() and b"site" in document.read_bytes(profile)
+    except (OSError, InputError):
         return False  # the command itself reports it
 
 
 # -- a command for the login node ------------------------------------------------------------------
-def make_request(name: str, words: list[str], params: Mapping[str, Any]) -> Request:
+def make_request(command: click.Command, words: list[str], params: Mapping[str, Any]) -> Request:
     """Return the request for a command with these words; ``params``: as click has read them."""
     from ..clusters import remote
 
-    request = remote.Request([name, *words])
+    request = remote.Request([])
     if site := os.environ.get("GPUJOBS_SITE"):
         request.env["GPUJOBS_SITE"] = site
     profile: Path | None = params.get("profile")
     if profile is not None and profile.exists():
-        place = _add_profile(request, profile)
-        request.argv = [place if Path(word) == profile else word for word in request.argv]
+        words = _with_value(command, words, "profile", _add_profile(request, profile))
     if "site" in params and (found := named_site(params)):
-        _use_site(request, found, params)
+        request.add_site(found)
+        if params["site"] is not None:
+            words = _with_value(command, words, "site", found.name)
+        elif "profile" in params:
+            words = ["--site", found.name, *words]
+    request.argv = [str(command.name), *words]
     if paths := params.get("uploads"):
         request.upload = read_uploads(paths)
     return request
@@ -90,9 +96,10 @@ def make_request(name: str, words: list[str], params: Mapping[str, Any]) -> Requ
 def _add_profile(request: Request, profile: Path) -> str:
     """Send a profile, or a job folder; return the word for its path on the login node."""
     from ..clusters import remote, submit
+    from ..config import document
 
     if profile.is_file():
-        return request.add_file(profile.name, profile)
+        return request.add_file(profile.name, document.read_bytes(profile))
     request.place, files = "folders", submit.files_of_folder(profile)
     remote.check_size(files, str(profile))
     name = profile.resolve().name
@@ -101,14 +108,25 @@ def _add_profile(request: Request, profile: Path) -> str:
     return request.path(name)
 
 
-def _use_site(request: Request, site: SiteFile, params: Mapping[str, Any]) -> None:
-    """Send the file of a site, and use it there by its name."""
-    given = params["site"]
-    request.add_site(site)
-    words = {str(given): site.name, f"--site={given}": f"--site={site.name}"}
-    request.argv = [words.get(word, word) for word in request.argv]
-    if given is None and "profile" in params:
-        request.argv[1:1] = ["--site", site.name]
+def _with_value(command: click.Command, words: list[str], name: str, value: str) -> list[str]:
+    """Return ``words`` with another value of the parameter ``name``.
+
+    Other words may be equal to its present value: the right one changes this parameter alone.
+    """
+    given = _parameters(command, words)
+    old = given[name]
+    for place, word in enumerate(words):
+        if word not in (old, f"--{name}={old}"):
+            continue
+        changed = [*words[:place], word.removesuffix(old) + value, *words[place + 1 :]]
+        if _parameters(command, changed) == {**given, name: value}:
+            return changed
+    return words
+
+
+def _parameters(command: click.Command, words: list[str]) -> dict[str, Any]:
+    """Return the text of the parameters in ``words``."""
+    return command.make_parser(click.Context(command)).parse_args(list(words))[0]
 
 
 def read_uploads(paths: tuple[Path, ...]) -> bytes:
@@ -144,7 +162,7 @@ def run_command(
     from ..clusters import remote
 
     host = remote.login_node(name)
-    request = make_request(str(command.name), words, params)
+    request = make_request(command, words, params)
     if command.name == "connect":
         _connect(host, request, stay=not params["as_environment"])
         return

@@ -454,7 +454,7 @@ def _failure_text(failure: NodeFailure, usage: UsageReport) -> str:
     gpus = {gpu.node: gpu.uuid for job in usage.jobs for gpu in job.gpu_samples}
     facts = {
         "job": failure.job,
-        "started": _utc(failure.began),
+        "started": _utc(failure.began) if failure.began else "it did not begin",
         "failed": _utc(failure.time),
         "reason": failure.reason,
         "GPU": gpus.get(failure.node, "none was found"),

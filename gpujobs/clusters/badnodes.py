@@ -61,7 +61,7 @@ def failures(report: ClusterReport, now: float) -> Iterator[NodeFailure]:
         sure, node = _blames_node(report, job, now), _failed_node(job)
         if sure is not None and _NODE.fullmatch(node):
             reason = _PATH.sub("(path)", job.reason or job.state.value)
-            at, record = report.folder.end_time(now), report.record
+            at, record = min(now, report.folder.end_time(now)), report.record
             began = job.began or 0.0
             yield NodeFailure(at, record.site, node, record.id, job.id, began, reason, sure)
 
@@ -94,7 +94,7 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
 def bad_nodes(found: Iterable[NodeFailure], site: str, now: float) -> dict[str, NodeFailure]:
     """Return the bad nodes of a site, the last failure of each; newest first."""
     fresh = [one for one in found if one.site == site]
-    fresh = list(filter(lambda one: now - one.time < BAD, fresh))
+    fresh = list(filter(lambda one: abs(now - one.time) < BAD, fresh))  # clocks differ
     weights: Counter[str] = Counter()
     for one in fresh:
         weights[one.node] += 1 + one.sure
@@ -119,7 +119,7 @@ def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
     keys = {(one.cluster, one.job, one.began) for one in known}
     new = [one for one in found if (one.cluster, one.job, one.began) not in keys]
     if new and not report.record.finished:  # else they were noted when it ended
-        known = [*(one for one in known if now - one.time < _KEPT), *new]
+        known = [*(one for one in known if abs(now - one.time) < _KEPT), *new]
         with best_effort():
             lines = (f"{json.dumps(asdict(one))}\n" for one in known)
             write_atomically(ledger.folder / FILE, "".join(lines))

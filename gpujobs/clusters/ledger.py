@@ -329,13 +329,14 @@ def _contradiction(record: ClusterRecord) -> str:
         return "`groups` is empty"
     if unknown := {sent.group for sent in record.submissions} - names - {HEAD}:
         return f"`groups` has no {min(unknown)!r}"
+    for sent in record.submissions:
+        if not JobId(sent.id).plausible:
+            return f"{sent.id!r} is not the id of a job"
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
     if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
         return f"it has more than {_MOST_WORKERS} workers"
     if sum(planned.count for planned in record.planned) > _MOST_PLANNED:
         return f"`planned` has more than {_MOST_PLANNED} jobs"
-    if any(not JobId(sent.id).plausible for sent in record.submissions):
-        return "`submissions` has an id that no batch scheduler writes"
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""
@@ -524,7 +525,7 @@ class Ledger:
 def _with_known_commands(record: ClusterRecord) -> ClusterRecord:
     """Return the record of a job folder with commands that a site of the user's has, if with any.
 
-    The folder may come from somebody else, and `gpujobs status FOLDER` runs them.
+    The folder may be another person's, and `gpujobs status FOLDER` runs them.
     """
     if not record.commands:
         return record

@@ -119,8 +119,8 @@ class Request:
     def add_site(self, site: SiteFile) -> None:
         """Send a site of the user's, and use it by its name.
 
-        That is its file, the files beside it that it extends, and its templates; a link is sent only
-        if it leads to a template.
+        That is its file, the files beside it that it extends, and its templates. A link is sent
+        only if it leads to a template.
         """
         folder = site.path.parent
         if folder != data_folder("site_configs"):
@@ -351,7 +351,7 @@ class Tunnel:
         if address.scheme not in _PROTOCOLS:
             message = f"{found['id']} uses {address.scheme}, for which there is no tunnel"
             raise UnavailableError(message)
-        self.folder: Path = host.folder / found["id"]
+        self.folder: Path = host.keys / found["id"]
         """The private folder with the key and the certificate."""
         private_folder(self.folder)
         for name, content in found["files"].items():

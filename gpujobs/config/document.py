@@ -165,6 +165,18 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 def read(path: Path) -> Document:
     """Read the mapping in the file ``path``; InputError has every invalid place."""
+    raw = read_bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        raise InputError(Problem("not UTF-8 text", Position(str(path), line, column))) from None
+    return parse(text, str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a profile or of a site file. Raises InputError if it is too large."""
     try:
         # The size is not queried first: a pipe has none, and /dev/zero does not end.
         with path.open("rb") as file:
@@ -173,13 +185,7 @@ def read(path: Path) -> Document:
         raise InputError(f"{path}: {error.strerror or error}") from None
     if len(raw) > MAX_BYTES:
         raise InputError(f"{path}: larger than {MAX_BYTES // 1024} KiB; not a file for gpujobs")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        raise InputError(Problem("not UTF-8 text", Position(str(path), line, column))) from None
-    return parse(text, str(path))
+    return raw
 
 
 @lru_cache(maxsize=8)  # commands read the file of the site twice, first for its `hosts`

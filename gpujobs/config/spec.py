@@ -161,7 +161,7 @@ def write_spec(spec: ClusterSpec, path: Path) -> None:
         "from_site": sorted(spec.from_site),
         "queue_order": list(spec.queue_order),
     }
-    path.touch(mode=0o600, exist_ok=False)
+    path.touch(mode=0o600)
     path.write_text(json.dumps(value), encoding="utf-8")
 
 

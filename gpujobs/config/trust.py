@@ -1,7 +1,7 @@
 """What a file may cause that the user has not chosen, and which files others could have changed.
 
-A site file is *received* if only a profile names it, by its path: it may come from somebody else,
-as the profile does. gpujobs reads it, and it takes part in scripts, which run when the user submits
+A site file is *received* if only a profile names it, by its path: it may be another person's,
+as the profile may. gpujobs reads it, and it takes part in scripts, which run when the user submits
 them. gpujobs itself runs no command of it and opens no connection for it: the keys `ACTS` of a
 received file are not used, and a submission is refused until the user names the file. The table in
 docs/security.md says it for every source of files.
@@ -28,7 +28,7 @@ ACTS = ("commands", "hosts", "quota_command")
 
 
 def without_acts(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """Return the document of a received site file without the keys `ACTS`, and those that it has."""
+    """Return a received site's document without the keys `ACTS`, and those that it has."""
     found = tuple(key for key in ACTS if document.find((key,)))
     return document.without(*found), found
 

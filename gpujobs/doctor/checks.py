@@ -10,6 +10,7 @@ from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
+from ..injob.folder import DamagedError, parse_json, read_file
 from ..text import clean
 
 
@@ -148,12 +149,10 @@ def evidence_path(site_path: Path) -> Path:
 def read_evidence(path: Path) -> Evidence | None:
     """Return the record in a file; None if there is none, or if it is damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        value["checks"] = [Check(**check) for check in value["checks"]]
-        value["marked"] = [MarkedLine(**line) for line in value["marked"]]
-        return Evidence(**value)
-    except (OSError, ValueError, TypeError, KeyError):
+        found: Evidence = parse_json(read_file(path.resolve()), Evidence)
+    except (OSError, DamagedError):
         return None
+    return found
 
 
 def marked_lines(text: str) -> Iterator[tuple[int, MarkedLine]]:
@@ -180,17 +179,32 @@ _GROUPS = rf"({_GROUP}(:{_GROUP}){{0,6}})?"
 _IPV6 = re.compile(
     rf"(?<![\w:])\[?(({_GROUP}:){{7}}{_GROUP}|{_GROUPS}::{_GROUPS})(%\w+)?\]?(:\d+)?", re.I
 )
-_PATH = re.compile(r"(?<![\w/<~])~?/(?!/)[^\s:,;'\"()]+")
+_PART = r"[^\s:,;'\"()/]"
+_PATH = re.compile(
+    rf"(?<![\w/<~])~[A-Za-z_][\w.-]*(/(/|{_PART})*)?"  # of another user
+    rf"|((?<![\w/<~:])~?/+|(?<=:)/|(?<=://)/+){_PART}(/|{_PART})*"
+)
+
+
+def _host_pattern(name: str) -> str:
+    """Return the pattern of a host, also with an interface (``gpu01-ib0``), or of a domain."""
+    below = r"(?:[\w-]+\.)*" if "." in name else ""
+    return rf"{below}{re.escape(name)}(?:-\w+)*(?:\.[a-z][\w-]*)*"
 
 
 def redactor(names: Mapping[str, Iterable[str]]) -> Callable[[str], str]:
     """Return a function that replaces ``names`` (by what they are), paths and addresses."""
-    kinds = {name: kind for kind, listed in names.items() for name in listed if name}
-    longest_first = "|".join(map(re.escape, sorted(kinds, key=len, reverse=True)))
-    known = re.compile(rf"(?<![\w.-])({longest_first or '(?!)'})(?![\w-])")
+    groups = []
+    for kind, listed in sorted(names.items(), key=lambda item: item[0] != "host"):
+        longest_first = sorted(filter(None, listed), key=len, reverse=True)
+        patterns = [
+            _host_pattern(name) if kind == "host" else re.escape(name) for name in longest_first
+        ]
+        groups.append(f"(?P<{kind}>{'|'.join(patterns) or '(?!)'})")
+    known = re.compile(rf"(?<![\w.-])(?:{'|'.join(groups) or '(?!)'})(?![\w-])", re.I)
 
     def redact(text: str) -> str:
-        text = known.sub(lambda found: f"<{kinds[found[0]]}>", text)
+        text = known.sub(lambda found: f"<{found.lastgroup}>", text)
         for pattern in (_ADDRESS, _IPV6):
             text = pattern.sub("<address>", text)
         return _PATH.sub("<path>", text)

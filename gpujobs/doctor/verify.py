@@ -225,7 +225,9 @@ class Verification:
         gpus = [gpu.uuid for gpu in self._gpus()]
         names: dict[str, Iterable[str]] = {"user": [user_name()], "account": accounts, "gpu": gpus}
         if not hosts:
-            names["host"] = [*nodes, socket.gethostname(), socket.getfqdn()]
+            nodes |= {socket.gethostname(), socket.getfqdn()}
+            domains = {node.partition(".")[2] for node in nodes}
+            names["host"] = [*nodes, *(domain for domain in domains if "." in domain)]
         return names
 
 

@@ -195,14 +195,16 @@ def _integer(text: str) -> float:
 def typed(value: Any, shape: Any, place: str = "") -> Any:
     """Return ``value``, from JSON, as ``shape``. Raises DamagedError that names the place.
 
-    ``shape`` is a type: a scalar, ``Annotated[int, range]``, ``Optional``, a list or tuple of one
-    type, a mapping from names, a TypedDict or a dataclass. Missing keys are left out, as
+    ``shape`` is a type: a scalar, an enum, ``Annotated[int, range]``, ``Optional``, a list or tuple
+    of one type, a mapping from names, a TypedDict or a dataclass. Missing keys are left out, as
     are those with null, but those that a dataclass lacks are an error.
     """
     if shape in _TYPES:
         return _checked(value, _is_scalar(value, shape), _TYPES[shape], place)
     if shape is Any:
         return value
+    if isinstance(shape, type) and issubclass(shape, Enum):
+        return shape(_checked(value, value in [one.value for one in shape], "known", place))
     origin, arguments = get_origin(shape), get_args(shape)
     if type(None) in arguments:
         return None if value is None else typed(value, arguments[0], place)

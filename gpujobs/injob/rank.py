@@ -95,7 +95,7 @@ _NEEDED = re.compile(r"(DASK|GPUJOBS|UCX)_.*|PYTHONPATH|LD_LIBRARY_PATH")
 """Variables that ranks get even if nothing has changed them."""
 _LOCAL = re.compile(
     # of this node or this shell
-    r"GPUJOBS_HOST|CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NVIDIA_VISIBLE_DEVICES|TMPDIR|HOST(NAME)?"
+    r"GPUJOBS_NODE|CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NVIDIA_VISIBLE_DEVICES|TMPDIR|HOST(NAME)?"
     r"|PWD|OLDPWD|SHLVL|_|DISPLAY|XDG_RUNTIME_DIR|(BASH|SSH)_.*"
     # of the batch scheduler, or of a launcher, which forwards its own
     r"|(SLURM|SLURMD|LSB|LSF|LS|PBS|SGE|PMI|PMIX|PRTE|OMPI|OPAL|HYDRA|HYDI)_.*"

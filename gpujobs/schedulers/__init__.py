@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from .base import Scheduler, get_scheduler, scheduler_names
-from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
+from .jobs import (
+    NOT_LISTED,
+    CommandResult,
+    JobId,
+    JobState,
+    JobStatus,
+    Reply,
+)
 
 __all__ = [
     "NOT_LISTED",

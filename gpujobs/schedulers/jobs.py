@@ -15,6 +15,8 @@ _NOT_CONFIGURED = re.compile(
 """Messages of Slurm, PBS, LSF and Grid Engine on a host that does not know their cluster."""
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:@+_-]{0,9999}(\[\](\.[A-Za-z0-9._-]{1,255})?)?")
 _MEMBER = re.compile(r"(.+)\[([0-9]{1,9})\]")
+_ALL_JOBS = ("0", "all")
+"""For `bkill` and `qdel`: all jobs of the user."""
 
 
 class JobState(StrEnum):
@@ -60,8 +62,11 @@ class JobId:
 
     @property
     def plausible(self) -> bool:
-        """Whether a batch scheduler may have written it: one word, which no command misreads."""
-        return bool(_WORD.fullmatch(self.submission))
+        """Whether a batch scheduler may have written it: one word, which no command misreads.
+
+        Ids are read from files and become arguments: none may be an option, a pattern or all jobs.
+        """
+        return self.submission not in _ALL_JOBS and bool(_WORD.fullmatch(self.submission))
 
 
 @dataclass(frozen=True)

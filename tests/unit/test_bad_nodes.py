@@ -104,6 +104,20 @@ def test_how_long_a_node_is_avoided() -> None:
     assert list(bad_nodes(found, "here", BAD + 300)) == []
 
 
+def test_a_failure_in_the_future(tmp_path: Path) -> None:
+    """A node whose clock is wrong is not bad for years; another host may be some seconds ahead."""
+    now = START + 60
+    ended = Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 10**9)
+    report = failed_job(NO_DRIVER, ended=ended)
+    assert [one.time for one in failures(report, now)] == [now]
+    found = [failure("far", START + 10**9), failure("near", now + 5)]
+    assert list(bad_nodes(found, "here", now)) == ["near"]
+    path = tmp_path / badnodes.FILE
+    path.write_text("".join(f"{json.dumps(asdict(one))}\n" for one in found))
+    note(report, Ledger(tmp_path), now)
+    assert [one.node for one in read(Ledger(tmp_path))] == ["near", "node2"]
+
+
 def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     ledger, report = Ledger(tmp_path), failed_job(NO_DRIVER)
     for _ in range(2):
@@ -136,6 +150,8 @@ def test_the_text_for_the_operator() -> None:
         "  GPU      GPU-1"
     )
     assert "no job has failed on a node" in ticket([], usage)
+    (launched,) = failures(failed_job("launch failed requeued held", began={}), START + 60)
+    assert "\n  started  it did not begin\n" in ticket([launched], usage)
 
 
 @pytest.mark.parametrize(

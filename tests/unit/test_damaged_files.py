@@ -434,9 +434,7 @@ def test_ids_of_the_record_that_no_batch_scheduler_writes(ledger: Ledger) -> Non
         value["submissions"][0]["id"] = text.decode(errors="surrogateescape")
         if not value["submissions"][0]["id"].startswith("7["):  # of an array of PBS
             path.write_text(json.dumps(value))
-            with pytest.raises(
-                GpujobsError, match="is not a valid record of a cluster: `submissions"
-            ):
+            with pytest.raises(GpujobsError, match="is not a valid record of a cluster"):
                 ledger.get("p-2cab")
 
 
@@ -548,3 +546,19 @@ def test_connect_to_a_cluster_that_left_no_end(ledger: Ledger) -> None:
     done = CliRunner().invoke(main, ["connect", "p-2cab"])
     assert "p-2cab has ended: all its jobs have ended: " in done.output
     assert done.exit_code == 5
+
+
+@pytest.mark.parametrize("text", ["-u", "--state=PENDING", "0", "all", "*", "7 8", "", "[1]"])
+def test_ids_of_jobs_are_no_options(ledger: Ledger, text: str) -> None:
+    """An id that is an option, a pattern or a word for all jobs is never given to a command."""
+    path = ledger.folder / "p-2cab.json"
+    record = json.loads(path.read_text())
+    (Path(record["folder"]) / "jobs" / "0.claim").write_text(f"{text}[0]\n")
+    system = Slurm()
+    cancel(ledger.get("p-2cab"), ledger, system=system)
+    assert [list(call) for call in system.calls if call[0] == "scancel"] == [["scancel", "7"]]
+    record["submissions"][0]["id"] = text
+    path.write_text(json.dumps(record))
+    with pytest.raises(GpujobsError, match="is not the id of a job") as caught:
+        ledger.get("p-2cab")
+    assert repr(text) in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,9 +48,29 @@ def test_names_paths_and_addresses_are_replaced() -> None:
     assert redact(text) == (
         "<user>'s doctor-7f3a ran on <host>, <host>: <path>, <path>; <account> tls://<address> (ib0)"
     )
-    kept = "annual p12 n10 n1-x, 12.5 GB/s; a100/h100"
+    kept = "annual p12 n10 xn1-x, 12.5 GB/s; a100/h100; ~5 GB, tls://x / y"
     assert redact(kept) == kept
     assert redactor({})("n1 in /tmp") == "n1 in <path>"
+
+
+def test_other_forms_of_names_and_paths_are_replaced() -> None:
+    names = {
+        "user": ["ann"],
+        "account": ["p1"],
+        "host": ["gpu01", "login.hpc.uni.edu", "hpc.uni.edu"],
+    }
+    redact = redactor(names)
+    for text, redacted in (
+        ("gpu01.hpc.uni.edu: GPU01.HPC.UNI.EDU, gpu01.other.org.", "<host>: <host>, <host>."),
+        ("gpu99.cluster.hpc.uni.edu, hpc.uni.edu", "<host>, <host>"),
+        ("gpu01-ib0 and gpu01-ib0.hpc.uni.edu:80", "<host> and <host>:80"),
+        ("Ann, ANN@login.hpc.uni.edu, <ann>, P1", "<user>, <user>@<host>, <<user>>, <account>"),
+        ("file:///proj/x/y, dir:/proj/x, //proj/x", "file://<path>, dir:<path>, <path>"),
+        ("~bob, ~bob/x/y; ~ann/x", "<path>, <path>; ~<user><path>"),
+        ("https://gpu01/proj/x", "https://<host><path>"),
+    ):
+        assert redact(text) == redacted
+    assert redactor({"host": ["n1"], "user": ["n1"]})("n1-x") == "<host>"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +104,34 @@ def test_a_damaged_record_is_none(home: Path, text: str) -> None:
     assert read_evidence(path) is None, "no file"
     path.write_text(text)
     assert read_evidence(path) is None
+
+
+def test_a_strange_record_does_not_stop_the_list(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe, a value of another type, or one that is nested deeply."""
+    sites = home / "sites"
+    sites.mkdir(mode=0o700)
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", str(sites))
+    value = json.loads(RECORD.json())
+    strange = [
+        "[" * 100_000,
+        json.dumps({**value, "checks": [{"name": [], "state": "failed", "result": ""}]}),
+        json.dumps({**value, "checks": [{"name": "job", "state": "odd", "result": ""}]}),
+        json.dumps({**value, "findings": 3}),
+        " " * 2**24 + RECORD.json(),
+    ]
+    for number, text in enumerate(["", *strange]):
+        (sites / f"s{number}.yaml").write_text(SLURM)
+        path = evidence_path(sites / f"s{number}.yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text) if text else os.mkfifo(path)
+    (sites / "good.yaml").write_text(SLURM)
+    record(sites / "good.yaml")
+    listed = CliRunner().invoke(main, ["sites", "list", "--json"]).stdout
+    found = {site["name"]: site["verified"] for site in json.loads(listed)["sites"]}
+    names = ["good", *(f"s{number}" for number in range(6))]
+    assert [name for name in names if found[name]] == ["good"]
 
 
 def test_confirmed_lines_count_until_they_change(home: Path) -> None:

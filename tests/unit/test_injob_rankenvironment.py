@@ -25,7 +25,7 @@ def test_ranks_get_all_names_of_the_profile() -> None:
 
 def test_ranks_always_get_import_paths_and_the_configuration_of_dask() -> None:
     needed = {"PYTHONPATH": "/p", "LD_LIBRARY_PATH": "/l", "DASK_X": "1", "UCX_TLS": "all"}
-    after = {**BEFORE, **needed, "GPUJOBS_HOST": "node1", "BASH_FUNC_module%%": "() { :; }"}
+    after = {**BEFORE, **needed, "GPUJOBS_NODE": "node1", "BASH_FUNC_module%%": "() { :; }"}
     assert rank_changes(after, after, ()) == needed
     assert rank_changes(None, after, ()) == needed
 

@@ -89,7 +89,7 @@ def test_changes_of_many_at_once_are_all_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(record())
     threads = [
-        threading.Thread(target=ledger.end_submission, args=("svd-0001", Submission(str(n), n, 1)))
+        threading.Thread(target=ledger.end_submission, args=("svd-0001", Submission(f"7{n}", n, 1)))
         for n in range(20)
     ]
     for thread in threads:

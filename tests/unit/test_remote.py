@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,18 @@ def test_a_host_that_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None
         "login: timed out",
     ]
     assert remote.repeat("login", lambda: 5, threading.Event()) == 5
+
+
+def test_clusters_of_two_hosts_with_one_id(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own key; a host cannot replace that of another one."""
+    (home / "ssh").write_text("#!/bin/sh\nexit 0\n")
+    (home / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(home), prepend=":")
+    found = {"id": "svd-0001", "address": "tls://10.0.0.1:80", "user": "ann"}
+    found |= {"node": "", "dashboard": 0}
+    hosts = [remote.login_node(name) for name in ("one", "two")]
+    one, two = (
+        remote.Tunnel(host, {**found, "files": {"key.pem": host.name}}).folder for host in hosts
+    )
+    assert [(folder / "key.pem").read_text() for folder in (one, two)] == ["one", "two"]
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in (one, one.parent))

@@ -20,9 +20,9 @@ unset OMP_NUM_THREADS
 export GPUJOBS_CLUSTER=svd-0000
 export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
 export GPUJOBS_JOB=0
-GPUJOBS_HOST=${SLURMD_NODENAME:-$HOSTNAME}
+GPUJOBS_NODE=${SLURMD_NODENAME:-$HOSTNAME}
 GPUJOBS_STARTED=$(date +%s)
-{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_HOST" >&2; exit 78; }
+{ cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_NODE" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
 gpujobs_leave() {   # write the exit record of this job, however it ended
@@ -34,10 +34,10 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
         [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
-        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_HOST could not start, or was killed (exit code $code)${last:+: $last}"
+        gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
-        "$code" "$GPUJOBS_HOST" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+        "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     [ -z "${gpujobs_session-}" ] || rm -rf "$gpujobs_session"
 }
 gpujobs_last_error() {   # the last line of the log with an error in it, else the last line

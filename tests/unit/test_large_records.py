@@ -1,0 +1,31 @@
+"""The records of clusters with very many jobs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from gpujobs.cli.usage_text import usage_text
+from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.history import History
+from gpujobs.clusters.judge import judge
+from gpujobs.clusters.usage import make_usage
+
+from .report_data import RECORD, START
+
+
+def report_time(jobs: int) -> float:
+    """Return the CPU time of a report of a cluster of ``jobs`` jobs."""
+    (group,) = RECORD.groups
+    submission = replace(RECORD.submissions[0], count=jobs)
+    groups = (replace(group, workers=jobs, workers_per_job=1),)
+    record = replace(RECORD, groups=groups, submissions=(submission,), targets=())
+    began = time.process_time()
+    report = judge(record, FolderState(), {}, now=START + 60)
+    usage_text(make_usage(report, History(), START + 60))
+    return time.process_time() - began
+
+
+def test_the_time_of_a_report_grows_as_the_jobs() -> None:
+    """Eight times the jobs take much less than 64 times the time."""
+    assert report_time(4000) < 24 * min(report_time(500) for _ in range(2))
