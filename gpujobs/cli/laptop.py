@@ -176,8 +176,10 @@ def _connect(host: Host, request: Request, *, stay: bool) -> None:
     from ..clusters import remote
 
     request.argv.append("--for-host")
-    found = json.loads(_output(host, request))
-    tunnel = remote.Tunnel(host, found)
+    output = _output(host, request)
+    with reading([f"gpujobs on {host.name}"]):
+        found = json.loads(output)
+        tunnel = remote.Tunnel(host, found)
     variables = {"DASK_SCHEDULER_ADDRESS": tunnel.address, **tunnel.config}
     for name, value in variables.items():
         echo(f"export {name}={shlex.quote(value)}")

@@ -167,7 +167,8 @@ class Session:
     def _next(self) -> str:
         for line in self.stdout:
             if line.startswith(receive.MARK):
-                return str(json.loads(line.removeprefix(receive.MARK))["kind"])
+                with reading([f"gpujobs on {self.host.name}"]):
+                    return str(json.loads(line.removeprefix(receive.MARK))["kind"])
         self._fail()
 
     def send(self, data: bytes) -> None:

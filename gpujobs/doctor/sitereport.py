@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient, user_name
 from ..batch.process import is_available
-from ..clusters.freequeues import TIMEOUT, ask_with, site_client
+from ..clusters.freequeues import TIMEOUT, read_with, site_client
 from ..clusters.prepare import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
@@ -366,7 +366,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
     if kind is None:
         return None
     inventory = kind(client.scheduler.cluster)
-    return inventory.survey(ask_with(client, inventory), user_name())
+    return read_with(client, inventory, lambda ask: inventory.survey(ask, user_name()))
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:

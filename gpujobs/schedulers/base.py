@@ -247,10 +247,13 @@ class Scheduler(ABC):
 
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
-        for line in reversed(stdout.splitlines()):
-            if found := re.fullmatch(self.id_line, line.strip()):
-                return found[1]
-        return None
+        ids = self.possible_ids(stdout)
+        return ids[-1] if ids else None
+
+    def possible_ids(self, stdout: str) -> list[str]:
+        """Return all that looks like a submission's id; a site's wrapper may print more numbers."""
+        found = (re.fullmatch(self.id_line, line.strip()) for line in stdout.splitlines())
+        return list(dict.fromkeys(line[1] for line in found if line))
 
     def remedy(self, result: CommandResult) -> str:
         """Return what to do about the message of a refused submission; "" if that is not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -104,6 +105,25 @@ class JobStatus:
 
 
 Statuses = dict[JobId, JobStatus]
+
+
+def of_ids(listed: Mapping[JobId, JobStatus], ids: Iterable[JobId]) -> Statuses:
+    """Return the status of those of ``ids`` that are listed.
+
+    A member of an array that is listed as a lone job, or the reverse, has an index that could not
+    be read: its state is not known.
+    """
+    arrays = {job.submission for job in listed if job.index is not None}
+    found = {}
+    for job in ids:
+        is_other_kind = job.submission in arrays
+        if job.index is not None:
+            is_other_kind = JobId(job.submission) in listed
+        if job in listed:
+            found[job] = listed[job]
+        elif is_other_kind:
+            found[job] = JobStatus(JobState.UNKNOWN, reason="its index cannot be read")
+    return found
 
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import find_integer, integer, members, quoted_path
-from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses, of_ids
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------
@@ -76,11 +76,13 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
 def is_listing(stdout: str, columns: str) -> bool:
     """Return whether squeue has written a whole list of jobs with these ``columns``.
 
-    It has a header, rows that begin with a number, and ends with the end of a line.
+    It has a header, rows that begin with a number and have all columns, and ends with the end of a
+    line.
     """
-    header = rf"(?!\d+\|)[^|\n]*(\|[^|\n]*){{{columns.count('|')}}}\n"
+    rest = rf"(\|[^|\n]*){{{columns.count('|')}}}"
+    header = rf"(?!\d+\|)[^|\n]*{rest}\n"
     cluster = r"CLUSTER: .*\n"
-    return bool(re.fullmatch(rf"({cluster})*{header}(\d+\|.*\n|{cluster})*", stdout))
+    return bool(re.fullmatch(rf"({cluster})*{header}(\d+{rest}.*\n|{cluster})*", stdout))
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -96,6 +98,9 @@ _LONG_OPTIONS = {
 """The long spelling of short options."""
 _COMPLETE = {*_LONG_OPTIONS.values(), "mem", "export"}
 """Options that are no abbreviation, although others start with them: gpus-per-node."""
+
+_ACCOUNTING = "JobID,State,ExitCode,NodeList"
+"""Columns of sacct."""
 
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
@@ -244,6 +249,8 @@ class Slurm(Scheduler):
     # -- replies -----------------------------------------------------------------------------------
     def is_complete(self, result: CommandResult) -> bool:
         columns = result.argv[-1]
+        if columns == _ACCOUNTING:
+            return bool(re.fullmatch(r"([^|\n]+(\|[^|\n]*){3}\n)*", result.stdout))
         if not columns.startswith("%"):  # not of `_squeue`
             return True
         # A user whom the system cannot resolve has no jobs, for squeue; it exits with 0.
@@ -295,12 +302,11 @@ class Slurm(Scheduler):
             if status.state is JobState.PENDING:
                 status = waiting_status(native, reason, starts)
             found.update(dict.fromkeys(_jobs(number, indexes), status))
-        return {job: found[job] for job in ids if job in found}
+        return of_ids(found, ids)
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         numbers = ",".join(sorted({job.submission for job in ids}))
-        columns = "JobID,State,ExitCode,NodeList"
-        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", columns]
+        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", _ACCOUNTING]
 
     def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
@@ -317,7 +323,7 @@ class Slurm(Scheduler):
                 _state(native), native, reason, _exit_code(fields[2]), node, cancelled_by=user
             )
             found.update(dict.fromkeys(_jobs(id_[1], id_[2] or ""), status))
-        return {job: found[job] for job in ids if job in found}
+        return of_ids(found, ids)
 
     # -- cancel ------------------------------------------------------------------------------------
     def cancel_command(self, targets: Sequence[str]) -> list[str]:
