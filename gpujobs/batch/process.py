@@ -228,10 +228,8 @@ class _Pipes:
     def _transfer(self, seconds: float) -> None:
         """Write and read once; wait for at most ``seconds``."""
         for key, _ in self._open.select(seconds):
-            if key.data is None:
-                done = self._write(key.fd)
-            else:
-                done = self._read(key.fd, key.data)
+            is_input = key.data is None
+            done = self._write(key.fd) if is_input else self._read(key.fd, key.data)
             if done:
                 self._open.unregister(key.fileobj)
                 cast("IO[bytes]", key.fileobj).close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 import shlex
@@ -176,10 +175,8 @@ def _connect(host: Host, request: Request, *, stay: bool) -> None:
     from ..clusters import remote
 
     request.argv.append("--for-host")
-    output = _output(host, request)
-    with reading([f"gpujobs on {host.name}"]):
-        found = json.loads(output)
-        tunnel = remote.Tunnel(host, found)
+    found = remote.read_endpoint(host, _output(host, request))
+    tunnel = remote.Tunnel(host, found)
     variables = {"DASK_SCHEDULER_ADDRESS": tunnel.address, **tunnel.config}
     for name, value in variables.items():
         echo(f"export {name}={shlex.quote(value)}")

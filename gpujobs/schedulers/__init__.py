@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Scheduler, get_scheduler, scheduler_names
+from .base import Scheduler, get_scheduler, scheduler_names, usable_schedulers
 from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Scheduler",
     "get_scheduler",
     "scheduler_names",
+    "usable_schedulers",
 ]

@@ -125,6 +125,7 @@ def of_ids(listed: Mapping[JobId, JobStatus], ids: Iterable[JobId]) -> Statuses:
             found[job] = JobStatus(JobState.UNKNOWN, reason="its index cannot be read")
     return found
 
+
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""
 

@@ -73,16 +73,28 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
     return JobStatus(JobState.PENDING, native, reason, starts=starts)
 
 
-def is_listing(stdout: str, columns: str) -> bool:
+def is_listing(stdout: str, columns: str, names: Sequence[str]) -> bool:
     """Return whether squeue has written a whole list of jobs with these ``columns``.
 
-    It has a header, rows that begin with a number and have all columns, and ends with the end of a
-    line.
+    It has a header and ends with the end of a line. Its rows begin with a number, have all columns,
+    and end with one of the ``names`` that were asked for.
     """
-    rest = rf"(\|[^|\n]*){{{columns.count('|')}}}"
-    header = rf"(?!\d+\|)[^|\n]*{rest}\n"
-    cluster = r"CLUSTER: .*\n"
-    return bool(re.fullmatch(rf"({cluster})*{header}(\d+{rest}.*\n|{cluster})*", stdout))
+    *lines, after = stdout.split("\n")
+    rows = [line for line in lines if not line.startswith("CLUSTER: ")]
+    if after or not rows:
+        return False
+    header, *jobs = rows
+    bars = columns.count("|")
+    if header.count("|") != bars or not header.rstrip().endswith("|NAME"):
+        return False
+    whole = (job.count("|") >= bars and re.match(r"\d+\|", job) for job in jobs)
+    return all(whole) and all(_ends_with_its_name(job, names) for job in jobs)
+
+
+def _ends_with_its_name(row: str, names: Sequence[str]) -> bool:
+    """Return whether the name of a job ends its row, and no other row is joined to it."""
+    before, _, found = row.rstrip().rpartition("|")
+    return found in names and not any(f"|{name}" in before for name in names)
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -255,7 +267,10 @@ class Slurm(Scheduler):
             return True
         # A user whom the system cannot resolve has no jobs, for squeue; it exits with 0.
         known = "invalid user" not in result.stderr.lower()
-        return known and is_listing(result.stdout, columns)
+        option = "--name="
+        words = (word for word in result.argv if word.startswith(option))
+        names = next(words, option).removeprefix(option).split(",")
+        return known and is_listing(result.stdout, columns, names)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:

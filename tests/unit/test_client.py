@@ -178,7 +178,9 @@ def test_no_estimate_is_an_error(
     assert json.loads(done.stdout)["estimated_start"] is None
 
 
-SUBMITTED = "echo Submitted by the wrapper; echo 4711; echo 'Remaining balance of the account:'; echo 117"
+SUBMITTED = (
+    "echo Submitted by the wrapper; echo 4711; echo 'Remaining balance of the account:'; echo 117"
+)
 
 
 def test_the_id_among_several_numbers_is_that_of_the_job_with_our_name(
@@ -194,7 +196,7 @@ def test_the_id_among_several_numbers_is_that_of_the_job_with_our_name(
 def test_no_number_is_taken_for_the_id_if_none_is_certain(client: Make, tmp_path: Path) -> None:
     sbatch = f"echo run >> {tmp_path}/runs; {SUBMITTED}"
     unsure = client("slurm", sbatch=sbatch, squeue="echo 'ARRAY_JOB_ID|NAME'")
-    with pytest.raises(UnavailableError, match="several numbers.*: 4711, 117"):
+    with pytest.raises(UnavailableError, match=r"several numbers.*: 4711, 117"):
         unsure.submit("#!/bin/bash\n", "svd-7f3a", set(), tmp_path)
     assert (tmp_path / "runs").read_text() == "run\n"  # once
 

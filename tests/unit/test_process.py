@@ -86,7 +86,11 @@ def test_a_background_process_that_holds_the_pipe_delays_nothing() -> None:
     result = process.run(["bash", "-c", "sleep 30 & echo $!; echo why >&2; cat"], stdin="x" * 2**18)
     os.kill(int(result.stdout.split("\n")[0]), signal.SIGKILL)
     assert time.monotonic() - began < 5
-    assert (result.exit_code, result.stderr, len(result.stdout.split("\n")[1])) == (0, "why\n", 2**18)
+    assert (result.exit_code, result.stderr, len(result.stdout.split("\n")[1])) == (
+        0,
+        "why\n",
+        2**18,
+    )
 
 
 def test_output_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
