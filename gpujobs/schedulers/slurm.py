@@ -76,8 +76,8 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
 def is_listing(stdout: str, columns: str, names: Sequence[str]) -> bool:
     """Return whether squeue has written a whole list of jobs with these ``columns``.
 
-    It has a header and ends with the end of a line. Its rows begin with a number, have all columns,
-    and end with one of the ``names`` that were asked for.
+    It has a header and ends with the end of a line. Its rows begin with a number and have all
+    columns. ``names``: those of the jobs that were asked for.
     """
     *lines, after = stdout.split("\n")
     rows = [line for line in lines if not line.startswith("CLUSTER: ")]
@@ -88,13 +88,13 @@ def is_listing(stdout: str, columns: str, names: Sequence[str]) -> bool:
     if header.count("|") != bars or not header.rstrip().endswith("|NAME"):
         return False
     whole = (job.count("|") >= bars and re.match(r"\d+\|", job) for job in jobs)
-    return all(whole) and all(_ends_with_its_name(job, names) for job in jobs)
+    return all(whole) and not any(_is_joined(job, names) for job in jobs)
 
 
-def _ends_with_its_name(row: str, names: Sequence[str]) -> bool:
-    """Return whether the name of a job ends its row, and no other row is joined to it."""
-    before, _, found = row.rstrip().rpartition("|")
-    return found in names and not any(f"|{name}" in before for name in names)
+def _is_joined(row: str, names: Sequence[str]) -> bool:
+    """Return whether another row follows in the same line: a job's name is the last column."""
+    before = row.rpartition("|")[0]
+    return any(f"|{name}" in before for name in names)
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Slurm(Scheduler):
         known = "invalid user" not in result.stderr.lower()
         option = "--name="
         words = (word for word in result.argv if word.startswith(option))
-        names = next(words, option).removeprefix(option).split(",")
+        names = [name for name in next(words, option).removeprefix(option).split(",") if name]
         return known and is_listing(result.stdout, columns, names)
 
     # -- submit ------------------------------------------------------------------------------------

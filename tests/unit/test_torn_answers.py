@@ -189,13 +189,15 @@ def test_each_cut_of_squeue_and_sacct_is_no_answer(answer: Answer) -> None:
     """At any character: the last job may run. With the end of a line added, too."""
     text = answer.result.stdout
     ends = [match.end() for match in re.finditer("\n", text)]
+    if answer.kind == "accounting":
+        ends.insert(0, 0)  # it has no header
     for end in range(1, len(text)):
         if end in ends or end + 1 in ends:
             continue  # whole rows
         for added in ("", "\n"):
             result = replace(answer.result, stdout=text[:end] + added)
-            whole_row = (
-                answer.kind == "accounting" and text[:end].rpartition("\n")[2].count("|") > 2
-            )
-            if not (added and whole_row):  # only the list of its nodes is cut
+            columns = {"status": 7, "accounting": 4}[answer.kind]
+            bars = text[:end].rpartition("\n")[2].count("|")
+            whole_row = end > ends[0] and bars == columns - 1
+            if not (added and whole_row):  # only its last column is cut
                 assert get_scheduler("slurm")().reply(result) is Reply.NONE, result.stdout
