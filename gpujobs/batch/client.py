@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
+from ..schedulers.answers import reading
 from ..schedulers.local import INHERIT
 from ..text import printable
 from . import process
@@ -121,7 +122,7 @@ class SchedulerClient:
         while True:
             left = began + self.timeout - self.system.monotonic()
             result = replace(self, timeout=left)._run(argv, stdin=script, cwd=cwd)
-            if submission := self._submission_in(result):
+            if submission := self._submission_in(result, name, known):
                 return submission
             deadline = began + self._timeout_after(result)
             # The reply was lost or garbled: the job may have been accepted all the same.
@@ -147,7 +148,8 @@ class SchedulerClient:
             command = Path(result.argv[0]).name
             message = f"{command} failed with exit code {result.exit_code}: {result.message}"
             raise UnavailableError(message, hint=f"run {command} on this host to see why")
-        return self.scheduler.parse_find(result.stdout, name)
+        with reading(result.argv[:1]):
+            return self.scheduler.parse_find(result.stdout, name)
 
     def array_limit(self) -> int | None:
         """Return the most jobs of an array, None if the batch scheduler does not report it."""
@@ -156,8 +158,10 @@ class SchedulerClient:
             return None
         client = replace(self, timeout=min(self.timeout, LIMIT_TIMEOUT))
         result = client._run(argv)
-        answered = self.scheduler.reply(result) is Reply.ANSWER
-        return self.scheduler.parse_limit(result.stdout) if answered else None
+        if self.scheduler.reply(result) is not Reply.ANSWER:
+            return None
+        with reading(result.argv[:1]):
+            return self.scheduler.parse_limit(result.stdout)
 
     def estimate(self, script: str, cwd: Path) -> str | None:
         """Return the expected start of ``script``, None if the batch scheduler has no estimates.
@@ -202,7 +206,9 @@ class SchedulerClient:
         listed = {job: found.pop(job) for job in ended if job in found}
         returned = {job: status for job, status in listed.items() if status.in_queue}
         found.update(self._details(found))
-        found.update(self._accounting([job for job in ids if job not in found]))
+        ended_jobs, unanswered = self._accounting([job for job in ids if job not in found])
+        found.update(ended_jobs)
+        problem = problem or unanswered
         missing = JobStatus(JobState.UNKNOWN, reason=problem) if problem else NOT_LISTED
         return returned | {job: found.get(job, missing) for job in ids}
 
@@ -226,7 +232,8 @@ class SchedulerClient:
     def _statuses(self, result: CommandResult, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
         if self.scheduler.reply(result) is not Reply.ANSWER:
             return {}
-        return self.scheduler.parse_status(result, ids)
+        with reading(result.argv[:1]):
+            return self.scheduler.parse_status(result, ids)
 
     def _details(self, listed: Mapping[JobId, JobStatus]) -> dict[JobId, JobStatus]:
         argv = self.scheduler.detail_command(listed)
@@ -235,18 +242,27 @@ class SchedulerClient:
         result = self._run(argv)
         if self.scheduler.reply(result) is Reply.NONE:
             return {}
-        return self.scheduler.parse_detail(result, listed)
+        with reading(result.argv[:1]):
+            return self.scheduler.parse_detail(result, listed)
 
-    def _accounting(self, ids: Sequence[JobId]) -> dict[JobId, JobStatus]:
+    def _accounting(self, ids: Sequence[JobId]) -> tuple[dict[JobId, JobStatus], str]:
+        """Return the jobs that accounting has, and why others may be missing, "" if they are not.
+
+        A host without its command has no accounting.
+        """
         found: dict[JobId, JobStatus] = {}
+        problem = ""
         if not ids:
-            return found
+            return found, problem
         for argv in self.scheduler.accounting_commands(ids):
             result = self._run(argv)
             if self.scheduler.reply(result) is not Reply.NONE:
-                parsed = self.scheduler.parse_accounting(result, ids)
+                with reading(result.argv[:1]):
+                    parsed = self.scheduler.parse_accounting(result, ids)
                 found.update((job, with_canceller(status)) for job, status in parsed.items())
-        return found
+            elif result.usable:
+                problem = f"accounting did not answer: {self._reason(result)}"
+        return found, problem
 
     # -- cancel ------------------------------------------------------------------------------------
     def cancel(
@@ -297,15 +313,37 @@ class SchedulerClient:
         return waiting
 
     # -- a lost reply ------------------------------------------------------------------------------
-    def _submission_in(self, result: CommandResult) -> str | None:
+    def _submission_in(
+        self, result: CommandResult, name: str, known: Collection[str]
+    ) -> str | None:
         """Return the submission's id in the reply of a submit command, None if it has none."""
         if result.exit_code == 0:
+            possible = self.scheduler.possible_ids(result.stdout)
+            if len(possible) > 1:
+                return self._one_of(possible, name, known)
             return self.scheduler.parse_submit(result.stdout)
         check_usable(result)
         if self.scheduler.reply(result) is not Reply.NONE:
             message = f"{self.scheduler.name} refused the job:\n{result.message}"
             raise RefusedError(message, hint=self.scheduler.remedy(result))
         return None
+
+    def _one_of(self, possible: Sequence[str], name: str, known: Collection[str]) -> str:
+        """Return the one of several numbers in a reply that is a new submission called ``name``.
+
+        Raises UnavailableError if that is not certain: another one may be another job of this user.
+        """
+        for delay in (0.0, CONFIRM_DELAY):
+            self._wait(delay)
+            found = self.find(name).intersection(possible).difference(known)
+            if len(found) == 1:
+                return found.pop()
+        numbers = ", ".join(possible)
+        raise UnavailableError(
+            f"{self.scheduler.name} printed several numbers, and none is certain to be the job's"
+            f" id: {numbers}",
+            hint=f"look for the job {name}; gpujobs does not know it, and it ends by itself",
+        )
 
     def _recover_submission(
         self, name: str, known: Collection[str], deadline: float, delay: float
@@ -320,7 +358,8 @@ class SchedulerClient:
             self._wait(self.system.spread(delay))
             result = self._run(self.scheduler.find_command(name, user_name()))
             if self.scheduler.reply(result) is Reply.ANSWER:
-                found = self.scheduler.parse_find(result.stdout, name) - set(known)
+                with reading(result.argv[:1]):
+                    found = self.scheduler.parse_find(result.stdout, name) - set(known)
                 if found or reported_none:
                     return min(found, default=None)
                 reported_none, delay = True, CONFIRM_DELAY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
+import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -20,6 +23,13 @@ from ..schedulers import CommandResult
 COMMAND_TIMEOUT = 60.0
 """Seconds. If its controller is down, sbatch retries for 9 s by itself; LSF's commands wait
 forever."""
+
+MOST_OUTPUT = 256 * 2**20
+"""Bytes. Torque's list of all jobs may have some 100 MB."""
+_AFTER_EXIT = 0.5
+"""Seconds for which the output of a process is read after its end."""
+_LOOK = 0.1
+"""Seconds between two looks at whether a process has ended."""
 
 _COMMON = (
     "HOME", "USER", "LOGNAME", "PATH", "SHELL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "KRB5CCNAME",
@@ -152,21 +162,96 @@ def start(argv: Sequence[str], stderr: IO[bytes] | None = None) -> Talk:
 def _finish(
     process: subprocess.Popen[bytes], words: tuple[str, ...], stdin: str, timeout: float
 ) -> CommandResult:
+    pipes = _Pipes(process, stdin.encode())
+    problem = ""
     try:
-        stdout, stderr = process.communicate(stdin.encode(), timeout)
+        pipes.exchange(timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()  # it may have written why
         problem = f"{words[0]} did not respond within {timeout:.0f} s"
-        return CommandResult(words, None, _text(stdout), _text(stderr), problem)
+    except _TooLong:
+        problem = f"{words[0]} wrote more than {MOST_OUTPUT // 2**20} MiB"
     finally:
-        if process.returncode is None:  # this process was interrupted
+        if process.poll() is None:  # also if this process was interrupted
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return CommandResult(words, process.returncode, _text(stdout), _text(stderr))
+            process.wait()
+        pipes.close()
+    code = None if problem else process.returncode
+    return CommandResult(words, code, _text(pipes.stdout), _text(pipes.stderr), problem)
 
 
-def _text(raw: bytes) -> str:
+class _TooLong(Exception):
+    """A command has written more than `MOST_OUTPUT`."""
+
+
+class _Pipes:
+    """The pipes of a process, until it has ended.
+
+    Not `Popen.communicate`, which waits until all copies of the pipes are closed: a background
+    process of a site's wrapper may hold them for hours.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes) -> None:
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self._process = process
+        self._rest = memoryview(stdin)
+        self._open = selectors.DefaultSelector()
+        for pipe, output in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
+            self._open.register(cast("IO[bytes]", pipe), selectors.EVENT_READ, output)
+        os.set_blocking(cast("IO[bytes]", process.stdin).fileno(), False)
+        self._open.register(cast("IO[bytes]", process.stdin), selectors.EVENT_WRITE)
+
+    def exchange(self, timeout: float) -> None:
+        """Write and read until the process ends. Raises TimeoutExpired or _TooLong."""
+        deadline = time.monotonic() + timeout
+        while self._open.get_map() and self._process.poll() is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._drain()  # it may have written why
+                raise subprocess.TimeoutExpired(self._process.args, timeout)
+            self._transfer(min(left, _LOOK))
+        self._process.wait(max(0, deadline - time.monotonic()))
+        self._drain()
+
+    def close(self) -> None:
+        """Close the pipes on this side."""
+        self._open.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[bytes]", pipe).close()
+
+    def _drain(self) -> None:
+        """Read what is there, for a moment."""
+        deadline = time.monotonic() + _AFTER_EXIT
+        while self._open.get_map() and time.monotonic() < deadline:
+            self._transfer(_LOOK)
+
+    def _transfer(self, seconds: float) -> None:
+        """Write and read once; wait for at most ``seconds``."""
+        for key, _ in self._open.select(seconds):
+            is_input = key.data is None
+            done = self._write(key.fd) if is_input else self._read(key.fd, key.data)
+            if done:
+                self._open.unregister(key.fileobj)
+                cast("IO[bytes]", key.fileobj).close()
+
+    def _write(self, pipe: int) -> bool:
+        """Write a part of the input; return whether that was the last one."""
+        try:
+            self._rest = self._rest[os.write(pipe, self._rest[: select.PIPE_BUF]) :]
+        except BrokenPipeError:  # the process does not read it
+            return True
+        return not self._rest
+
+    def _read(self, pipe: int, output: bytearray) -> bool:
+        """Read a part of the output; return whether it has ended."""
+        part = os.read(pipe, 2**16)
+        output += part
+        if len(output) > MOST_OUTPUT:
+            raise _TooLong
+        return not part
+
+
+def _text(raw: bytearray) -> str:
     """Return output as text. A carriage return alone does not end a line: a job may have one."""
     return raw.decode(errors="replace").replace("\r\n", "\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 import shlex
@@ -194,7 +193,7 @@ def _connect(host: Host, request: Request, *, stay: bool) -> None:
     from ..clusters import remote
 
     request.argv.append("--for-host")
-    found = json.loads(_output(host, request))
+    found = remote.read_endpoint(host, _output(host, request))
     tunnel = remote.Tunnel(host, found)
     variables = {"DASK_SCHEDULER_ADDRESS": tunnel.address, **tunnel.config}
     for name, value in variables.items():

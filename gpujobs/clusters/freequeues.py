@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ..batch.client import SchedulerClient
 from ..config.site import Queue, Site
@@ -21,6 +22,7 @@ from ..planning.plan import JobGroup, Machine, Plan, make_plan
 from ..planning.render import render
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
 from ..schedulers import get_scheduler
+from ..schedulers.answers import reading
 from ..schedulers.inventory import Ask, Inventory, LiveNode
 from ..text import table, walltime_text
 from .ledger import Ledger
@@ -115,6 +117,8 @@ def _users(device: str) -> str:
 
 
 # -- the client of a site's batch scheduler --------------------------------------------------------
+Read = TypeVar("Read")
+
 TIMEOUT = 10.0
 """Seconds for which the batch scheduler may fail to answer."""
 
@@ -146,6 +150,22 @@ def ask_with(client: SchedulerClient, inventory: Inventory) -> Ask:
         return result.stdout if result.exit_code == 0 else ""
 
     return ask
+
+
+def read_with(client: SchedulerClient, inventory: Inventory, read: Callable[[Ask], Read]) -> Read:
+    """Return what ``read`` makes of the answers of commands. Raises UnavailableError.
+
+    Also for answers that cannot be read, such as one that is cut off.
+    """
+    ask = ask_with(client, inventory)
+    commands: list[str] = []
+
+    def noted(argv: Sequence[str]) -> str:
+        commands.append(argv[0])
+        return ask(argv)
+
+    with reading(commands):
+        return read(noted)
 
 
 # -- free resources of queues ----------------------------------------------------------------------
@@ -304,7 +324,7 @@ def _nodes(client: SchedulerClient) -> list[LiveNode]:
     if scheduler.inventory is None:
         raise InputError(f"gpujobs cannot ask {scheduler.name} for its queues")
     inventory = scheduler.inventory(scheduler.cluster)
-    nodes = inventory.nodes(ask_with(client, inventory))
+    nodes = read_with(client, inventory, inventory.nodes)
     if any(node.gpus != 0 for node in nodes):
         return nodes
     # A site may count GPUs with a resource of its own.

@@ -21,7 +21,7 @@ from ..config.spec import ClusterSpec, choose_site, make_spec
 from ..errors import InputError
 from ..injob.gpus import visible_devices
 from ..injob.network import job_nodes
-from ..schedulers import Scheduler, get_scheduler, scheduler_names
+from ..schedulers import Scheduler, usable_schedulers
 from ..schedulers.jobs import Granted
 from ..schedulers.local import INHERIT
 from ..text import plural
@@ -54,7 +54,7 @@ class JobHere:
 
 def find_job(environ: Mapping[str, str] = os.environ) -> JobHere:
     """Return the job that a process with ``environ`` is in. Raises InputError if there is none."""
-    known = map(get_scheduler, scheduler_names())
+    known = usable_schedulers()
     needed = {one: {one.job_variable, one.job_mark or one.job_variable} for one in known}
     found = [one for one, names in needed.items() if names <= {*environ}]
     if not found:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import IO, Any, BinaryIO, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
@@ -28,6 +28,7 @@ from ..config.sitefiles import NoSuchSiteError, SiteFile, data_folder, load_site
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
+from ..schedulers.answers import reading
 from ..text import plural, size_text
 from ..version import __version__
 from .folder import files_below, private_folder, write_atomically
@@ -147,11 +148,14 @@ class Session:
         self._known = host.connect()
         words = host.argv(command=ssh.remote_command(os.environ.get("GPUJOBS_REMOTE", "")))
         self.process, self._stdin, self.stdout = process.start(words, stderr=messages)
+        self._package = b""
 
     def close(self) -> None:
         """End the session."""
         self.process.terminate()
         self.process.wait()
+        self._stdin.close()
+        self.stdout.close()
 
     def begin(self) -> None:
         """Start gpujobs there; send it first where it is missing. Raises UnavailableError."""
@@ -164,6 +168,8 @@ class Session:
                 )
                 data = Path(receive.__file__).read_bytes() + f"\n{start}".encode()
                 self.send(b"%d\n" % len(data) + data)
+            elif kind != "package" or not self._package:
+                raise UnavailableError(f"{self.host.name} asks for {kind[:80]!r}, not for gpujobs")
             else:
                 logger.info("sends gpujobs %s to %s", __version__, self.host.name)
                 size = json.dumps({"size": len(self._package)}).encode()
@@ -172,7 +178,8 @@ class Session:
     def _next(self) -> str:
         for line in self.stdout:
             if line.startswith(receive.MARK):
-                return str(json.loads(line.removeprefix(receive.MARK))["kind"])
+                with reading([self.host.name]):
+                    return str(json.loads(line.removeprefix(receive.MARK))["kind"])
         self._fail()
 
     def send(self, data: bytes) -> None:
@@ -311,7 +318,11 @@ class RemoteCluster:
                 name = found.name
             request.argv += ["--site", name]
         request.argv.append(request.add_file("dask.yaml", profile))
-        self.id = output_of(self.host, request).decode().strip()
+        output = output_of(self.host, request)
+        with reading([host]):
+            self.id = output.decode().strip()
+        if not _NAME.fullmatch(self.id):
+            raise UnavailableError(f"{host} has sent {self.id[:80]!r}, which is not a cluster's id")
 
     def _call(self, *words: str) -> bytes:
         return output_of(self.host, Request(list(words)))
@@ -320,7 +331,7 @@ class RemoteCluster:
         """Wait until the dask scheduler runs, also if ssh fails; return `connect.endpoint`."""
         call = partial(self._call, "connect", self.id, "--for-host", "--wait")
         text = repeat(self.id, call, threading.Event())
-        return cast("dict[str, Any]", json.loads(text or b""))
+        return read_endpoint(self.host, text or b"")
 
     def scale(self, workers: int | None = None, **groups: int) -> None:
         """Change the number of workers, as `ClusterHandle.scale` does."""
@@ -336,6 +347,21 @@ class RemoteCluster:
 _NAME = re.compile(r"\w[\w.@:-]*")
 """Of files here, and in a command that ssh gives to a shell: the login node sends such names."""
 _PROTOCOLS = ("tcp", "tls")
+
+
+def read_endpoint(host: ssh.Host, text: bytes) -> dict[str, Any]:
+    """Return `connect.endpoint` as a login node has sent it. UnavailableError for other text."""
+    with reading([host.name]):
+        found: dict[str, Any] = json.loads(text)
+        _check_names(host.name, found)
+        texts = [found["address"], *found["files"].values()]
+        if not all(isinstance(value, str) for value in texts):
+            raise ValueError("a value is not a text")
+        if not isinstance(found["dashboard"], int | None):
+            raise ValueError("dashboard is not a port")
+        if urlsplit(found["address"]).port is None:
+            raise ValueError("the address has no port")
+    return found
 
 
 class Tunnel:

@@ -476,8 +476,10 @@ class Site(_OfSiteOrQueue):
             # `request` of the queue replaces both
             multi_node_request=own.multi_node_request
             or (None if own.request else self.multi_node_request),
-            submit_arguments=own.submit_arguments or self.submit_arguments,
-            layouts=own.layouts or self.layouts,
+            submit_arguments=own.submit_arguments
+            if "submit_arguments" in own.given
+            else self.submit_arguments,
+            layouts=own.layouts if "layouts" in own.given else self.layouts,
             options={**self.options, **own.options},
             network=replace(self.network, **network, given=self.network.given | of_network.given),
         )

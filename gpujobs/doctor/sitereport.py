@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,16 +10,16 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient, user_name
 from ..batch.process import is_available
-from ..clusters.freequeues import TIMEOUT, ask_with, site_client
+from ..clusters.freequeues import TIMEOUT, read_with, site_client
 from ..clusters.prepare import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
-from ..config.site import Queue
+from ..config.site import Queue, Site
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
 from ..planning.sitecheck import NO_SETTINGS, Finding, Tried, findings, try_site
-from ..schedulers import Scheduler, get_scheduler, scheduler_names
+from ..schedulers import Scheduler, get_scheduler, usable_schedulers
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import matches, plural, size_text, walltime_text
 from .checks import Check, any_failed, checks_text, failed, passed, warning
@@ -231,10 +232,27 @@ class Comparison:
 
     def account_warnings(self) -> Iterator[Check]:
         """Yield that the batch scheduler wants an account and the file leaves it out."""
-        account = self.site_file.site.account
-        if self.survey.account_required and not (account and account.required):
+        if self.survey.account_required and not all(map(self._names_an_account, self._queues)):
             message = "needed; a job without one gets the default account of its user, if any"
             yield warning("account", message, "account: {required: true}")
+
+    @property
+    def _queues(self) -> list[Site]:
+        """The site as each queue has it; the site itself if there is none."""
+        site = self.site_file.site
+        return [site.in_queue(key) for key in site.queues] or [site]
+
+    def _names_an_account(self, site: Site) -> bool:
+        """Return whether each job of a queue names an account: its profile's or a fixed one."""
+        if site.account and site.account.required:
+            return True
+        scheduler = self.scheduler()
+        wanted = scheduler.options(scheduler.account_directive)
+        for line in (*(site.request or ()), *site.directives, *site.submit_arguments):
+            with contextlib.suppress(ValueError):  # `sites check` reports it
+                if "{account}" not in line and wanted & scheduler.options(line):
+                    return True
+        return False
 
     def preemption_warnings(self) -> Iterator[Check]:
         """Yield that workers cannot use the grace time of queues of the file to transfer data."""
@@ -249,12 +267,9 @@ class Comparison:
     def _cpu_request_problem(self) -> Iterator[Problem]:
         """Yield that the file has CPU queues, and the built-in `cpu_request` is refused."""
         site, needed = self.site_file.site, self.survey.cpu_request
-        without_gpus = any(not queue.gpus_per_node for queue in site.queues.values())
-        if (
-            without_gpus
-            and site.cpu_request is None
-            and needed not in ((), self.scheduler.cpu_request)
-        ):
+        refused = needed not in ((), self.scheduler.cpu_request)
+        without_gpus = [key for key, queue in site.queues.items() if not queue.gpus_per_node]
+        if refused and any(site.in_queue(key).cpu_request is None for key in without_gpus):
             lines = ", ".join(f"'{line}'" for line in needed)
             yield self._problem(f"CPU workers need `cpu_request: [{lines}]`", "queues")
 
@@ -366,7 +381,7 @@ def take_survey(client: SchedulerClient) -> Survey | None:
     if kind is None:
         return None
     inventory = kind(client.scheduler.cluster)
-    return inventory.survey(ask_with(client, inventory), user_name())
+    return read_with(client, inventory, lambda ask: inventory.survey(ask, user_name()))
 
 
 def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
@@ -393,7 +408,7 @@ def find_survey(name: str | None) -> tuple[SchedulerClient, Survey]:
 
 def _clients(name: str | None) -> list[SchedulerClient]:
     """Return the batch scheduler ``name``, or those whose commands are on this host."""
-    kinds = map(get_scheduler, [name] if name else scheduler_names())
+    kinds = [get_scheduler(name)] if name else usable_schedulers()
     return [
         SchedulerClient(kind(), timeout=TIMEOUT)
         for kind in kinds

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from ..batch.client import user_name
 from ..clusters import scale
-from ..clusters.freequeues import ask_with, site_client
+from ..clusters.freequeues import read_with, site_client
 from ..clusters.ledger import Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.report import WorkerGpu
@@ -116,7 +116,7 @@ class Verification:
         self.survey = sitereport.take_survey(client) or self.survey
         if kind := client.scheduler.inventory:
             inventory = kind(client.scheduler.cluster)
-            self.version = inventory.version(ask_with(client, inventory))
+            self.version = read_with(client, inventory, inventory.version)
         path = str(self.site_file.path.absolute())
         report = sitereport.check_offline(path, self.settings)
         found, self.checks = sitereport.live_findings(self.site_file, self.settings)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Scheduler, get_scheduler, scheduler_names
-from .jobs import (
-    NOT_LISTED,
-    CommandResult,
-    JobId,
-    JobState,
-    JobStatus,
-    Reply,
-)
+from .base import Scheduler, get_scheduler, scheduler_names, usable_schedulers
+from .jobs import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 
 __all__ = [
     "NOT_LISTED",
@@ -22,4 +15,5 @@ __all__ = [
     "Scheduler",
     "get_scheduler",
     "scheduler_names",
+    "usable_schedulers",
 ]

@@ -8,6 +8,7 @@ their output is parsed. `gpujobs.batch` runs the commands.
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -22,6 +23,8 @@ from ..text import did_you_mean
 from .formats import find_integer
 from .inventory import Inventory
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply, Statuses
+
+logger = logging.getLogger("gpujobs")
 
 REGISTERED: dict[str, type[Scheduler]] = {}
 """The classes whose modules have been imported, by name. `get_scheduler` finds the others."""
@@ -247,10 +250,13 @@ class Scheduler(ABC):
 
     def parse_submit(self, stdout: str) -> str | None:
         """Return the submission's id, or None if ``stdout`` has none; warnings may come first."""
-        for line in reversed(stdout.splitlines()):
-            if found := re.fullmatch(self.id_line, line.strip()):
-                return found[1]
-        return None
+        ids = self.possible_ids(stdout)
+        return ids[-1] if ids else None
+
+    def possible_ids(self, stdout: str) -> list[str]:
+        """Return all that looks like a submission's id; a site's wrapper may print more numbers."""
+        found = (re.fullmatch(self.id_line, line.strip()) for line in stdout.splitlines())
+        return list(dict.fromkeys(line[1] for line in found if line))
 
     def remedy(self, result: CommandResult) -> str:
         """Return what to do about the message of a refused submission; "" if that is not known."""
@@ -402,6 +408,17 @@ def scheduler_names() -> list[str]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
     return sorted({*REGISTERED, *entry_points(group=ENTRY_POINTS).names})
+
+
+def usable_schedulers() -> list[type[Scheduler]]:
+    """Return the classes of all batch schedulers; one that cannot be imported is a warning."""
+    found = []
+    for name in scheduler_names():
+        try:
+            found.append(get_scheduler(name))
+        except InputError as error:
+            logger.warning("%s", error)
+    return found
 
 
 def _import_entry_point(name: str) -> None:

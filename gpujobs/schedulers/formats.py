@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-_PART = r"\d+(-\d+(:\d+)?)?"
+_PART = r"\d{1,10}(-\d{1,10}(:[1-9]\d{0,9})?)?"
 _LIST = re.compile(rf"{_PART}(,{_PART})*")
+_MOST_MEMBERS = 5_000_000
+"""Slurm's largest MaxArraySize is 4,000,001."""
 
 
 def members(text: str) -> list[int]:
-    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like; ``[]`` for other text."""
+    """Return the numbers of ``[1-3,5%2]``, ``1-9:2`` and the like.
+
+    ``[]`` for other text, and for more numbers than an array can have.
+    """
     body = text.strip("[]").split("%")[0]
     if not _LIST.fullmatch(body):
         return []
@@ -17,7 +23,10 @@ def members(text: str) -> list[int]:
     for part in body.split(","):
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")
-        found += range(int(first), int(last or first) + 1, int(step or 1))
+        numbers = range(int(first), int(last or first) + 1, int(step or 1))
+        if len(found) + len(numbers) > _MOST_MEMBERS:
+            return []
+        found += numbers
     return found
 
 
@@ -32,6 +41,17 @@ def find_integer(pattern: str, text: str) -> int | None:
     """Return the first group of ``pattern`` in ``text`` as a number, None if it is not there."""
     found = re.search(pattern, text, re.M)
     return int(found[1]) if found else None
+
+
+def names_ids(words: Sequence[str], text: str) -> bool:
+    """Return whether ``text`` has every job id among the words of a command.
+
+    As a job that is listed, or as one that is said not to be there: ``Job <7> is not found``.
+    """
+    ids = [found[0] for word in words if (found := re.match(r"\d+", word))]
+    before = r'^\s*|["<]|: |\bId |\bError '
+    named = set(re.findall(rf"(?:{before})(\d+)\b", text, re.M))
+    return named.issuperset(ids)
 
 
 def quoted_path(path: str, plain: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -115,6 +116,28 @@ class JobStatus:
 
 
 Statuses = dict[JobId, JobStatus]
+
+
+def of_ids(listed: Mapping[JobId, JobStatus], ids: Iterable[JobId]) -> Statuses:
+    """Return the status of those of ``ids`` that are listed.
+
+    A member of an array that is listed as a lone job, or the reverse, has an index that could not
+    be read: its state is not known. Slurm lists an array whose members were all cancelled before
+    their start as one lone job that has ended.
+    """
+    arrays = {job.submission for job in listed if job.index is not None}
+    found = {}
+    for job in ids:
+        is_other_kind = job.submission in arrays
+        if job.index is not None:
+            lone = listed.get(JobId(job.submission))
+            is_other_kind = lone is not None and lone.in_queue
+        if job in listed:
+            found[job] = listed[job]
+        elif is_other_kind:
+            found[job] = JobStatus(JobState.UNKNOWN, reason="its index cannot be read")
+    return found
+
 
 NOT_LISTED = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not list it")
 """Neither the queue nor accounting has the job: it has left the queue, or is not in it yet."""

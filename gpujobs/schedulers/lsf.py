@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
-from .formats import find_integer, quoted_path
-from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
+from .formats import find_integer, names_ids, quoted_path
+from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses, of_ids
 from .lsf_inventory import LSFInventory
 
 # -- the output of bjobs and bhist -----------------------------------------------------------------
@@ -57,9 +57,13 @@ _MOST_REASONS = 3
 def is_listing(stdout: str) -> bool:
     """Return whether ``bjobs -w`` has written a whole list: a header, and rows of jobs."""
     header, *lines = stdout.splitlines() or [""]
-    rows_are_whole = all(len(line.split()) >= _FEWEST_COLUMNS for line in lines if line.strip())
     titled = header.split()[:3] == ["JOBID", "USER", "STAT"]
-    return titled and stdout.endswith("\n") and rows_are_whole
+    return titled and stdout.endswith("\n") and all(map(_is_row, filter(str.strip, lines)))
+
+
+def _is_row(line: str) -> bool:
+    words = line.split()
+    return len(words) >= _FEWEST_COLUMNS and words[0].isdigit()
 
 
 def listed_jobs(stdout: str) -> Iterator[tuple[JobId, set[str], JobStatus]]:
@@ -244,10 +248,16 @@ class LSF(Scheduler):
     def is_complete(self, result: CommandResult) -> bool:
         if result.argv[1:3] != ("-a", "-w"):  # not a list of jobs
             return True
-        return is_listing(result.stdout) or self.found_nothing(result)
+        if self.found_nothing(result):
+            return True
+        return is_listing(result.stdout) and _is_about_all(result)
 
     def found_nothing(self, result: CommandResult) -> bool:
-        return _NO_JOBS.search(result.stderr) is not None
+        if not _NO_JOBS.search(result.stderr):
+            return False
+        # "Job <1> is not found" says nothing about job 2.
+        whole = not result.stdout or is_listing(result.stdout)
+        return result.argv[1:3] != ("-a", "-w") or (whole and _is_about_all(result))
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
@@ -274,8 +284,7 @@ class LSF(Scheduler):
         return ["bjobs", "-a", "-w", *sorted({job.submission for job in ids})]
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
-        wanted = set(ids)
-        return {job: status for job, _, status in listed_jobs(result.stdout) if job in wanted}
+        return of_ids({job: status for job, _, status in listed_jobs(result.stdout)}, ids)
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
         pending = _with_state(listed, JobState.PENDING)
@@ -314,6 +323,11 @@ class LSF(Scheduler):
         if not indexes:
             return [submission]
         return [f"{submission}[{ranges(indexes)}]"]
+
+
+def _is_about_all(result: CommandResult) -> bool:
+    """Return whether bjobs has listed, or has not found, each job that it was asked for."""
+    return names_ids(result.argv, f"{result.stdout}\n{result.stderr}")
 
 
 def _with_state(listed: Mapping[JobId, JobStatus], state: JobState) -> list[JobId]:

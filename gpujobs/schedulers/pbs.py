@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import ClassVar
 
 from ..injob.names import ranges
 from .base import Scheduler
-from .formats import find_integer, integer, members, quoted_path
+from .formats import find_integer, integer, members, names_ids, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
 from .pbs_inventory import MAX_ARRAY_SIZE, Attributes, PBSInventory, json_attributes
@@ -301,13 +302,17 @@ class PBS(Scheduler):
     def is_complete(self, result: CommandResult) -> bool:
         output = result.stdout.strip()
         if "json" in result.argv:  # without jobs it has the name of the server
-            return output.startswith("{") and output.endswith("}")
+            return output.startswith("{") and _is_closed(output)
         if result.argv[1:2] == ("-u",):  # qselect
             return all(job_id(line.strip()) for line in output.splitlines())
         return True
 
     def found_nothing(self, result: CommandResult) -> bool:
-        return self.already_ended(result) or _NO_HISTORY.search(result.stderr) is not None
+        if _NO_HISTORY.search(result.stderr):
+            return True
+        # "Unknown Job Id 1" says nothing about job 2.
+        text = f"{result.stdout}\n{result.stderr}"
+        return self.already_ended(result) and names_ids(result.argv[1:], text)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
@@ -361,6 +366,17 @@ class PBS(Scheduler):
     def show_id(self, job: JobId) -> str:
         shown = super().show_id(job)
         return shown if self.cluster else shown.partition(".")[0]
+
+
+def _is_closed(output: str) -> bool:
+    """Return whether the outermost brace of JSON is closed; it may be invalid otherwise."""
+    if output.endswith("\n}"):  # the inner ones are indented
+        return True
+    try:
+        json.loads(output, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _submissions(ids: Sequence[JobId]) -> list[str]:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import clock_seconds, integer, members
-from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses, of_ids
 from .sge_inventory import GridEngineInventory
 
 # -- the output of qstat and qacct -----------------------------------------------------------------
@@ -124,6 +124,8 @@ def accounted_jobs(text: str) -> Iterator[tuple[JobId, JobStatus]]:
 
 
 def _accounted_status(fields: Mapping[str, str]) -> JobStatus:
+    if not {"failed", "exit_status"} <= fields.keys():
+        return JobStatus(JobState.UNKNOWN, reason="its record in qacct is incomplete")
     code, _, reason = (part.strip() for part in fields.get("failed", "").partition(":"))
     text, _, signal = fields.get("exit_status", "").partition(" ")
     exit_code = integer(text)
@@ -287,9 +289,10 @@ class GridEngine(Scheduler):
         return ["qstat", "-u", user, "-xml"]
 
     def parse_status(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
-        wanted = set(ids)
+        submissions = {job.submission for job in ids}
         jobs = listed_jobs(result.stdout)
-        return {job: listed_status(fields) for job, fields in jobs if job in wanted}
+        listed = {job: listed_status(row) for job, row in jobs if job.submission in submissions}
+        return of_ids(listed, ids)
 
     def detail_command(self, listed: Mapping[JobId, JobStatus]) -> list[str] | None:
         unexplained = {job.submission for job, status in listed.items() if _is_unexplained(status)}

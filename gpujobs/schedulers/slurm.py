@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..injob.names import ranges
 from .base import Scheduler
 from .formats import find_integer, integer, members, quoted_path
-from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses
+from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses, of_ids
 from .slurm_inventory import SlurmInventory
 
 # -- words and messages in the output of Slurm's commands ------------------------------------------
@@ -73,14 +73,28 @@ def waiting_status(native: str, reason: str, starts: str) -> JobStatus:
     return JobStatus(JobState.PENDING, native, reason, starts=starts)
 
 
-def is_listing(stdout: str, columns: str) -> bool:
+def is_listing(stdout: str, columns: str, names: Sequence[str]) -> bool:
     """Return whether squeue has written a whole list of jobs with these ``columns``.
 
-    It has a header, rows that begin with a number, and ends with the end of a line.
+    It has a header and ends with the end of a line. Its rows begin with a number and have all
+    columns. ``names``: those of the jobs that were asked for.
     """
-    header = rf"(?!\d+\|)[^|\n]*(\|[^|\n]*){{{columns.count('|')}}}\n"
-    cluster = r"CLUSTER: .*\n"
-    return bool(re.fullmatch(rf"({cluster})*{header}(\d+\|.*\n|{cluster})*", stdout))
+    *lines, after = stdout.split("\n")
+    rows = [line for line in lines if not line.startswith("CLUSTER: ")]
+    if after or not rows:
+        return False
+    header, *jobs = rows
+    bars = columns.count("|")
+    if header.count("|") != bars or not header.rstrip().endswith("|NAME"):
+        return False
+    whole = (job.count("|") >= bars and re.match(r"\d+\|", job) for job in jobs)
+    return all(whole) and not any(_is_joined(job, names) for job in jobs)
+
+
+def _is_joined(row: str, names: Sequence[str]) -> bool:
+    """Return whether another row follows in the same line: a job's name is the last column."""
+    before = row.rpartition("|")[0]
+    return any(f"|{name}" in before for name in names)
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -96,6 +110,9 @@ _LONG_OPTIONS = {
 """The long spelling of short options."""
 _COMPLETE = {*_LONG_OPTIONS.values(), "mem", "export"}
 """Options that are no abbreviation, although others start with them: gpus-per-node."""
+
+_ACCOUNTING = "JobID,State,ExitCode,NodeList"
+"""Columns of sacct."""
 
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
@@ -244,11 +261,16 @@ class Slurm(Scheduler):
     # -- replies -----------------------------------------------------------------------------------
     def is_complete(self, result: CommandResult) -> bool:
         columns = result.argv[-1]
+        if columns == _ACCOUNTING:
+            return bool(re.fullmatch(r"([^|\n]+(\|[^|\n]*){3}\n)*", result.stdout))
         if not columns.startswith("%"):  # not of `_squeue`
             return True
         # A user whom the system cannot resolve has no jobs, for squeue; it exits with 0.
         known = "invalid user" not in result.stderr.lower()
-        return known and is_listing(result.stdout, columns)
+        option = "--name="
+        words = (word for word in result.argv if word.startswith(option))
+        names = [name for name in next(words, option).removeprefix(option).split(",") if name]
+        return known and is_listing(result.stdout, columns, names)
 
     # -- submit ------------------------------------------------------------------------------------
     def submit_command(self) -> list[str]:
@@ -295,12 +317,11 @@ class Slurm(Scheduler):
             if status.state is JobState.PENDING:
                 status = waiting_status(native, reason, starts)
             found.update(dict.fromkeys(_jobs(number, indexes), status))
-        return {job: found[job] for job in ids if job in found}
+        return of_ids(found, ids)
 
     def accounting_command(self, ids: Sequence[JobId]) -> list[str] | None:
         numbers = ",".join(sorted({job.submission for job in ids}))
-        columns = "JobID,State,ExitCode,NodeList"
-        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", columns]
+        return ["sacct", *self._clusters(), "-n", "-P", "-X", "-j", numbers, "-o", _ACCOUNTING]
 
     def parse_accounting(self, result: CommandResult, ids: Sequence[JobId]) -> Statuses:
         found = {}
@@ -317,7 +338,7 @@ class Slurm(Scheduler):
                 _state(native), native, reason, _exit_code(fields[2]), node, cancelled_by=user
             )
             found.update(dict.fromkeys(_jobs(id_[1], id_[2] or ""), status))
-        return {job: found[job] for job in ids if job in found}
+        return of_ids(found, ids)
 
     # -- cancel ------------------------------------------------------------------------------------
     def cancel_command(self, targets: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .base import Scheduler
-from .formats import integer, listed_attributes, quoted_path
+from .formats import integer, listed_attributes, names_ids, quoted_path
 from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 from .pbs import PBS, STATES, by_id, job_id, node_names, shell_exit_code, without_server
 from .pbs_inventory import Attributes, TorqueInventory
@@ -107,7 +107,8 @@ class Torque(PBS):
         if not result.stdout:
             return result.argv[-1] == "-f1"
         known = ("Job Id: ", "Queue: ", "Server: ")
-        return result.stdout.startswith(known) and result.stdout.endswith("\n")
+        whole = result.stdout.startswith(known) and result.stdout.endswith("\n")
+        return whole and names_ids(result.argv[1:], f"{result.stdout}\n{result.stderr}")
 
     def find_command(self, name: str, user: str) -> list[str]:
         # Members of arrays are called NAME-0. Only the array itself is called NAME, and only the

@@ -113,9 +113,9 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
         "environment": {"setup": "true", "python": "/opt/python"}, "workers": {"threads": 2, "memory": "2GiB", "rmm_pool_size": 0.5},
     }  # fmt: skip
     path = home / "profile.yaml"
-    path.write_text(text_of({**profile, "site": site()}))
+    path.write_text(text_of(profile))
     one = gpujobs.GPUJobQueueCluster.from_profile(
-        path, quiet=True, scheduler_options={"dashboard_address": ":0"}
+        path, site=site(), quiet=True, scheduler_options={"dashboard_address": ":0"}
     )
     with one:
         assert type(one) is gpujobs.GPUSLURMCluster  # the site picks the class

@@ -18,7 +18,7 @@ from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.checks import Check, CheckState
 from gpujobs.doctor.job import check_host
 from gpujobs.errors import RefusedError, UnavailableError
-from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
+from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus, get_scheduler
 
 from ..support.cli import text_of
 from ..support.transcripts import SQUEUE_HEADER
@@ -176,3 +176,76 @@ def test_no_estimate_is_an_error(
     done = CliRunner().invoke(main, ["plan", "p.yaml", "--estimate", "--json"])
     assert done.exit_code == code and message in done.stderr
     assert json.loads(done.stdout)["estimated_start"] is None
+
+
+SUBMITTED = (
+    "echo Submitted by the wrapper; echo 4711; echo 'Remaining balance of the account:'; echo 117"
+)
+
+
+def test_the_id_among_several_numbers_is_that_of_the_job_with_our_name(
+    client: Make, tmp_path: Path
+) -> None:
+    listed = "printf 'ARRAY_JOB_ID|NAME\\n4711|svd-7f3a\\n117|other\\n'"
+    found = client("slurm", sbatch=SUBMITTED, squeue=listed)
+    assert found.submit("#!/bin/bash\n", "svd-7f3a", set(), tmp_path) == "4711"
+    found = client("pbs", qsub=SUBMITTED, qselect="echo 4711")
+    assert found.submit("#!/bin/bash\n", "svd-7f3a", set(), tmp_path) == "4711"
+
+
+def test_no_number_is_taken_for_the_id_if_none_is_certain(client: Make, tmp_path: Path) -> None:
+    sbatch = f"echo run >> {tmp_path}/runs; {SUBMITTED}"
+    unsure = client("slurm", sbatch=sbatch, squeue="echo 'ARRAY_JOB_ID|NAME'")
+    with pytest.raises(UnavailableError, match=r"several numbers.*: 4711, 117"):
+        unsure.submit("#!/bin/bash\n", "svd-7f3a", set(), tmp_path)
+    assert (tmp_path / "runs").read_text() == "run\n"  # once
+
+
+ACCOUNTED = JobId("100")
+
+
+@pytest.mark.parametrize(
+    ("sacct", "reason"),
+    [
+        ("printf '100|COMP'", "accounting did not answer: the answer of sacct is incomplete"),
+        ("echo 'sacct: error: Connection refused' >&2; exit 1", "accounting did not answer"),
+        ("true", "the batch scheduler does not list it"),
+        ("echo 'Slurm accounting storage is disabled' >&2; exit 1", "does not list it"),
+    ],
+)
+def test_a_job_that_accounting_was_not_asked_for_is_unknown(
+    client: Make, sacct: str, reason: str
+) -> None:
+    asked = client("slurm", squeue=f"echo '{SQUEUE_HEADER.strip()}'", sacct=sacct)
+    status = asked.status([ACCOUNTED], ["svd-7f3a"])[ACCOUNTED]
+    assert status.state is JobState.UNKNOWN
+    assert reason in status.reason
+
+
+def test_a_torn_row_is_no_answer(client: Make) -> None:
+    asked = client("slurm", squeue=f"echo '{SQUEUE_HEADER.strip()}'; echo '100|N/A|PEND'")
+    with pytest.raises(UnavailableError, match="the answer of squeue is incomplete"):
+        asked.status([ACCOUNTED], ["svd-7f3a"])
+
+
+def test_not_found_counts_only_for_the_job_that_is_named(client: Make) -> None:
+    two = [JobId("100.s"), JobId("200.s")]
+    torque = client("torque", qstat="echo 'qstat: Unknown Job Id Error 100.s' >&2; exit 153")
+    assert {status.reason for status in torque.status(two, ["x"]).values()} == {
+        "qstat: Unknown Job Id Error 100.s"
+    }
+    two = [JobId("100"), JobId("200")]
+    lsf = client("lsf", bjobs="echo 'Job <100> is not found' >&2; exit 255", bhist="true")
+    assert {status.reason for status in lsf.status(two, ["x"]).values()} == {
+        "Job <100> is not found"
+    }
+    both = "echo 'Job <100> is not found' >&2; echo 'Job <200> is not found' >&2; exit 255"
+    lsf = client("lsf", bjobs=both, bhist="true")
+    assert set(lsf.status(two, ["x"]).values()) == {NOT_LISTED}
+
+
+def test_an_array_whose_indexes_cannot_be_read_is_unknown(client: Make) -> None:
+    row = "100|0-9999999999|PENDING||N/A|Priority|svd-7f3a"
+    asked = client("slurm", squeue=f"echo '{SQUEUE_HEADER.strip()}'; echo '{row}'", sacct="true")
+    status = asked.status([JobId("100", 1)], ["svd-7f3a"])[JobId("100", 1)]
+    assert status == JobStatus(JobState.UNKNOWN, reason="its index cannot be read")

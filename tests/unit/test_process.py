@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,29 @@ def test_a_user_without_a_name() -> None:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(gpujobs.__file__).parents[1])},
     )
     assert (done.stdout, done.returncode) == ("54321\n", 0), done.stderr
+
+
+def test_a_background_process_that_holds_the_pipe_delays_nothing() -> None:
+    began = time.monotonic()
+    result = process.run(["bash", "-c", "sleep 30 & echo $!; echo why >&2; cat"], stdin="x" * 2**18)
+    os.kill(int(result.stdout.split("\n")[0]), signal.SIGKILL)
+    assert time.monotonic() - began < 5
+    assert (result.exit_code, result.stderr, len(result.stdout.split("\n")[1])) == (
+        0,
+        "why\n",
+        2**18,
+    )
+
+
+def test_output_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MOST_OUTPUT", 2**20)
+    result = process.run(["yes"], timeout=30)
+    assert (result.exit_code, result.problem) == (None, "yes wrote more than 1 MiB")
+    assert len(result.stdout) < 2**21
+
+
+def test_a_command_that_does_not_end_is_stopped_with_its_output() -> None:
+    result = process.run(["bash", "-c", "echo before; exec sleep 30"], timeout=0.3)
+    assert (result.exit_code, result.stdout) == (None, "before\n")
+    result = process.run(["bash", "-c", "exec >&- 2>&- <&-; exec sleep 30"], timeout=0.3)
+    assert result.problem == "bash did not respond within 0 s"

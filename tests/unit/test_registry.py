@@ -15,7 +15,7 @@ from gpujobs.config.model import json_schema
 from gpujobs.config.site import Site
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
-from gpujobs.schedulers import Scheduler, get_scheduler, scheduler_names
+from gpujobs.schedulers import Scheduler, get_scheduler, scheduler_names, usable_schedulers
 from gpujobs.schedulers.base import REGISTERED
 from gpujobs.schedulers.slurm import Slurm
 
@@ -145,3 +145,13 @@ def test_commands_get_the_variables_that_they_need(monkeypatch: pytest.MonkeyPat
     assert found["SLURM_CONF"] == "x" and found["SLURM_BITSTR_LEN"] == "0"
     assert not {"SBATCH_PARTITION", "PBS_SERVER"} & set(found)
     assert "SLURM_CONF" not in environment()
+
+
+def test_one_that_cannot_be_imported_is_a_warning(
+    plugin: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`run --here` and `sites init` look at all of them."""
+    (plugin / "demo_batch.py").write_text("import nosuch")
+    with caplog.at_level("WARNING", "gpujobs"):
+        assert sorted(one.name for one in usable_schedulers()) == BUILT_IN
+    assert "demo: demo_batch cannot be imported (ModuleNotFoundError" in caplog.text

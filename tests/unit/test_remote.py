@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from gpujobs.batch import receive
+from gpujobs.batch.ssh import Host
 from gpujobs.clusters import remote
 from gpujobs.errors import UnavailableError
 
@@ -59,3 +64,39 @@ def test_clusters_of_two_hosts_with_one_id(home: Path, monkeypatch: pytest.Monke
     )
     assert [(folder / "key.pem").read_text() for folder in (one, two)] == ["one", "two"]
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in (one, one.parent))
+
+
+ENDPOINT = {
+    "id": "svd-7f3a", "user": "alice", "node": "", "address": "tls://10.0.0.1:8786",
+    "dashboard": 8787, "files": {"cert.pem": "x"},
+}  # fmt: skip
+
+
+def test_an_answer_of_a_login_node_that_cannot_be_read_is_our_error(tmp_path: Path) -> None:
+    host = Host("login", tmp_path, tmp_path)
+    whole = json.dumps(ENDPOINT)
+    assert remote.read_endpoint(host, whole.encode()) == ENDPOINT
+    damaged = [whole[:-9], "", "null", "7", "[]", "{}", "\0", '{"id": {}}']
+    for key in ENDPOINT:
+        damaged.append(json.dumps({name: ENDPOINT[name] for name in ENDPOINT if name != key}))
+        damaged.append(json.dumps({**ENDPOINT, key: {"a": [7]}}))
+        damaged.append(json.dumps({**ENDPOINT, key: 1.5}))
+    for address in ("tls://10.0.0.1", "tls://[", "tls://h:99999999", ""):
+        damaged.append(json.dumps({**ENDPOINT, "address": address}))
+    for text in [*map(str.encode, damaged), b"\xff"]:
+        with pytest.raises(UnavailableError, match="login"):
+            remote.read_endpoint(host, text)
+
+
+def test_a_login_node_that_answers_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the command is sent: a message that is cut off, of no kind, or in the wrong order."""
+    ssh = tmp_path / "ssh"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for words in ("", "{", "7", "{}", '{"kind": 7}', '{"kind": "pizza"}', '{"kind": "package"}'):
+        ssh.write_text(f"#!/bin/bash\nprintf '%s\\n' '{receive.MARK.decode()}{words}'\n")
+        ssh.chmod(0o755)
+        session = remote.Session(Host("login", tmp_path, tmp_path), None)
+        with pytest.raises(UnavailableError, match="login"), contextlib.closing(session):
+            session.begin()

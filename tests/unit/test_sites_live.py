@@ -276,3 +276,25 @@ def test_every_line_of_the_file_is_compared(home: Path, rest: str) -> None:
     assert differences(home, site_text("sge", of_queue), survey_of("sge")) == [f"5: {message}"]
     correct = site_text("sge", rest=rest.replace("gqu", "gpu"))
     assert differences(home, correct, survey_of("sge")) == []
+
+
+def test_a_queue_with_its_own_cpu_request(home: Path) -> None:
+    own = "cpu_request: ['-q {queue}', '-n {cpus_per_job}']"
+    queue = ("  short:", f"  cpu: {{name: short, max_walltime: 30m, {own}}}\n  short:")
+    assert differences(home, site_text("lsf", queue), survey_of("lsf")) == []
+
+
+@pytest.mark.parametrize(
+    ("directives", "number"), [("['--account=p1']", 0), ("['-A p1']", 0), ("['--qos=p1']", 1)]
+)
+def test_an_account_that_the_file_itself_names(home: Path, directives: str, number: int) -> None:
+    (home / "s.yaml").write_text(f"{TYPED.rstrip()}\ndirectives: {directives}\n")
+    survey = replace(SURVEY, account_required=True)
+    found = list(Comparison(load_site("./s.yaml"), survey).account_warnings())
+    assert len(found) == number
+    site = f"{TYPED.rstrip()}\nsubmit_arguments: [--verbose]\n"
+    (home / "s.yaml").write_text(site)
+    key = next(iter(load_site("./s.yaml").site.queues))
+    assert load_site("./s.yaml").site.in_queue(key).submit_arguments == ("--verbose",)
+    (home / "s.yaml").write_text(site.replace("max_nodes", "submit_arguments: [], max_nodes", 1))
+    assert load_site("./s.yaml").site.in_queue(key).submit_arguments == ()
