@@ -166,8 +166,8 @@ def test_the_dask_scheduler_in_a_job_of_a_group(make: Callable[..., Any]) -> Non
 def test_a_profile_with_groups_starts_with_all(site: Callable[..., str], home: Path) -> None:
     groups = {"gpu": {"gpus": 2}, "prep": {**PREP, "workers": {"count": 2, "memory": "1GiB"}}}
     path = home / "profile.yaml"
-    path.write_text(text_of({"groups": groups, "site": site()}))
+    path.write_text(text_of({"groups": groups}))
     options = {"quiet": True, "scheduler_options": {"dashboard_address": ":0"}}
-    with gpujobs.GPUJobQueueCluster.from_profile(path, **options) as cluster:
+    with gpujobs.GPUJobQueueCluster.from_profile(path, site=site(), **options) as cluster:
         cluster.wait_for_workers(4, timeout=patience(60))
         assert present(cluster) == {"gpu": 2, "prep": 2}
