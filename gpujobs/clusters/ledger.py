@@ -529,10 +529,10 @@ def _with_known_commands(record: ClusterRecord) -> ClusterRecord:
     """
     if not record.commands:
         return record
-    from ..config.sitefiles import load_site  # `judge.pyz` has no room `config`
+    from ..config.sitefiles import is_path, load_site  # `judge.pyz` has no room `config`
 
     try:
-        known = load_site(record.site).site.commands if "/" not in record.site else {}
+        known = {} if is_path(record.site) else load_site(record.site).site.commands
     except InputError:
         known = {}
     if record.commands == known:

@@ -230,7 +230,7 @@ def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) 
     """
     path = _site_path(name, base)
     layers = _layers(path, (), _searched(name, path))
-    received = by_profile and _is_path(name)
+    received = by_profile and is_path(name)
     documents: list[Document] = []
     unused: list[str] = []
     for document, by_name in layers:
@@ -277,17 +277,18 @@ def working_folder() -> Path:
         raise InputError("the working directory was removed", hint=hint) from None
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Return whether `load_site` takes ``name`` for a path."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def _searched(name: str, path: Path, otherwise: Path | None = None) -> Path | None:
     """Return the folder in which ``name`` was found; ``otherwise`` if it is a path."""
-    return otherwise if _is_path(name) else path.parent
+    return otherwise if is_path(name) else path.parent
 
 
 def _site_path(name: str, base: Path | None) -> Path:
-    if _is_path(name):
+    if is_path(name):
         path = Path(name).expanduser()
         if not path.is_absolute():
             path = (base or working_folder()) / path

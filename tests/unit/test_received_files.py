@@ -192,6 +192,12 @@ def test_commands_of_a_received_job_folder(received: Path, run: Run, marks: Path
     other = run("status", "folder")
     assert left(marks) == set()
     assert "its `commands` are not those of a site mine" in other.stderr
+    (record,) = (received / "folder").glob("*/record.json")
+    value = json.loads(record.read_text())
+    (received / "mine.yaml").write_text((own / "mine.yaml").read_text())
+    record.write_text(json.dumps({**value, "site": "mine.yaml"}))  # a path in the working directory
+    run("status", "folder")
+    assert left(marks) == set()
 
 
 # -- every key of a site has a place -----------------------------------------------------------------
