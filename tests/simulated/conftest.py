@@ -24,7 +24,7 @@ def batch(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerCli
     """The batch scheduler, which is retried for a few seconds."""
     for name, value in backend.env().items():
         monkeypatch.setenv(name, value)
-    return SchedulerClient(get_scheduler(backend.name)(), timeout=patience(2.0))
+    return SchedulerClient(get_scheduler(backend.name)(), timeout=patience(6.0))
 
 
 @pytest.fixture

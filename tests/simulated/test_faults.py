@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_no_answer_says_nothing_of_the_jobs(
     jobs = ids(batch, submit())
     backend.fault(fault, "query")
     with pytest.raises(UnavailableError):
-        batch.status(jobs, [])
+        replace(batch, timeout=2.0).status(jobs, [])
     backend.fault("")
     assert states(batch, jobs) <= {JobState.RUNNING, JobState.PENDING}
 

@@ -52,7 +52,7 @@ def script(lsf: LsfBackend, tmp_path: Path) -> Callable[..., str]:
 def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
     for name, value in lsf.env().items():
         monkeypatch.setenv(name, value)
-    return SchedulerClient(LSF(), timeout=patience(2.0))
+    return SchedulerClient(LSF(), timeout=patience(6.0))
 
 
 def shape(text: str) -> list[str]:

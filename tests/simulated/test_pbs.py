@@ -319,7 +319,7 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
     ).running() as running:
         _write(running.folder, "pbs")
         monkeypatch.setenv("PATH", running.env()["PATH"])
-        batch = SchedulerClient(PBS(), timeout=patience(2.0))
+        batch = SchedulerClient(PBS(), timeout=patience(6.0))
         number = PBS().parse_submit(running.command("qsub", "arr.pbs").stdout)
         assert number
         jobs = [JobId(number, n) for n in range(8)]
