@@ -14,7 +14,7 @@ demo:  ## a dask cluster on this machine, and a computation on it
 test:  ## all tests but those marked slow
 	@tools/install $(PYTHON) $(VENV) test
 	@tools/install-schedulers
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow"
 
 slow:  ## the tests marked slow, after `make test`
 	@tools/install $(PYTHON) $(VENV) test-examples

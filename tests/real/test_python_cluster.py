@@ -21,7 +21,7 @@ import pytest
 
 import gpujobs
 from gpujobs.deploy.group import MOST_FAILURES
-from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
+from gpujobs.errors import InputError, JobFailedError, RefusedError
 from gpujobs.injob.folder import Folder
 
 from ..support.backend import SlurmBackend
@@ -543,31 +543,6 @@ def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
         cluster.wait_for_workers(2, timeout=SHORT)
     assert [(job["phase"], job["reason"]) for job in cluster.jobs] == [("PENDING", "BeginTime")] * 2
     assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("keywords", "said"),
-    [
-        ({"memory": 16}, "16 needs a unit"), ({"memory": "-1GB"}, "is not a size"), ({"cores": 0}, "at least 1"), ({"cores": "x"}, "not a whole number"),
-        ({"processes": 0}, "at least 1"), ({"processes": 4, "gpus_per_job": 2}, "one worker per GPU"), ({"cores": 1, "processes": 2}, "too few"),
-        ({"walltime": "forever"}, "is not a time"), ({"walltime": 30}, "needs a unit"), ({"directives": "--x"}, "must be a list"),
-        ({"job_extra_directives": "--x"}, "must be a list"), ({"queue": "a\n#SBATCH --x"}, "control character"), ({"account": "a\nrm"}, "control character"),
-        ({"name": "x\ny"}, "control character"), ({"gpus_per_job": -1}, "less than 0"), ({"waltime": "1h"}, "did you mean `walltime`?"),
-        ({"job_extra": ["x"]}, "does not start with"), ({"security": True}, "network="), ({"n_workers": -1}, "n_workers"), ({"n_workers": "4"}, "n_workers"),
-        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"scheduler": "job"}, "not used with scheduler='job'"), ({"job_mem": "4"}, "needs a unit"), ({"shebang": "x"}, "use `shell`"), ({"run": ["x"]}, "gpujobs submit"),
-        ({"worker_options": {"name": "x"}}, "is set by gpujobs"), ({"worker_extra_args": ["x"]}, "does not follow an option"),
-    ],
-    ids=lambda value: json.dumps(value, default=str)[:40],
-)  # fmt: skip
-def test_f10_bad_values(
-    make: Callable[..., Any], home: Path, keywords: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
-        make(**{"worker_memory": None, **keywords})
-    assert isinstance(caught.value, GpujobsError)
-    assert next(iter(keywords)) in str(caught.value)  # it names the keyword
-    assert calls(home, "sbatch") == 0
-    assert not (home / ".gpujobs").exists() or not list((home / ".gpujobs").iterdir())
 
 
 def test_waiting_for_what_cannot_come(make: Callable[..., Any]) -> None:
