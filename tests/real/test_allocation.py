@@ -109,7 +109,9 @@ WHOLE_NODES = {
 
 @pytest.mark.sge
 @pytest.mark.parametrize("end", [slow_variant("run"), "cancel"])
-def test_grid_engine(sge_backend: SgeBackend, home: Path, end: str) -> None:
+def test_grid_engine_starts_each_node_and_ends_it(
+    sge_backend: SgeBackend, home: Path, end: str
+) -> None:
     """`qrsh -inherit` starts each node, also the first one."""
     cli = make_cli(sge_backend, home, "ordinary")
     site = sge_backend.site() | WHOLE_NODES
@@ -133,7 +135,7 @@ def test_grid_engine(sge_backend: SgeBackend, home: Path, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["run", slow_variant("cancel")])
-def test_lsf(lsf_backend: FakeBackend, home: Path, end: str) -> None:
+def test_lsf_starts_each_node_and_ends_it(lsf_backend: FakeBackend, home: Path, end: str) -> None:
     """`blaunch HOST` starts each node."""
     cli = make_cli(lsf_backend, home, "ordinary")
     cli.write("who.py", WHO)
@@ -264,7 +266,7 @@ if os.environ["SLURMD_NODENAME"] == os.environ["BROKEN_NODE"]:
 
 
 @pytest.mark.parametrize("keep_going", [slow_variant(False), True])
-def test_a_node_that_fails(cli: Cli, backend: SlurmBackend, keep_going: bool) -> None:
+def test_a_failed_node_is_reported(cli: Cli, backend: SlurmBackend, keep_going: bool) -> None:
     cli.write("fails.py", FAILS)
     cli.write("sleep.py", SLEEP)
     profile = {
@@ -314,7 +316,7 @@ def test_nothing_is_left_after_the_walltime(cli: Cli, backend: SlurmBackend, sec
     ("keep_going", "noticed"),
     [(False, True), slow_variant(False, False), slow_variant(True, True)],
 )
-def test_a_node_that_is_lost(
+def test_a_lost_node_is_reported(
     cli: Cli, backend: SlurmBackend, keep_going: bool, noticed: bool
 ) -> None:
     """Slurm ends the job when it notices that, unless the job has `--no-kill`; gpujobs may notice it earlier."""

@@ -186,7 +186,7 @@ def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
-def test_cpu_workers(cli: Cli, backend: Backend) -> None:
+def test_cpu_workers_have_no_gpu(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 0,
         "workers": {"count": 2, "threads": 2, "memory": "1GiB"},
@@ -206,7 +206,7 @@ def test_cpu_workers(cli: Cli, backend: Backend) -> None:
 # -- what is told ------------------------------------------------------------------------------------------------
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> None:
+def test_status_follows_a_cluster_from_pending_to_done(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     everything = backend.nodes * backend.gpus_per_node
     first = cli.submit(
@@ -239,7 +239,7 @@ def test_status_while_pending_running_and_after(cli: Cli, backend: Backend) -> N
 
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_exit_code_of_the_command(cli: Cli, backend: Backend) -> None:
+def test_the_exit_code_of_the_command_is_reported(cli: Cli, backend: Backend) -> None:
     code = "import sys; print('it is bad', file=sys.stderr); sys.exit(7)"
     done = cli(
         "submit", str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "-c", code]})), "--wait"
@@ -282,7 +282,7 @@ def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     ids=["no-python", "setup-exits", "python-broken"],
 )
 @pytest.mark.stub
-def test_broken_environment(
+def test_a_broken_environment_ends_the_cluster(
     cli: Cli, backend: Backend, environment: dict[str, str], said: str
 ) -> None:
     profile = cli.write("p.yaml", {"gpus": 8, "gpus_per_job": 1, "environment": environment})
@@ -303,7 +303,7 @@ def test_broken_environment(
     ],
     ids=["no-gpu", "one-gpu-of-two", "wrong-option", "broken-dask-cuda"],
 )
-def test_workers_that_cannot_start(
+def test_workers_that_cannot_start_end_the_cluster(
     cli: Cli, backend: Backend, profile: dict[str, object], said: str
 ) -> None:
     broken = cli.work / "broken" / "dask_cuda"
@@ -415,7 +415,7 @@ def _command(pid: int) -> str:
 # -- cancel ------------------------------------------------------------------------------------------------------
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_cancel_while_pending(cli: Cli, backend: Backend) -> None:
+def test_a_cancel_of_pending_jobs_empties_the_queue(cli: Cli, backend: Backend) -> None:
     everything = backend.nodes * backend.gpus_per_node
     first = cli.submit({"gpus": everything}, name="first.yaml")
     until(lambda: any(job["state"] == "RUNNING" for job in cli.status(first)["jobs"]), 30)
@@ -470,7 +470,7 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 @pytest.mark.waits
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_walltime_of_two_minutes(cli: Cli, backend: Backend) -> None:
+def test_the_command_is_warned_before_the_walltime(cli: Cli, backend: Backend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
     done = cli(
         "submit",
@@ -506,7 +506,7 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
 @pytest.mark.conformance("sge", "pbs")
 @pytest.mark.stub
-def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
+def test_a_refused_submission_leaves_nothing(cli: Cli, backend: Backend) -> None:
     site = cli.site
     site["queues"] = {"nosuch": {**site["queues"]["main"], "name": "nosuch"}}
     done = cli(
@@ -527,7 +527,7 @@ def test_refused_by_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_batch_scheduler_away_for_a_while(cli: Cli, backend: Backend) -> None:
+def test_a_cluster_survives_an_outage_of_the_batch_scheduler(cli: Cli, backend: Backend) -> None:
     import threading
 
     away = threading.Thread(target=backend.pause, args=(20,))

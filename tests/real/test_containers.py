@@ -136,7 +136,9 @@ def test_the_head_asks_outside_of_the_image(cli: Cli, backend: SlurmBackend, ima
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["gpu", "prep"])
-def test_one_group_in_the_image(cli: Cli, backend: SlurmBackend, image: Image, head: str) -> None:
+def test_one_group_alone_runs_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, head: str
+) -> None:
     write_site(cli, backend, backend.site()["setup"], containers=image.site())
     small = {"count": 2, "threads": 1, "memory": "1GiB"}
     prep = {"gpus": 0, "workers": small, "environment": PROFILE["environment"]}
@@ -206,7 +208,7 @@ def test_mpi_ranks_run_in_the_image(
 
 @pytest.mark.sge
 @pytest.mark.parametrize("backend", ["sge"], indirect=True)
-def test_grid_engine(cli: Cli, backend: Backend, image: Image) -> None:
+def test_workers_on_grid_engine_run_in_the_image(cli: Cli, backend: Backend, image: Image) -> None:
     write_site(cli, backend, containers=image.site())
     profile = {**PROFILE, "gpus": 2, "gpus_per_job": 1, "env": {"WANTED": "2"}}
     cluster = cli.submit({**profile, "start_workers": 2}, "--wait")
@@ -218,7 +220,7 @@ def test_grid_engine(cli: Cli, backend: Backend, image: Image) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["workers", "mpi"])
-def test_the_example_in_the_image(
+def test_the_example_runs_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, layout: str
 ) -> None:
     if why := mpi.missing():
@@ -235,7 +237,9 @@ def test_the_example_in_the_image(
 
 @pytest.mark.parametrize("runtime", ["apptainer", "singularity", "pyxis"])
 @pytest.mark.slow
-def test_other_runtimes(cli: Cli, backend: SlurmBackend, image: Image, runtime: str) -> None:
+def test_other_runtimes_run_the_cluster_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, runtime: str
+) -> None:
     """A fake starts the image in which only its mounts are visible, and GPUs only if it is asked for them."""
     setup = f"{image.fake_setup(cli.python)}\nexport PYTHONPATH=/of/the/node"
     write_site(cli, backend, setup, containers=image.fake_site(runtime))
@@ -337,7 +341,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["local", "job"])
-def test_python_cluster_with_workers_in_the_image(
+def test_workers_of_a_python_cluster_run_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, scheduler: str
 ) -> None:
     write_site(cli, backend, containers=image.site())
@@ -347,7 +351,9 @@ def test_python_cluster_with_workers_in_the_image(
 
 
 @pytest.mark.slow
-def test_python_cluster_without_its_image(cli: Cli, backend: SlurmBackend, image: Image) -> None:
+def test_a_python_cluster_names_its_missing_image(
+    cli: Cli, backend: SlurmBackend, image: Image
+) -> None:
     write_site(cli, backend, containers=image.site())
     done = cli.python_run(OWNER, "local", "/no/such/image")
     (line,) = [line for line in done.stderr.splitlines() if "JobFailedError" in line]
@@ -460,7 +466,9 @@ def test_waiting_jobs_are_cancelled_at_the_end_of_an_attempt(
 
 
 @pytest.mark.slow
-def test_own_modules(cli: Cli, backend: SlurmBackend, image: Image, home: Path) -> None:
+def test_own_modules_are_imported_in_the_image(
+    cli: Cli, backend: SlurmBackend, image: Image, home: Path
+) -> None:
     """The folder of the program is not the working directory, and mounted nevertheless."""
     write_site(cli, backend, containers=image.site())
     folder = home / "app"

@@ -30,7 +30,7 @@ def local(home: Path, request: pytest.FixtureRequest) -> Iterator[Cli]:
 
 @pytest.mark.parametrize("kilobytes", [8, 304, *map(slow_variant, (296, 300, 308, 320))])
 @pytest.mark.stub
-def test_full_disk(local: Cli, kilobytes: int) -> None:
+def test_a_full_disk_is_reported_without_a_traceback(local: Cli, kilobytes: int) -> None:
     """Of each size, since each lets another write fail."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
@@ -159,7 +159,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_worker_that_lives_and_does_not_register(local: Cli) -> None:
+def test_a_worker_that_does_not_register_ends_the_cluster(local: Cli) -> None:
     wrapper = local.work / "python"
     wrapper.write_text(
         f'#!/bin/bash\ncase $2 in workers) exec sleep 600;; esac\nexec {sys.executable} "$@"\n'
@@ -193,7 +193,7 @@ def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_many_submissions_of_one_profile_at_once(local: Cli) -> None:
+def test_submissions_of_one_profile_at_once_are_separate_clusters(local: Cli) -> None:
     profile = str(local.write("p.yaml", {**CPU, "run": ["true"]}))
     started = [local.start("submit", profile) for _ in range(4)]
     ids = []
@@ -206,7 +206,7 @@ def test_many_submissions_of_one_profile_at_once(local: Cli) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
-def test_read_only_home(home: Path) -> None:
+def test_a_read_only_home_submits_nothing(home: Path) -> None:
     user = Cli(home, {"GPUJOBS_SITE": "local"}, "nobody")
     profile = str(user.write("p.yaml", {**CPU, "run": ["true"]}))
     home.chmod(0o555)
@@ -223,7 +223,7 @@ def test_read_only_home(home: Path) -> None:
     home.chmod(0o755)
 
 
-def test_cluster_folder_of_somebody_else_behind_a_link(local: Cli) -> None:
+def test_a_cluster_folder_of_another_user_is_refused(local: Cli) -> None:
     theirs = local.home / "theirs"
     theirs.mkdir(mode=0o700)
     if os.geteuid() == 0:
@@ -240,7 +240,7 @@ def test_cluster_folder_of_somebody_else_behind_a_link(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_submit_as_json(local: Cli) -> None:
+def test_submit_prints_its_cluster_as_json(local: Cli) -> None:
     done = local("submit", str(local.write("p.yaml", {**CPU, "run": ["true"]})), "--json", "--wait")
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
@@ -251,7 +251,7 @@ def test_submit_as_json(local: Cli) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
-def test_ledger_that_cannot_be_read(home: Path) -> None:
+def test_a_ledger_that_cannot_be_read_is_an_error(home: Path) -> None:
     """Not "no clusters": jobs would go on, and nobody would know."""
     user = Cli(home, {"GPUJOBS_SITE": "local"}, "nobody")
     setup = {"setup": "sleep 600", "python": user.python}  # dask is not started
@@ -275,7 +275,7 @@ def test_ledger_that_cannot_be_read(home: Path) -> None:
     until(lambda: user.status(cluster)["state"] == "CANCELLED", 30)
 
 
-def test_working_directory_that_was_removed(local: Cli) -> None:
+def test_a_removed_working_directory_is_reported(local: Cli) -> None:
     profile = local.write("p.yaml", {**CPU, "run": ["true"]})
     moved = profile.rename(local.home / "p.yaml")
     script = f'cd "{local.work}" && rmdir "{local.work}" && exec "{local.command}" "$@"'

@@ -98,7 +98,7 @@ def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> Non
 
 
 @pytest.mark.slow
-def test_the_example(cli: Cli, backend: Backend) -> None:
+def test_each_step_of_the_example_runs_in_its_group(cli: Cli, backend: Backend) -> None:
     shutil.copytree(ROOT / "examples" / "groups", cli.work, dirs_exist_ok=True)
     words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
     done = cli("submit", "profile.yaml", *words)

@@ -57,7 +57,7 @@ def extend(node: LoginNode, line: str) -> None:
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_quickstart(laptop: Cli, node: LoginNode, installed: bool) -> None:
+def test_a_program_runs_from_the_laptop(laptop: Cli, node: LoginNode, installed: bool) -> None:
     """With gpujobs on the PATH of the login shell, or with a Python alone."""
     if installed:
         extend(node, f'export PATH="{Path(laptop.command).parent}:$PATH"')
@@ -93,7 +93,7 @@ def test_another_python_of_the_login_node(laptop: Cli, node: LoginNode, version:
     assert laptop("status", cluster, "--json", **remote).returncode == 0
 
 
-def test_a_job_folder_of_the_laptop(laptop: Cli, node: LoginNode) -> None:
+def test_a_job_folder_of_the_laptop_is_submitted_once(laptop: Cli, node: LoginNode) -> None:
     """It is copied to the login node, and submitted there, once."""
     here = {"GPUJOBS_SITE": "here", "GPUJOBS_SITE_PATH": str(node.home / "sites")}
     profile = {**PROFILE, "environment": {"python": sys.executable}, "run": ["echo", "it is there"]}
@@ -116,7 +116,7 @@ def test_a_login_node_without_python(laptop: Cli, node: LoginNode) -> None:
     assert done.returncode == 3 and "neither gpujobs nor Python 3.11" in done.stderr, done
 
 
-def test_hosts_of_a_site(laptop: Cli, node: LoginNode) -> None:
+def test_commands_for_a_site_run_on_its_host(laptop: Cli, node: LoginNode) -> None:
     """Where the batch scheduler is not, commands that name the site run on its host."""
     del laptop.env["GPUJOBS_HOST"]
     sites = laptop.home / "sites"
@@ -143,7 +143,7 @@ def test_a_long_home(laptop: Cli, node: LoginNode) -> None:
     assert not any(path.is_socket() for path in state.rglob("*"))
 
 
-def test_no_connection(laptop: Cli, node: LoginNode) -> None:
+def test_a_failed_connection_has_the_words_of_ssh(laptop: Cli, node: LoginNode) -> None:
     (node.laptop / "known").write_text("")
     done = laptop("status")
     assert done.returncode == 3, done
@@ -151,7 +151,7 @@ def test_no_connection(laptop: Cli, node: LoginNode) -> None:
     assert laptop("--host", "-oProxyCommand=false", "status").returncode == 2
 
 
-def test_a_host_key_that_has_changed(
+def test_a_changed_host_key_sends_nothing(
     laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
 ) -> None:
     """The message is that of ssh, and nothing is sent."""
@@ -167,7 +167,7 @@ def test_a_host_key_that_has_changed(
     assert known.read_text().count(other) == 1
 
 
-def test_a_key_that_the_login_node_refuses(laptop: Cli, node: LoginNode) -> None:
+def test_a_refused_key_asks_for_no_password(laptop: Cli, node: LoginNode) -> None:
     """Without a terminal, ssh does not ask for a password."""
     (node.folder / "authorized").write_text("")
     done = laptop("status")
@@ -181,7 +181,7 @@ with Client() as client:
 """
 
 
-def test_connect(laptop: Cli, node: LoginNode) -> None:
+def test_a_lost_tunnel_is_opened_again(laptop: Cli, node: LoginNode) -> None:
     """The tunnel is opened again when the connection is lost; the cluster does not end with it."""
     profile = {"gpus": 1, "environment": {"python": sys.executable}}
     cluster = laptop.submit(profile, "--wait")
@@ -227,7 +227,9 @@ def running(laptop: Cli, **keys: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_scale(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:
+def test_scale_from_the_laptop_adds_and_removes_jobs(
+    laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
+) -> None:
     """Jobs of the real Slurm are added and removed; a number that is refused changes none."""
     cluster = running(laptop)
     for workers in (3, 1):
@@ -253,7 +255,7 @@ print("it ends", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_logs_follow(laptop: Cli, node: LoginNode) -> None:
+def test_logs_follow_from_the_laptop_until_the_end(laptop: Cli, node: LoginNode) -> None:
     """Lines come when they are written, and the command ends with the cluster."""
     laptop.write("own.py", FOLLOWED)
     profile = {"gpus": 1, "environment": {"python": sys.executable}, "run": ["python", "own.py"]}
@@ -306,7 +308,9 @@ cat "$0.json"
 
 
 @pytest.mark.parametrize("name", ["id", "node", "user", "file"])
-def test_names_that_the_login_node_sends(laptop: Cli, node: LoginNode, name: str) -> None:
+def test_names_that_the_login_node_sends_are_no_paths_or_commands(
+    laptop: Cli, node: LoginNode, name: str
+) -> None:
     """They are neither paths on the laptop nor parts of its commands."""
     mark = node.laptop / "mark"
     text = f"$(touch {mark})" if name in ("node", "user") else f"../../{mark.name}"
@@ -349,7 +353,9 @@ BLOCK
 """
 
 
-def test_a_cluster_of_python(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:
+def test_a_cluster_of_python_opens_its_tunnel_again(
+    laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
+) -> None:
     """That of the documentation: `close` ends it; the tunnel is opened again."""
     page = (ROOT / "docs" / "laptop.md").read_text()
     block = page.partition("<!-- python laptop -->\n```python\n")[2].partition("```")[0]
@@ -368,7 +374,9 @@ def test_a_cluster_of_python(laptop: Cli, node: LoginNode, slurm_backend: SlurmB
     assert laptop.status(lines[1])["state"] == "CANCELLED"
 
 
-def test_ssh_is_killed(laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend) -> None:
+def test_a_killed_ssh_leaves_one_whole_cluster_or_none(
+    laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
+) -> None:
     """During the submission, or after it: there is one whole cluster, or none, and a message."""
     profile = {"gpus": 1, "environment": {"python": sys.executable}}
     started = laptop.start("submit", str(laptop.write("p.yaml", profile)), "--wait")

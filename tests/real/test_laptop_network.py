@@ -105,7 +105,7 @@ SHELLS = ["/bin/bash", "/bin/dash", "/bin/tcsh", "/usr/bin/fish", "/bin/zsh"]
 @pytest.mark.parametrize(
     "shell", ["/bin/tcsh", *map(slow_variant, SHELLS[:2]), *map(slow_variant, SHELLS[3:])]
 )
-def test_another_account(boot: Boot, shell: str) -> None:
+def test_another_account_runs_a_program(boot: Boot, shell: str) -> None:
     """Another user than on the laptop, with a home with spaces, a banner, and modules of the user in the home."""
     if not Path(shell).exists():
         pytest.skip(f"{shell} is not installed")
@@ -149,7 +149,9 @@ def one_or_none(laptop: Cli, backend: SlurmBackend) -> int:
 
 
 @pytest.mark.parametrize("phase", ["after", slow_variant("before")])
-def test_sshd_does_not_answer(boot: Boot, slurm_backend: SlurmBackend, phase: str) -> None:
+def test_a_silent_sshd_ends_commands_with_a_message(
+    boot: Boot, slurm_backend: SlurmBackend, phase: str
+) -> None:
     """Commands end with a message; a submission continues, and is not made twice."""
     node = boot()
     configure(node, ALIVE)
@@ -173,7 +175,9 @@ def test_sshd_does_not_answer(boot: Boot, slurm_backend: SlurmBackend, phase: st
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["ssh", "sshd"])
 @pytest.mark.parametrize("phase", ["before", "after"])
-def test_a_pause(boot: Boot, slurm_backend: SlurmBackend, stopped: str, phase: str) -> None:
+def test_a_pause_of_ssh_makes_one_cluster(
+    boot: Boot, slurm_backend: SlurmBackend, stopped: str, phase: str
+) -> None:
     """SIGSTOP while sbatch runs, and SIGCONT after it: there are exactly the jobs of one cluster."""
     node = boot()
     laptop = laptop_of(node)
@@ -190,7 +194,7 @@ def test_a_pause(boot: Boot, slurm_backend: SlurmBackend, stopped: str, phase: s
     assert laptop("cancel", "--all").returncode == 0
 
 
-def test_limits_of_a_connection(boot: Boot) -> None:
+def test_ssh_gives_up_within_a_minute(boot: Boot) -> None:
     """ssh gives up within a minute; values of the user remain."""
     node = boot()
     ssh = str(node.laptop / "bin" / "ssh")
@@ -242,7 +246,7 @@ while rest > 0 and (data := os.read(0, min(rest, 1 << 12))):
 
 
 @pytest.mark.parametrize("sent", [2_000, *map(slow_variant, (0, 20, 6_000, 20_000, 400_000))])
-def test_the_network_is_cut(boot: Boot, slurm_backend: SlurmBackend, sent: int) -> None:
+def test_a_cut_network_needs_no_repair(boot: Boot, slurm_backend: SlurmBackend, sent: int) -> None:
     """After some bytes: of the handshake, of the package, or of the request. Then all works, without repair."""
     node = boot()
     laptop = laptop_of(node)
@@ -266,7 +270,7 @@ def test_the_network_is_cut(boot: Boot, slurm_backend: SlurmBackend, sent: int) 
 
 
 @pytest.mark.slow
-def test_a_jump_host(boot: Boot) -> None:
+def test_a_jump_host_is_connected_once(boot: Boot) -> None:
     """ProxyJump of the user's configuration, with one connection for two commands.
 
     If the jump host refuses, ssh has only its own words for that: those of the inner ssh are lost with ControlPersist.
@@ -290,7 +294,7 @@ CODE = "123456"
 
 
 @pytest.mark.slow
-def test_a_second_factor(boot: Boot) -> None:
+def test_a_second_factor_is_asked_for_once(boot: Boot) -> None:
     """It is asked for once at a terminal; the next commands use the connection, also without a terminal."""
     node = boot(user="root")
     asked = node.folder / "asked"
@@ -329,7 +333,7 @@ def test_a_second_factor(boot: Boot) -> None:
 OLD = "#!/bin/sh\nexit 2\n"
 
 
-def test_old_python(boot: Boot) -> None:
+def test_an_old_python_is_passed_over(boot: Boot) -> None:
     """The first Python of PATH that is new enough; without one, a message names the variable."""
     node = boot()
     laptop = laptop_of(node)
@@ -354,7 +358,7 @@ def test_the_package_is_for_any_machine() -> None:
         assert not any(archive.read(name).startswith(b"\x7fELF") for name in names)
 
 
-def test_limit_of_uploads(boot: Boot, slurm_backend: SlurmBackend) -> None:
+def test_uploads_over_the_limit_are_refused(boot: Boot, slurm_backend: SlurmBackend) -> None:
     """The size is shown before; more than the limit is refused without a connection."""
     node = boot()
     laptop = laptop_of(node)
@@ -417,7 +421,7 @@ def seen_by(user: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.timeout(300)
-def test_other_users_of_the_login_node(boot: Boot, slurm_backend: SlurmBackend) -> None:
+def test_other_users_of_the_login_node_see_nothing(boot: Boot, slurm_backend: SlurmBackend) -> None:
     """They see nothing of a submission and of a tunnel: in the list of processes, in files, and at ports."""
     node = boot()
     configure(node, (node.laptop / "ssh_config").read_text().replace("Host login", "Host * !login"))

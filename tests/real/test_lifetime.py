@@ -33,7 +33,7 @@ print("ended")
 
 
 @pytest.mark.filterwarnings("default")
-def test_end_without_tasks(cli: Cli, backend: Backend) -> None:
+def test_a_cluster_without_tasks_ends(cli: Cli, backend: Backend) -> None:
     """A task that waits for a worker keeps the cluster; a client that only looks on does not."""
     seconds = math.ceil(patience(6))
     cluster = cli.submit({"gpus": 1, "idle_timeout": f"{seconds}s", "client_timeout": "1h"})
@@ -73,7 +73,7 @@ while not (folder / "ended").exists():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_end_without_clients(cli: Cli, backend: Backend) -> None:
+def test_a_cluster_without_clients_ends(cli: Cli, backend: Backend) -> None:
     """A client without tasks keeps the cluster; a task without clients does not."""
     seconds = math.ceil(patience(10))
     cluster = cli.submit({"gpus": 1, "idle_timeout": "1h", "client_timeout": f"{seconds}s"})
@@ -89,7 +89,7 @@ def test_end_without_clients(cli: Cli, backend: Backend) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 @pytest.mark.filterwarnings("default")
-def test_end_without_tasks_and_clients(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_cluster_without_tasks_and_clients_ends(cli: Cli, backend: SlurmBackend) -> None:
     """The default, of seconds instead of minutes: a client keeps the cluster, and so does a task."""
     seconds = math.ceil(patience(10))
     rule = f"s/--end-after=unused=1800/--end-after=unused={seconds}/"
@@ -122,7 +122,7 @@ with gpujobs.connect(sys.argv[1]) as client:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_when_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
+def test_status_has_the_time_at_which_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
     path = str(cli.write("p.yaml", {"gpus": 1, "idle_timeout": "30m"}))
     done = cli("submit", path)
     assert "the cluster ends after 30 minutes without tasks\n" in done.stderr
@@ -192,7 +192,7 @@ def test_a_cancel_ends_all_attempts(cli: Cli, backend: Backend) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["slurm", "sge"], indirect=True)
 @pytest.mark.filterwarnings("default")
-def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> None:
+def test_a_computation_continues_over_several_walltimes(cli: Cli, backend: Backend) -> None:
     """About four minutes of steps in jobs of two minutes, of which `run` has 5 s for its last step."""
     for name in ("profile.yaml", "checkpoints.py"):
         cli.write(name, (ROOT / "examples" / "checkpoints" / name).read_text())
@@ -221,7 +221,7 @@ def test_a_computation_over_several_walltimes(cli: Cli, backend: Backend) -> Non
 # -- after another cluster -----------------------------------------------------------------------------
 @pytest.mark.filterwarnings("default")
 @pytest.mark.stub
-def test_a_cluster_after_another_one(cli: Cli, backend: Backend) -> None:
+def test_a_cluster_after_another_one_waits_for_its_end(cli: Cli, backend: Backend) -> None:
     first = cli.submit(
         {"gpus": 1, "run": ["bash", "-c", "until [ -e go ]; do sleep 0.2; done; exit 3"]}
     )

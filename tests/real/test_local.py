@@ -40,7 +40,7 @@ def with_gpus(local: Cli, count: int, busy: str = "") -> dict[str, object]:
     return {"env": variables, "run": ["python", "who.py"]}
 
 
-def test_quickstart(local: Cli) -> None:
+def test_the_quickstart_runs_without_a_gpu(local: Cli) -> None:
     (local.work / "examples").symlink_to(ROOT / "examples")
     done = local("submit", "examples/quickstart.yaml", "--wait")
     assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def test_a_submission_does_not_change_the_script_of_a_running_job(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_locale_that_is_not_utf_8(local: Cli) -> None:
+def test_a_locale_that_is_not_utf_8_keeps_the_text(local: Cli) -> None:
     local.env |= {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = local.write("p.yaml", "gpus: 0\nrun: [echo, 日本]\n")
     done = local("submit", str(path), "--wait")
@@ -164,7 +164,7 @@ def test_a_second_cluster_takes_other_gpus_though_the_first_does_not_use_its_own
     assert plan.returncode == 0, plan.stderr
 
 
-def test_too_few_free_gpus(local: Cli) -> None:
+def test_too_few_free_gpus_are_refused(local: Cli) -> None:
     profile = with_gpus(local, 2, busy="0") | {"gpus": 2}
     done = local("submit", str(local.write("p.yaml", profile)))
     assert done.returncode == 2
@@ -212,7 +212,7 @@ def test_another_process_with_the_pid_is_not_the_job(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_walltime(local: Cli) -> None:
+def test_a_job_leaves_before_its_walltime(local: Cli) -> None:
     started = time.monotonic()
     done = local(
         "submit",
@@ -226,7 +226,7 @@ def test_walltime(local: Cli) -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", slow_variant("ws")])
 @pytest.mark.parametrize("encryption", [True, slow_variant(False)])
-def test_protocols(local: Cli, protocol: str, encryption: bool) -> None:
+def test_each_protocol_connects_all_workers(local: Cli, protocol: str, encryption: bool) -> None:
     site = {
         "description": "x",
         "scheduler": "local",
@@ -296,7 +296,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
     until(lambda: not any(processes_with(cluster) for cluster in clusters), 15)
 
 
-def test_logs_of_everything(local: Cli) -> None:
+def test_logs_have_no_control_characters(local: Cli) -> None:
     cluster = local.submit(
         {
             "gpus": 0,
@@ -435,7 +435,7 @@ def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     assert local("logs", local.submit(own, "--wait")).stdout == "y\n"
 
 
-def test_a_program_without_a_client_and_one_that_asks_for_workers(local: Cli) -> None:
+def test_a_program_without_a_client_or_with_its_own_workers_is_reported(local: Cli) -> None:
     note = "run: connected no client, so its workers had no task; Client() connects to them"
     done = local("submit", str(local.write("p.yaml", {"gpus": 0, "run": "echo here"})), "--wait")
     assert f"note: {note}" in done.stderr

@@ -72,7 +72,7 @@ def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
 
 @on_slurm
 @pytest.mark.stub
-def test_node_that_cannot_launch(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_node_that_cannot_launch_is_named(cli: Cli, backend: SlurmBackend) -> None:
     reason = "job 1 did not start: node2: launch failed: its script did not run"
     with node_without_launch(backend.slurm, "node2"):
         cluster = cli.submit(PROFILE)
@@ -104,7 +104,7 @@ def other_slurm(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_that_forgets_jobs(other_slurm: SlurmBackend, home: Path) -> None:
+def test_jobs_that_slurm_forgets_end_the_cluster(other_slurm: SlurmBackend, home: Path) -> None:
     """A node that cannot launch, a prolog that fails, a pending job that is deleted."""
     slurm, cli = other_slurm.slurm, make_cli(other_slurm, home, "ordinary", stub=True)
     # Without accounting, Slurm may have forgotten the job before the first query.
@@ -163,7 +163,9 @@ def job_without_head(cli: Cli, cluster: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("noticed", [True, False], ids=["down", "silent"])
 @pytest.mark.stub
-def test_node_that_fails_while_run_waits(cli: Cli, backend: SlurmBackend, noticed: bool) -> None:
+def test_a_node_that_fails_while_run_waits_ends_the_cluster(
+    cli: Cli, backend: SlurmBackend, noticed: bool
+) -> None:
     """Slurm's NODE_FAIL of a job whose workers were connected; a silent node is down after a while."""
     with backend.slurm.setting("SlurmdTimeout", 10):
         cluster = cli.submit(two_nodes(backend, "--no-requeue"))
@@ -197,7 +199,7 @@ def test_job_that_is_requeued_after_its_node_failed(cli: Cli, backend: SlurmBack
 
 @on_slurm
 @pytest.mark.stub
-def test_job_that_its_user_holds(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_job_that_its_user_holds_is_waited_for(cli: Cli, backend: SlurmBackend) -> None:
     """It may still come: `run` waits for it, and `--wait` and `status` say why."""
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
     profile = {"groups": groups, "start_workers": 2, "run": ["true"]}
@@ -223,7 +225,7 @@ def test_job_that_its_user_holds(cli: Cli, backend: SlurmBackend) -> None:
 @on_slurm
 @pytest.mark.slow
 @pytest.mark.stub
-def test_group_whose_jobs_do_not_come(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_group_with_too_few_jobs_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
     """The cluster goes on as long as each group can have its `start_workers`."""
     second = {"gpus": 2, "gpus_per_job": 1, "start_workers": 1, "directives": [backend.hold]}
     profile = {"groups": {"first": {"gpus": 2}, "second": second}, "run": ["true"]}
@@ -243,7 +245,9 @@ def test_group_whose_jobs_do_not_come(cli: Cli, backend: SlurmBackend) -> None:
 
 @on_slurm
 @pytest.mark.slow
-def test_allocation_of_mpi_that_does_not_come(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_allocation_of_mpi_that_does_not_come_ends_the_cluster(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     """With `layout: mpi` the only job is held after a failed launch, or loses a node."""
     if why := mpi.missing():
         unavailable("mpi", why)

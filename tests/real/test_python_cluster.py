@@ -1,4 +1,4 @@
-"""The cluster class on a real Slurm. The names carry the faults of dask-jobqueue that must be told here (F1 to F10)."""
+"""The cluster class on a real Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
 
 # -- it works ----------------------------------------------------------------------------------------------------
-def test_one_submission_for_n(make: Callable[..., Any], backend: SlurmBackend, home: Path) -> None:
+def test_scale_makes_one_submission(
+    make: Callable[..., Any], backend: SlurmBackend, home: Path
+) -> None:
     cluster = make(gpus_per_job=2)
     assert isinstance(cluster, __import__("dask_jobqueue").JobQueueCluster)
     cluster.scale(8)
@@ -87,7 +89,7 @@ def test_scale_by_anything_and_rounding_up_is_said(
             cluster.scale(**bad)
 
 
-def test_scale_while_pending_and_during_scale(
+def test_scale_while_jobs_wait_and_during_scale_is_exact(
     make: Callable[..., Any], backend: SlurmBackend, home: Path
 ) -> None:
     cluster = make(directives=["--hold"])
@@ -137,7 +139,7 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
     )
 
 
-def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None:
+def test_keywords_of_dask_jobqueue_are_in_the_script(make: Callable[..., Any], home: Path) -> None:
     cluster = make(
         queue="short", walltime="5m", interface="lo", protocol="tls://", job_extra_directives=["--comment=hi"], gpus_per_job=2,
         job_script_prologue=["echo prologue"], local_directory="/tmp", python=sys.executable, cores=4, memory="3GiB",
@@ -153,7 +155,9 @@ def test_keywords_of_dask_jobqueue(make: Callable[..., Any], home: Path) -> None
     assert "prologue" in (home / "logs" / cluster.id / "job-0.log").read_text()
 
 
-def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, home: Path) -> None:
+def test_a_cluster_needs_no_site_file(
+    site: Callable[..., str], backend: SlurmBackend, home: Path
+) -> None:
     keywords = {
         "queue": "main",
         "cores": 2,
@@ -186,7 +190,7 @@ def test_without_a_site_file(site: Callable[..., str], backend: SlurmBackend, ho
 
 
 @pytest.mark.slow
-def test_dask_configuration(make: Callable[..., Any]) -> None:
+def test_the_dask_configuration_is_in_the_script(make: Callable[..., Any]) -> None:
     import dask
 
     with dask.config.set(
@@ -202,7 +206,9 @@ def test_dask_configuration(make: Callable[..., Any]) -> None:
     )  # the site's: the 30 minutes that dask-jobqueue ships are nobody's wish
 
 
-def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
+def test_an_asynchronous_cluster_scales_and_computes(
+    site: Callable[..., str], backend: SlurmBackend
+) -> None:
     async def main() -> None:
         options = {"dashboard_address": ":0"}
         async with gpujobs.GPUSLURMCluster(
@@ -226,7 +232,7 @@ def test_asynchronous(site: Callable[..., str], backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
+def test_a_cluster_in_a_thread_leaves_the_signals_alone(make: Callable[..., Any]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(make()))
@@ -247,7 +253,9 @@ def test_outside_the_main_thread_and_signals(make: Callable[..., Any]) -> None:
     )
 
 
-def test_what_people_see(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_and_gpus_are_displayed(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import dask
 
     cluster = make(scale=1)
@@ -309,8 +317,8 @@ def test_a_slow_batch_scheduler_does_not_stop_dask(
     until(lambda: [job["state"] for job in cluster.jobs] == ["RUNNING"] * 2, 20)
 
 
-# -- F1 to F10 ---------------------------------------------------------------------------------------------------
-def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -> None:
+# -- faults -------------------------------------------------------------------------------------------------------
+def test_a_broken_python_is_reported_with_the_end_of_the_log(make: Callable[..., Any]) -> None:
     cluster = make(scale=4, environment={"python": "/nosuch/python"})
     started = time.monotonic()
     with pytest.raises(
@@ -334,7 +342,7 @@ def test_f1_broken_python_is_told_with_the_logs_tail(make: Callable[..., Any]) -
 
 
 @pytest.mark.slow
-def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> None:
+def test_a_repaired_environment_works_after_scale(make: Callable[..., Any], home: Path) -> None:
     flag = home / "mended"
     cluster = make(
         scale=3, environment={"setup": f"[ -e {flag} ] || exit 4", "python": sys.executable}
@@ -346,7 +354,7 @@ def test_f1_mended_and_scaled_again(make: Callable[..., Any], home: Path) -> Non
     cluster.wait_for_workers(2, timeout=patience(60))
 
 
-def test_f2_refused_submission_raises_and_close_is_fine(make: Callable[..., Any]) -> None:
+def test_a_refused_submission_raises_and_close_works(make: Callable[..., Any]) -> None:
     cluster = make(directives=["--reservation=nosuch"])
     with pytest.raises(RefusedError, match="reservation"):
         cluster.scale(4)
@@ -371,7 +379,7 @@ def test_refusals_name_the_contact_of_the_site(
     assert done.returncode == 1 and done.stderr.strip().endswith(str(caught.value))
 
 
-def test_f2_refused_in_the_constructor_leaves_nothing(
+def test_a_refusal_in_the_constructor_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     with pytest.raises(RefusedError, match="reservation"):
@@ -381,7 +389,7 @@ def test_f2_refused_in_the_constructor_leaves_nothing(
     assert not list((home / ".gpujobs").iterdir())
 
 
-def test_f3_job_cancelled_from_outside_is_replaced(
+def test_a_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
     cluster = make(scale=2)
@@ -396,7 +404,7 @@ def test_f3_job_cancelled_from_outside_is_replaced(
     assert gone["number"] == 0
 
 
-def test_f3_waiting_job_cancelled_from_outside_is_replaced(
+def test_a_waiting_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
     cluster = make(scale=2, directives=["--hold"])
@@ -407,7 +415,7 @@ def test_f3_waiting_job_cancelled_from_outside_is_replaced(
 
 
 @pytest.mark.slow
-def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
+def test_a_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, walltime="1m")  # leaves 10 s before, its successor comes 15 s earlier
     cluster.wait_for_workers(1, timeout=patience(60))
     client = cluster.get_client()
@@ -422,7 +430,7 @@ def test_f4_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> Non
 
 
 @pytest.mark.slow
-def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
+def test_a_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBackend) -> None:
     cluster = make(scale=8, gpus_per_job=4, directives=["--no-requeue"])
     cluster.wait_for_workers(8, timeout=patience(60))
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
@@ -437,7 +445,7 @@ def test_f5_lost_node_is_replaced(make: Callable[..., Any], backend: SlurmBacken
 
 @pytest.mark.waits
 @pytest.mark.slow
-def test_f6_controller_away_during_scale_and_close(
+def test_scale_and_close_survive_an_outage_of_the_controller(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
     cluster = make()
@@ -459,7 +467,7 @@ def test_f6_controller_away_during_scale_and_close(
     backend.wait_empty(60)  # the jobs ended by themselves
 
 
-def test_f7_killed_client_leaves_nothing(
+def test_a_killed_client_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     # One job has all GPUs of its node, the other one waits in the queue until it is gone.
@@ -483,9 +491,7 @@ def test_f7_killed_client_leaves_nothing(
     assert not processes_with(cluster)
 
 
-def test_f7_orphans_are_cancelled(
-    site: Callable[..., str], home: Path, backend: SlurmBackend
-) -> None:
+def test_orphans_are_cancelled(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
     cli = Cli(home, dict(backend.env()), None)
     with client_process(home, site(), n=2, wait=0, directives=["--hold"]) as (process, cluster):
         assert cli("cancel", "--orphans").stderr == "no orphans\n"  # its owner lives
@@ -499,7 +505,7 @@ def test_f7_orphans_are_cancelled(
 
 
 @pytest.mark.slow
-def test_f7_ctrl_c_in_the_client(
+def test_ctrl_c_in_the_client_leaves_nothing(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     with client_process(home, site(), n=2, wait=2) as (process, _cluster):
@@ -508,7 +514,7 @@ def test_f7_ctrl_c_in_the_client(
         backend.wait_empty(15)
 
 
-def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> None:
+def test_adapt_scales_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=4)
     adaptive = cluster.adapt(minimum=0, maximum=8, interval="500ms", hold="3s", wait_count=3)
     said = cluster.get_logs(scheduler=False, workers=False)["Cluster"]
@@ -537,7 +543,7 @@ def test_f8_adapt_by_whole_jobs_without_flapping(make: Callable[..., Any]) -> No
     client.close()
 
 
-def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
+def test_a_wait_for_pending_jobs_says_why(make: Callable[..., Any]) -> None:
     cluster = make(scale=2, directives=["--begin=now+1hour"])
     with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 PENDING \(BeginTime\)"):
         cluster.wait_for_workers(2, timeout=SHORT)
@@ -545,14 +551,16 @@ def test_f9_pending_for_ever_says_why(make: Callable[..., Any]) -> None:
     assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()
 
 
-def test_waiting_for_what_cannot_come(make: Callable[..., Any]) -> None:
+def test_a_wait_for_more_workers_than_requested_is_refused(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, directives=["--hold"])
     with pytest.raises(InputError, match="waiting for 5 workers, but only 1 were asked for"):
         cluster.wait_for_workers(5)
 
 
 @pytest.mark.slow
-def test_worker_that_cannot_reach_the_dask_scheduler(make: Callable[..., Any]) -> None:
+def test_a_worker_that_cannot_reach_the_dask_scheduler_is_reported(
+    make: Callable[..., Any],
+) -> None:
     cluster = make()
     path = cluster.folder / "scheduler.json"
     path.write_text(
@@ -583,7 +591,7 @@ def test_two_workers_on_one_gpu_are_told(make: Callable[..., Any]) -> None:
         cluster.wait_for_workers(2)
 
 
-def test_dead_job_is_known_within_five_seconds(make: Callable[..., Any]) -> None:
+def test_a_dead_job_is_known_soon(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, environment={"setup": "exit 9"})
     record = cluster.folder / "jobs" / "0.json"
     until(record.exists, 30, every=0.02)
@@ -696,7 +704,9 @@ def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[...,
 
 
 @pytest.mark.stub
-def test_scale_from_the_shell(site: Callable[..., str], home: Path, backend: SlurmBackend) -> None:
+def test_the_command_scale_adds_and_removes_jobs(
+    site: Callable[..., str], home: Path, backend: SlurmBackend
+) -> None:
     cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2, "workers": {"memory": "1GiB"}}, "--wait")
     assert "7 workers are 4 jobs of 2" in cli("scale", cluster, "7").stderr

@@ -79,7 +79,7 @@ def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_job_in_error_that_run_waits_for(cli: Cli, backend: SgeBackend) -> None:
+def test_a_job_in_error_that_run_waits_for_ends_the_cluster(cli: Cli, backend: SgeBackend) -> None:
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": ["-h"]}}
     cluster = cli.submit({"groups": groups, "start_workers": 2, "run": ["true"]})
     started(cli, cluster)
@@ -137,7 +137,7 @@ def test_waiting_jobs_go_when_the_command_is_done(cli: Cli, backend: SgeBackend)
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_deleted_while_it_waited(cli: Cli, backend: SgeBackend) -> None:
+def test_a_job_deleted_while_it_waited_is_cancelled(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     backend.kill_job(job)
     backend.wait_empty(10)
@@ -191,7 +191,7 @@ def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
+def test_an_enforced_walltime_is_a_timeout(cli: Cli, backend: SgeBackend) -> None:
     profile = {
         "gpus": 1,
         "walltime": "15s",
@@ -207,7 +207,7 @@ def test_walltime_that_is_enforced(cli: Cli, backend: SgeBackend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_qmaster_down(cli: Cli, backend: SgeBackend) -> None:
+def test_a_cluster_survives_an_outage_of_qmaster(cli: Cli, backend: SgeBackend) -> None:
     def restart_after(seconds: float) -> threading.Thread:
         def later() -> None:
             time.sleep(seconds)

@@ -57,7 +57,7 @@ def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.conformance("sge")
-def test_a_site_that_differs(cli: Cli, backend: Backend) -> None:
+def test_each_difference_of_a_site_is_a_finding(cli: Cli, backend: Backend) -> None:
     site = cli.site
     site["queues"]["short"] |= {"max_walltime": "20m", "gpus_per_node": 8, "cpus_per_node": 99}
     site["queues"]["nosuch"] = {"gpus_per_node": 4}
@@ -130,7 +130,9 @@ def test_a_quota_of_gpus_is_in_the_draft(cli: Cli, backend: SgeBackend) -> None:
 
 
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
-def test_partitions_that_are_not_for_all(cli: Cli, backend: SlurmBackend) -> None:
+def test_partitions_that_are_not_for_all_are_marked_in_the_draft(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     def short(setting: str, value: str) -> None:
         backend.slurm.command("scontrol", "update", "PartitionName=short", f"{setting}={value}")
 
@@ -155,7 +157,7 @@ def test_partitions_that_are_not_for_all(cli: Cli, backend: SlurmBackend) -> Non
 
 
 @pytest.mark.stub
-def test_free_gpus(cli: Cli, backend: Backend) -> None:
+def test_queues_show_the_free_gpus(cli: Cli, backend: Backend) -> None:
     def free() -> dict[str, Any]:
         done = cli("queues", "--json")
         assert done.returncode == 0, done.stderr
@@ -171,7 +173,7 @@ def test_free_gpus(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(15)
 
 
-def test_the_start_of_the_smallest_job_in_each_queue(cli: Cli, backend: Backend) -> None:
+def test_queues_estimate_the_start_of_the_smallest_job(cli: Cli, backend: Backend) -> None:
     done = cli("queues", "--estimate", "--json")
     assert done.returncode == 0, done.stderr
     expected = {"slurm": r"\d{4}-\d\d-\d\dT.*", "sge": "Grid Engine reports no time; there are .*"}

@@ -211,7 +211,7 @@ def test_worker_job_that_is_preempted_hands_its_data_over(
 
 
 @pytest.mark.stub
-def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
+def test_the_option_export_none_runs_a_job(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(
         {"gpus": 1, "directives": ["--export=NONE"], "run": ["python", "-c", "print('ran')"]},
         "--wait",
@@ -220,7 +220,7 @@ def test_export_none(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.stub
-def test_array_in_chunks(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_array_over_the_limit_is_several_arrays(cli: Cli, backend: SlurmBackend) -> None:
     site = cli.site | {"max_array_size": 2}
     path = str(cli.write("chunks.yaml", site))
     profile = str(cli.write("p.yaml", {"gpus": 5, "gpus_per_job": 1}))
@@ -258,7 +258,7 @@ def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
 
 
 @pytest.mark.stub
-def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_cluster_survives_a_failed_node_of_its_workers(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(
         {"gpus": 8, "gpus_per_job": 4, "directives": ["--no-requeue"]}
     )  # two whole nodes
@@ -279,7 +279,7 @@ def test_node_that_fails(cli: Cli, backend: SlurmBackend) -> None:
         backend.slurm.command("scontrol", "update", f"NodeName={other['node']}", "State=RESUME")
 
 
-def test_estimate(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_estimate_has_a_start_or_the_reason(cli: Cli, backend: SlurmBackend) -> None:
     profile = str(cli.write("p.yaml", {"gpus": 4}))
     assert re.search(r"^start: \d{4}-\d\d-\d\dT", cli("plan", profile, "--estimate").stdout, re.M)
     words = ("plan", profile, "--estimate", "--json", "--set", "directives=[--nodelist=node99]")
@@ -308,7 +308,9 @@ def test_missing_command_names_the_site_key(cli: Cli, backend: SlurmBackend) -> 
         slow_variant('error: SGE_ROOT directory "/opt/sge" doesn\'t exist'),
     ],
 )
-def test_host_without_configuration(cli: Cli, backend: SlurmBackend, message: str) -> None:
+def test_a_host_without_configuration_is_no_login_node(
+    cli: Cli, backend: SlurmBackend, message: str
+) -> None:
     """The messages are those of the real commands without a configuration."""
     wrapper = cli.work / "sbatch"
     wrapper.write_text(f"#!/bin/bash\ncat >&2 <<'END'\n{message}\nEND\nexit 1\n")
@@ -480,7 +482,9 @@ def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmB
 
 
 @pytest.mark.stub
-def test_a_job_that_is_held_after_a_failed_launch(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_job_that_is_held_after_a_failed_launch_has_failed(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     profile = {"gpus": 1, "run": ["true"]}
     with failing_prolog(backend.slurm):
         cluster = cli.submit(profile)
@@ -583,7 +587,7 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
 
 
 @pytest.mark.stub
-def test_answers_that_never_hold_an_id(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_answer_without_an_id_is_an_error(cli: Cli, backend: SlurmBackend) -> None:
     site = wrapped(cli, backend, "sbatch", "cat > /dev/null; exit 0")
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", site)
     assert done.returncode == 3
@@ -605,7 +609,7 @@ def test_garbled_status_is_unknown(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.stub
-def test_a_name_of_the_user_that_is_not_his(cli: Cli, backend: SlurmBackend) -> None:
+def test_jobs_are_found_under_a_wrong_name_of_the_user(cli: Cli, backend: SlurmBackend) -> None:
     """squeue would find no jobs of $LOGNAME, and exit with 0."""
     path, own = str(cli.write("p.yaml", {"gpus": 1})), {"LOGNAME": "nosuch", "USER": "nosuch"}
     cluster = cli("submit", path, **own).stdout.strip()
@@ -621,7 +625,7 @@ def test_a_name_of_the_user_that_is_not_his(cli: Cli, backend: SlurmBackend) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes a user without a name")
-def test_a_user_without_a_name(backend: SlurmBackend) -> None:
+def test_jobs_of_a_user_without_a_name_are_found(backend: SlurmBackend) -> None:
     unnamed = ("setpriv", "--reuid=471147", "--regid=471147", "--clear-groups")
     job = ["sbatch", "--parsable", "--hold", "--mem=64", "--job-name=unnamed", "--wrap=true"]
     number = backend.slurm.command(*unnamed, *job, "--chdir=/tmp").strip()
@@ -670,7 +674,7 @@ def test_ctrl_c_during_submit_leaves_nothing(cli: Cli, backend: SlurmBackend) ->
 
 
 @pytest.mark.stub
-def test_one_question_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
+def test_status_asks_once_for_all_clusters(cli: Cli, backend: SlurmBackend) -> None:
     asked = cli.work / "asked"
     site = wrapped(cli, backend, "squeue", f'echo "$*" >> {asked}; exec REAL "$@"')
     clusters = [
@@ -705,7 +709,7 @@ def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.stub
-def test_submit_as_json(cli: Cli, backend: SlurmBackend) -> None:
+def test_submit_prints_its_jobs_as_json(cli: Cli, backend: SlurmBackend) -> None:
     profile = str(cli.write("p.yaml", {"gpus": 4, "gpus_per_job": 2}))
     value = json.loads(cli("submit", profile, "--json").stdout)
     cluster = value["cluster"]

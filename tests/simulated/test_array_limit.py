@@ -30,7 +30,7 @@ def sizes(backend: FakeBackend) -> dict[int, int]:
     return {number: ids.count(number) for number in ids}
 
 
-def test_several_arrays(cli: Cli, backend: FakeBackend) -> None:
+def test_a_large_cluster_is_several_arrays(cli: Cli, backend: FakeBackend) -> None:
     cluster = cli.submit({"gpus": 8, "gpus_per_job": 1, "directives": ["-h"]})
     assert sorted(sizes(backend).values()) == [2, 3, 3]
     assert {job["state"] for job in cli.status(cluster)["jobs"]} == {"PENDING"}

@@ -24,12 +24,12 @@ HOURS = 0.5
 
 
 @pytest.mark.parametrize("seed", range(FAST))
-def test_churn(tmp_path: Path, seed: int) -> None:
+def test_rules_of_elasticity_hold_under_churn(tmp_path: Path, seed: int) -> None:
     churn(tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", range(FAST))
-def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
+def test_rules_of_elasticity_hold_for_each_group_under_churn(tmp_path: Path, seed: int) -> None:
     """Of GPU workers and of CPU workers: each keeps its own target or adapts, with the same rules."""
     churn(tmp_path, seed, groups=tuple(GROUPS))
 
@@ -38,7 +38,9 @@ def test_churn_of_groups(tmp_path: Path, seed: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("groups", [("",), tuple(GROUPS)], ids=["one", "groups"])
 @pytest.mark.parametrize("first", range(0, MANY_SEEDS, PART))
-def test_churn_of_many_seeds(tmp_path: Path, first: int, groups: tuple[str, ...]) -> None:
+def test_rules_of_elasticity_hold_for_many_seeds(
+    tmp_path: Path, first: int, groups: tuple[str, ...]
+) -> None:
     for seed in range(first, first + PART):
         churn(folder_of(tmp_path, seed), seed, HOURS, groups)
 

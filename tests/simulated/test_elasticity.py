@@ -179,7 +179,7 @@ def test_a_job_that_slurm_holds_after_a_failed_launch_is_replaced(tmp_path: Path
     run(tmp_path, story)
 
 
-def test_an_id_that_slurm_gives_twice(tmp_path: Path) -> None:
+def test_an_id_that_slurm_gives_twice_is_another_job(tmp_path: Path) -> None:
     """A controller that loses its last job in a crash starts again with the id of that job."""
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
@@ -287,7 +287,7 @@ def test_a_requeued_job_of_a_cluster_without_jobs_is_released(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("limited", ["adapt", *map(slow_variant, ("site", "gpus", "slurm"))])
-def test_walltimes_at_the_maximum(tmp_path: Path, limited: str) -> None:
+def test_jobs_at_the_maximum_are_replaced_at_their_walltimes(tmp_path: Path, limited: str) -> None:
     """The successor waits until the job has left; the cluster goes on over many walltimes."""
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:

@@ -50,7 +50,7 @@ def taken(backend: FakeBackend) -> int:
 
 
 # -- submit ------------------------------------------------------------------------------------------------------
-def test_refused(backend: FakeBackend, submit: Submit) -> None:
+def test_a_refused_submission_leaves_no_job(backend: FakeBackend, submit: Submit) -> None:
     backend.fault("refuse", "submit")
     with pytest.raises(RefusedError, match="refused the job"):
         submit()
@@ -86,7 +86,9 @@ def test_tried_again_until_it_is_there(
     assert states(batch, ids(batch, number)) <= {JobState.RUNNING, JobState.PENDING}
 
 
-def test_away_for_good(backend: FakeBackend, submit: Submit) -> None:
+def test_a_batch_scheduler_that_stays_away_is_unavailable(
+    backend: FakeBackend, submit: Submit
+) -> None:
     backend.fault("down")
     with pytest.raises(UnavailableError):
         submit()
@@ -118,7 +120,7 @@ def test_no_answer_says_nothing_of_the_jobs(
     assert states(batch, jobs) <= {JobState.RUNNING, JobState.PENDING}
 
 
-def test_pending_jobs_of_an_array_that_has_begun(
+def test_pending_jobs_of_an_array_that_has_begun_have_a_reason(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit
 ) -> None:
     full = backend.nodes * backend.gpus_per_node // 4
@@ -130,7 +132,7 @@ def test_pending_jobs_of_an_array_that_has_begun(
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------
-def test_cancel_of_a_member_and_of_all(
+def test_a_cancel_of_a_member_leaves_the_others(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     number = submit(3)
@@ -144,7 +146,7 @@ def test_cancel_of_a_member_and_of_all(
     batch.cancel(jobs, [name])  # again: fine
 
 
-def test_cancel_while_it_is_away_for_a_moment(
+def test_a_cancel_without_an_answer_is_tried_again(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     jobs = ids(batch, submit())
@@ -163,7 +165,7 @@ def test_cancel_that_is_refused_is_told(
     assert taken(backend) == 1
 
 
-def test_job_over_its_walltime(
+def test_a_job_over_its_walltime_has_timed_out(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit
 ) -> None:
     number = submit(1)

@@ -84,7 +84,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("title", REFUSALS)
-def test_refusals(lsf: LsfBackend, title: str) -> None:
+def test_the_fake_refuses_with_the_recorded_words(lsf: LsfBackend, title: str) -> None:
     text = SCRIPT.format(
         name="x",
         folder="/tmp",
@@ -95,7 +95,7 @@ def test_refusals(lsf: LsfBackend, title: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (real.exit_code, real.stdout, real.stderr)
 
 
-def test_submit(lsf: LsfBackend) -> None:
+def test_the_fake_accepts_with_the_recorded_words(lsf: LsfBackend) -> None:
     for title, text in (
         ("script on standard input", "#BSUB -q main\ntrue\n"),
         ("array", "#BSUB -J a[1-2]\ntrue\n"),
@@ -108,7 +108,9 @@ def test_submit(lsf: LsfBackend) -> None:
     assert (done.returncode, done.stderr) == (real.exit_code, real.stderr)
 
 
-def test_listing(lsf: LsfBackend, script: Callable[..., str]) -> None:
+def test_the_fake_lists_jobs_in_the_recorded_format(
+    lsf: LsfBackend, script: Callable[..., str]
+) -> None:
     one, array, held = (
         script("exit 3", name="failed"),
         script(SLEEP, name="array[1-3]"),
@@ -162,7 +164,9 @@ def test_listing(lsf: LsfBackend, script: Callable[..., str]) -> None:
     lsf.clean()
 
 
-def test_history(lsf: LsfBackend, script: Callable[..., str]) -> None:
+def test_the_fake_has_the_recorded_history_of_a_job(
+    lsf: LsfBackend, script: Callable[..., str]
+) -> None:
     ids = {
         "failed with 3": script("exit 3"),
         "done": script("true"),
@@ -191,7 +195,9 @@ def test_history(lsf: LsfBackend, script: Callable[..., str]) -> None:
     )
 
 
-def test_cancel(lsf: LsfBackend, script: Callable[..., str]) -> None:
+def test_the_fake_cancels_with_the_recorded_words(
+    lsf: LsfBackend, script: Callable[..., str]
+) -> None:
     lone, array = script(), script(name="a[1-6]")
     running(lsf, lone, array)
     calls = {
@@ -210,13 +216,15 @@ def test_cancel(lsf: LsfBackend, script: Callable[..., str]) -> None:
     assert (done.returncode, shape(done.stderr)) == (real.exit_code, shape(real.stderr))
 
 
-def test_nothing_there(lsf: LsfBackend) -> None:
+def test_an_empty_queue_has_the_recorded_words(lsf: LsfBackend) -> None:
     done, real = lsf.command("bjobs", "-w"), said("status.txt", "nothing left")
     assert (done.returncode, done.stderr) == (real.exit_code, real.stderr)
 
 
 # -- it does the same -------------------------------------------------------------------------------------
-def test_environment_of_a_job(lsf: LsfBackend, script: Callable[..., str], tmp_path: Path) -> None:
+def test_the_fake_sets_the_variables_of_a_job(
+    lsf: LsfBackend, script: Callable[..., str], tmp_path: Path
+) -> None:
     request = ["-n 4", '-R "span[ptile=2]"', '-gpu "num=2"', "-P p1"]
     number = script("env | sort", *request, name="arr[2-4]")
     until(lambda: not lsf.queue(), 20)
@@ -311,7 +319,9 @@ def test_a_job_that_left_bjobs_is_found_in_bhist(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
-def test_somebody_elses(lsf: LsfBackend, script: Callable[..., str]) -> None:
+def test_a_job_of_another_user_is_not_cancelled(
+    lsf: LsfBackend, script: Callable[..., str]
+) -> None:
     from ..support.processes import run
 
     number = script()
@@ -335,7 +345,9 @@ def relative(shared_folder: Path) -> Iterator[RelativeOfLsf]:
         ("avoid", """-R "select[hname!='node1'] rusage[ngpus=4]\""""),
     ],
 )  # fmt: skip
-def test_what_a_relative_refuses(relative: RelativeOfLsf, title: str, line: str) -> None:
+def test_a_relative_refuses_with_the_recorded_words(
+    relative: RelativeOfLsf, title: str, line: str
+) -> None:
     done = relative.command("bsub", stdin=f"#BSUB {line}\ntrue\n")
     real = said("requests.txt", title)
     assert done.returncode == real.exit_code
@@ -343,7 +355,7 @@ def test_what_a_relative_refuses(relative: RelativeOfLsf, title: str, line: str)
     assert shape(done.stdout) == shape(real.stdout)
 
 
-def test_what_a_relative_reports(relative: RelativeOfLsf) -> None:
+def test_a_relative_reports_the_recorded_lines(relative: RelativeOfLsf) -> None:
     """Each line is one of the recorded lines, but for the numbers."""
     fill = ["#BSUB -n 16", "#BSUB -R 'rusage[ngpus=4]'", f"{SLEEP}"]
     ids = [relative.command("bsub", stdin="\n".join(fill)).stdout for _ in range(relative.nodes)]

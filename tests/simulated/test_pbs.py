@@ -244,11 +244,11 @@ def test_failed_job_looks_the_same(pbs: FakeBackend) -> None:
 
 
 @pytest.mark.parametrize("title", ["unknown job id", "unknown job id, full", "malformed id"])
-def test_pbs_qstat_of_nothing(pbs: FakeBackend, title: str) -> None:
+def test_qstat_of_an_unknown_job_has_the_recorded_words(pbs: FakeBackend, title: str) -> None:
     same_words(pbs, recorded("pbs", "03-status.txt", title))
 
 
-def test_pbs_table(pbs: FakeBackend) -> None:
+def test_the_table_of_qstat_is_the_recorded_one(pbs: FakeBackend) -> None:
     number = pbs.command("qsub", "-h", "sleep.pbs").stdout.strip()
     was = recorded("pbs", "03-status.txt", "plain").stdout.splitlines()
     now = pbs.command("qstat").stdout.splitlines()
@@ -258,14 +258,14 @@ def test_pbs_table(pbs: FakeBackend) -> None:
 
 
 @pytest.mark.parametrize("title", ["unknown", "malformed"])
-def test_pbs_qdel(pbs: FakeBackend, title: str) -> None:
+def test_qdel_of_an_unknown_job_has_the_recorded_words(pbs: FakeBackend, title: str) -> None:
     same_words(pbs, recorded("pbs", "05-cancel.txt", title))
 
 
 @pytest.mark.parametrize(
     "title", ["submit", "status", "status, json", "one job, json", "cancel", "nodes"]
 )
-def test_pbs_down(pbs: FakeBackend, title: str) -> None:
+def test_pbs_that_is_down_has_the_recorded_words(pbs: FakeBackend, title: str) -> None:
     pbs.fault("down")
     try:
         was = recorded("pbs", "07-server-down.txt", title)
@@ -280,7 +280,7 @@ def test_pbs_down(pbs: FakeBackend, title: str) -> None:
 
 
 @pytest.mark.parametrize("title", ["submit", "status", "cancel", "nodes"])
-def test_torque_down(torque: FakeBackend, title: str) -> None:
+def test_torque_that_is_down_has_the_recorded_words(torque: FakeBackend, title: str) -> None:
     torque.fault("down")
     try:
         was = recorded("torque", "07-server-down.txt", title)
@@ -291,7 +291,7 @@ def test_torque_down(torque: FakeBackend, title: str) -> None:
     assert set(_words(done.stderr)) <= set(_words(was.stderr))
 
 
-def test_torque_attributes(torque: FakeBackend) -> None:
+def test_torque_lists_the_recorded_attributes(torque: FakeBackend) -> None:
     number = torque.command(
         "qsub", "-N", "running", "-l", "nodes=1:ppn=1:gpus=1", "sleep.tq"
     ).stdout.strip()
@@ -312,7 +312,9 @@ def test_torque_attributes(torque: FakeBackend) -> None:
     same_words(torque, recorded("torque", "03-status.txt", "unknown"))
 
 
-def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_seen_at_a_site_without_history(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There `qstat -x` is refused, and jobs that live are seen all the same."""
     with RecordedPbs(
         shared_folder / "forgetful-pbs", queues=QUEUES, history=0
@@ -339,7 +341,9 @@ def test_site_without_history(shared_folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kind", [PbsBackend, TorqueBackend])
-def test_another_server(kind: type[PbsBackend], shared_folder: Path, home: Path) -> None:
+def test_jobs_of_another_server_are_seen_and_cancelled(
+    kind: type[PbsBackend], shared_folder: Path, home: Path
+) -> None:
     """`cluster` of the site: submitted to that server, which is then queried and told to cancel."""
     folder = shared_folder / f"other-{kind.name}"
     with (

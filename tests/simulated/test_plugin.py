@@ -77,7 +77,7 @@ def test_plan_and_render(demo: Demo) -> None:
 
 
 @pytest.mark.stub
-def test_submit_status_and_cancel(demo: Demo) -> None:
+def test_a_cluster_of_a_plugin_is_submitted_and_cancelled(demo: Demo) -> None:
     cluster = demo.submit({**PROFILE, "run": ["sleep", "600"]})
     connected(demo, cluster, 2)
     assert {job["state"] for job in demo.status(cluster)["jobs"]} == {"RUNNING"}
@@ -88,7 +88,7 @@ def test_submit_status_and_cancel(demo: Demo) -> None:
     until(lambda: not demo.jobs(cluster), 30)
 
 
-def test_submit_and_wait(demo: Demo) -> None:
+def test_a_cluster_of_a_plugin_runs_its_program(demo: Demo) -> None:
     code = "from distributed import Client; print(Client().submit(sum, [1, 2]).result())"
     profile = {**PROFILE, "run": ["python", "-c", code]}
     done = demo("submit", str(demo.write("p.yaml", profile)), "--wait")
@@ -112,7 +112,7 @@ with gpujobs.GPUJobQueueCluster.from_profile("p.yaml") as cluster:
 """
 
 
-def test_cluster_class(demo: Demo) -> None:
+def test_the_cluster_class_uses_a_plugin(demo: Demo) -> None:
     demo.write("p.yaml", PROFILE)
     keywords = {
         "gpus_per_job": 1,
@@ -136,7 +136,7 @@ def test_cluster_class(demo: Demo) -> None:
     ]
 
 
-def test_template_that_is_not_there(demo: Demo) -> None:
+def test_a_missing_template_is_named_with_its_path(demo: Demo) -> None:
     (demo.home / "sites" / "templates").unlink()
     done = demo("render", str(demo.write("p.yaml", PROFILE)))
     assert done.returncode == 2
@@ -144,7 +144,7 @@ def test_template_that_is_not_there(demo: Demo) -> None:
     assert "hint: write " in done.stderr and "sites/templates/demo.sh.j2" in done.stderr
 
 
-def test_without_the_plugin(demo: Demo) -> None:
+def test_without_the_plugin_its_name_is_unknown(demo: Demo) -> None:
     done = demo("plan", str(demo.write("p.yaml", PROFILE)), PYTHONPATH="")
     assert done.returncode == 2
     known = "local, lsf, pbs, sge, slurm, torque"
