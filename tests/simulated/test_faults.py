@@ -14,7 +14,7 @@ from gpujobs.schedulers import JobId, JobState
 from ..conftest import FAKES
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend
-from ..support.processes import until
+from ..support.processes import patience, until
 
 pytestmark = [
     pytest.mark.conformance("pbs"),
@@ -115,7 +115,7 @@ def test_no_answer_says_nothing_of_the_jobs(
     jobs = ids(batch, submit())
     backend.fault(fault, "query")
     with pytest.raises(UnavailableError):
-        replace(batch, timeout=2.0).status(jobs, [])
+        replace(batch, timeout=patience(2.0)).status(jobs, [])
     backend.fault("")
     assert states(batch, jobs) <= {JobState.RUNNING, JobState.PENDING}
 
