@@ -212,6 +212,16 @@ class SchedulerClient:
         missing = JobStatus(JobState.UNKNOWN, reason=problem) if problem else NOT_LISTED
         return returned | {job: found.get(job, missing) for job in ids}
 
+    def in_queue(self, ids: Collection[JobId], names: Sequence[str]) -> dict[JobId, JobStatus]:
+        """Return those of ``ids`` that are in the queue or run, of clusters ``names``.
+
+        Raises UnavailableError also if the queue could not be asked for all of them.
+        """
+        found, problem = self._listed(sorted(ids, key=str), names)
+        if problem:
+            raise UnavailableError(problem)
+        return {job: status for job, status in found.items() if status.in_queue}
+
     def _listed(
         self, ids: Sequence[JobId], names: Sequence[str], ended: Collection[JobId] = ()
     ) -> tuple[dict[JobId, JobStatus], str]:
@@ -299,9 +309,7 @@ class SchedulerClient:
         waiting = list(jobs)
         for delay in delays(first=0.1):
             try:
-                found, problem = client._listed(waiting, names)
-                if problem:
-                    raise UnavailableError(problem)
+                found = client.in_queue(waiting, names)
                 waiting = [job for job in waiting if job in found and found[job].waits]
                 if not waiting or self.system.monotonic() + delay > deadline:
                     break

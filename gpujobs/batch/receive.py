@@ -22,6 +22,9 @@ HOME = ".gpujobs"
 """In the home of a login node: gpujobs, `sent` with the files of each command, and `uploads`."""
 MARKER = ".made-by-gpujobs"
 """In each folder that gpujobs has made, with the folder's name: only such a folder is removed."""
+PROBLEM = "cannot write in "
+"""The start of a message, in the place of its kind, that nothing can be received."""
+CURE = "commands with --host need a writable ~/.gpujobs there: look at its quota and permissions"
 
 
 def message(kind: str) -> bytes:
@@ -75,6 +78,11 @@ def unpack(data: bytes, folder: Path) -> None:
             new.rename(folder)
 
 
+def problem_of(error: OSError, folder: Path) -> str:
+    """Return why nothing can be written for ``folder``."""
+    return f"{PROBLEM}{folder.parent}: {error.strerror}"
+
+
 def prepare(name: str) -> None:
     """Make gpujobs of the folder ``name`` importable; the other side sends it the first time."""
     os.umask(0o077)
@@ -84,5 +92,9 @@ def prepare(name: str) -> None:
         data = receive_bytes(receive()["size"])
         if not name.endswith(hashlib.sha256(data).hexdigest()):
             raise EOFError("the package is damaged")
-        unpack(data, folder)
+        try:
+            unpack(data, folder)
+        except OSError as error:  # a full disk, or a home that is read-only
+            tell(problem_of(error, folder))
+            sys.exit(1)
     sys.path.insert(0, str(folder))

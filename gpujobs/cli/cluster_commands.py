@@ -240,6 +240,7 @@ def clean(older_than: int | None, larger_than: int | None, yes: bool) -> None:
         for one in cleanup.leftovers(ledger)
         if one.changed <= latest and one.size >= (larger_than or 0)
     ]
+    found = _without_queued(found, ledger)
     if not found:
         progress.write("there is nothing to remove")
         return
@@ -249,6 +250,16 @@ def clean(older_than: int | None, larger_than: int | None, yes: bool) -> None:
         raise InputError("nothing was removed", hint="--yes removes them without a question")
     if yes or click.confirm(question, err=True):
         _remove_all(found, ledger)
+
+
+def _without_queued(found: Sequence[Leftover], ledger: Ledger) -> list[Leftover]:
+    """Return the folders without those of clusters whose jobs may be in the queue; name these."""
+    from ..clusters import monitor
+
+    queued = monitor.still_queued([one.record for one in found if one.record], ledger)
+    for name, reason in queued.items():
+        progress.write(f"{name} stays: {reason}")
+    return [one for one in found if not one.record or one.record.id not in queued]
 
 
 def _leftover_table(found: Sequence[Leftover]) -> str:

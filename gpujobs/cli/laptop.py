@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InputError
+from ..errors import GpujobsError, InputError
 from .live import echo, progress
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def serve(main: click.Group) -> None:
         request = receive.receive()
         folder = Path.home() / receive.HOME / str(request["name"])
         if size := request["size"]:
-            receive.unpack(receive.receive_bytes(size), folder)
+            _unpack(receive.receive_bytes(size), folder)
         if size := request["upload"]:
             _uploads.append(receive.receive_bytes(size))
     except EOFError as error:
@@ -236,6 +236,15 @@ def serve(main: click.Group) -> None:
     main(sys.argv[1:])
 
 
+def _unpack(data: bytes, folder: Path) -> None:
+    from ..batch import receive
+
+    try:
+        receive.unpack(data, folder)
+    except OSError as error:
+        raise GpujobsError(receive.problem_of(error, folder), hint=receive.CURE) from None
+
+
 def _interrupt_at_end() -> None:
     """Wait for the end of the connection, which ends this command as Ctrl-C does."""
     while os.read(0, 1):
@@ -248,7 +257,6 @@ def place_upload(spec: ClusterSpec) -> Path:
 
     Raises InputError if nothing was uploaded.
     """
-    from ..batch import receive
     from ..clusters.folder import private_folder
     from ..planning.bash import expand_directory
 
@@ -257,5 +265,5 @@ def place_upload(spec: ClusterSpec) -> Path:
     uploads = Path(expand_directory(spec.site.site.directory)) / "uploads"
     private_folder(uploads)
     folder = uploads / f"{spec.name}-{secrets.token_hex(4)}"
-    receive.unpack(_uploads.pop(), folder)
+    _unpack(_uploads.pop(), folder)
     return folder

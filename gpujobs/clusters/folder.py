@@ -100,19 +100,24 @@ def is_removed(folder: Path) -> bool:
     return False
 
 
-def private_folder(path: Path) -> None:
+OF_SITE = "see `directory` of the site"
+OF_STATE = "XDG_STATE_HOME=FOLDER keeps the records of clusters in a folder that you can write"
+"""Hints about the folders of clusters, and about the state folder."""
+
+
+def private_folder(path: Path, hint: str = OF_SITE) -> None:
     """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
 
-    Raises InputError if it is a symbolic link, belongs to another user or is writable by others.
+    Raises InputError if it cannot be made, or is a symbolic link, belongs to another user or is
+    writable by others; ``hint`` says how to use another folder.
     """
     try:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        hint = "see `directory` of the site"
         raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
-    _check(path)
+    _check(path, hint)
 
 
 def check_folder(path: Path) -> None:
@@ -133,12 +138,12 @@ def folder_problem(path: Path) -> str:
     return ""
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, hint: str = OF_SITE) -> None:
     try:
         status = path.lstat()
     except OSError:
         return
-    hint = "use another folder: see `directory` of the site"
+    hint = f"use another folder: {hint}"
     if stat.S_ISLNK(status.st_mode):
         problem = "is a symbolic link"
     elif status.st_uid != os.getuid():
@@ -160,14 +165,14 @@ def best_effort() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     """Turn every OSError but FileExistsError into a GpujobsError that names ``path``."""
     try:
         yield
     except FileExistsError:
         raise
     except OSError as error:
-        raise GpujobsError(f"cannot write in {path}: {error.strerror}") from error
+        raise GpujobsError(f"cannot write in {path}: {error.strerror}", hint=hint) from error
 
 
 # -- make a cluster's folder -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, re
 from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
 from .folder import (
+    OF_STATE,
     best_effort,
     check_folder,
     disk_errors,
@@ -369,8 +370,8 @@ class Ledger:
 
     def add(self, record: ClusterRecord) -> None:
         """Write a new record."""
-        private_folder(self.folder)
-        with disk_errors(self.folder):
+        private_folder(self.folder, OF_STATE)
+        with disk_errors(self.folder, OF_STATE):
             write_new(self._path(record.id), _dump(record), durable=True)
 
     @staticmethod
@@ -493,7 +494,8 @@ class Ledger:
     @contextlib.contextmanager
     def _locked(self, cluster_id: str, suffix: str = ".lock") -> Iterator[None]:
         path = self._path(cluster_id).with_suffix(suffix)
-        with disk_errors(self.folder):
+        hint = OF_STATE if path.parent == self.folder else ""
+        with disk_errors(path.parent, hint):
             descriptor = os.open(
                 path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
             )

@@ -172,12 +172,7 @@ class ClusterMonitor:
         self._last_query = self.system.monotonic()
         before = dict(self._answers)
         self.records = [self._recovered(record) for record in self.records]
-        groups: dict[object, list[ClusterRecord]] = {}
-        for record in self.records:
-            if not record.finished:
-                key = (record.scheduler, record.multi_cluster, tuple(record.commands.items()))
-                groups.setdefault(key, []).append(record)
-        for group in groups.values():
+        for group in _by_batch_scheduler(record for record in self.records if not record.finished):
             self._query_group(group, states)
         changed = self._answers != before
         slower = min(max(SLOWEST_QUERY, self._fastest()), self._interval * BACK_OFF)
@@ -236,6 +231,48 @@ class ClusterMonitor:
 
     def _fastest(self) -> float:
         return float(max((record.poll for record in self.records), default=5))
+
+
+def _by_batch_scheduler(records: Iterable[ClusterRecord]) -> Iterable[list[ClusterRecord]]:
+    """Return the clusters that one command can ask for."""
+    groups: dict[object, list[ClusterRecord]] = {}
+    for record in records:
+        key = (record.scheduler, record.multi_cluster, tuple(record.commands.items()))
+        groups.setdefault(key, []).append(record)
+    return groups.values()
+
+
+# -- a last look at clusters that have finished ----------------------------------------------------
+def still_queued(
+    records: Iterable[ClusterRecord], ledger: Ledger, *, system: System = HOST
+) -> dict[str, str]:
+    """Return why ``records``, which have finished, may have jobs all the same, by cluster.
+
+    A cluster may be finished only because nothing had listed its jobs for some time, and then the
+    batch scheduler is not asked any more. If its queue has one of them, it is active again.
+    """
+    found: dict[str, str] = {}
+    for group in _by_batch_scheduler(record for record in records if record.submissions):
+        states = {record.id: FolderReader(record.path).read() for record in group}
+        jobs = {record.id: _jobs_of(record, states[record.id]) for record in group}
+        try:
+            client = client_of(group[0], timeout=QUERY_TIMEOUT, system=system)
+            queue = client.in_queue(set().union(*jobs.values()), list(jobs))
+        except (UnavailableError, InputError) as error:
+            logger.warning("%s", error)
+            queue = dict.fromkeys(set().union(*jobs.values()), NO_ANSWER)
+        for record in group:
+            queued = {queue[job].state for job in jobs[record.id] if job in queue}
+            if queued - {JobState.UNKNOWN}:
+                found[record.id] = "its jobs are in the queue"
+                ledger.update(record.id, finished=False, outcomes={}, reasons={}, unlisted={})
+            elif queued and not states[record.id].exits.keys() >= record.jobs.keys():
+                found[record.id] = "it is not known whether its jobs have ended"
+    return found
+
+
+def _jobs_of(record: ClusterRecord, state: FolderState) -> set[JobId]:
+    return {*record.jobs.values(), *record.current_jobs(state.claims).values()}
 
 
 # -- submissions -----------------------------------------------------------------------------------

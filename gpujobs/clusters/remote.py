@@ -29,9 +29,9 @@ from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
 from ..schedulers.answers import reading
-from ..text import plural, size_text
+from ..text import plural, printable, size_text
 from ..version import __version__
-from .folder import files_below, private_folder, write_atomically
+from .folder import OF_STATE, files_below, private_folder, write_atomically
 
 logger = logging.getLogger("gpujobs")
 
@@ -168,6 +168,8 @@ class Session:
                 )
                 data = Path(receive.__file__).read_bytes() + f"\n{start}".encode()
                 self.send(b"%d\n" % len(data) + data)
+            elif kind.startswith(receive.PROBLEM):
+                raise UnavailableError(f"{self.host.name}: {printable(kind)}", hint=receive.CURE)
             elif kind != "package" or not self._package:
                 raise UnavailableError(f"{self.host.name} asks for {kind[:80]!r}, not for gpujobs")
             else:
@@ -223,11 +225,11 @@ def login_node(name: str) -> ssh.Host:
     from platformdirs import user_state_path
 
     folder = user_state_path("gpujobs") / "hosts"
-    private_folder(folder)
+    private_folder(folder, OF_STATE)
     sockets = folder
     if len(os.fsencode(folder)) > ssh.LONGEST_FOLDER:
         sockets = Path(tempfile.gettempdir(), f"gpujobs-{os.getuid()}")
-        private_folder(sockets)
+        private_folder(sockets, "TMPDIR=FOLDER uses another folder")
     return ssh.Host(name, folder, sockets)
 
 
@@ -379,7 +381,7 @@ class Tunnel:
             raise UnavailableError(message)
         self.folder: Path = host.keys / found["id"]
         """The private folder with the key and the certificate."""
-        private_folder(self.folder)
+        private_folder(self.folder, OF_STATE)
         for name, content in found["files"].items():
             write_atomically(self.folder / name, content)
         port, self._dashboard_port = free_ports()

@@ -254,8 +254,12 @@ class Scheduler(ABC):
         return ids[-1] if ids else None
 
     def possible_ids(self, stdout: str) -> list[str]:
-        """Return all that looks like a submission's id; a site's wrapper may print more numbers."""
-        found = (re.fullmatch(self.id_line, line.strip()) for line in stdout.splitlines())
+        """Return all that looks like a submission's id; a site's wrapper may print more numbers.
+
+        A line without an end may be cut off: what is left of an id is that of another job.
+        """
+        *lines, _ = stdout.split("\n")
+        found = (re.fullmatch(self.id_line, line.strip()) for line in lines)
         return list(dict.fromkeys(line[1] for line in found if line))
 
     def remedy(self, result: CommandResult) -> str:

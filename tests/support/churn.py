@@ -167,6 +167,7 @@ class Churn:
         for adaptive in self.cluster.adaptives.values():
             assert SHORTEST_HOLD <= adaptive.hold <= HOLD
         self.check_given_up()
+        self.check_ids()
         now = self.slurm.seconds
         orphans = self.cluster.orphans
         self.orphaned = {job: self.orphaned.get(job, now) for job in orphans}
@@ -180,6 +181,12 @@ class Churn:
         lost = {job.number for job in self.cluster.pool.jobs.past if job.reason in reasons}
         for job in self.slurm.alive:
             assert job.number not in lost or job.restored or not job.listed, f"{job.id} was lost"
+
+    def check_ids(self) -> None:
+        """Assert that the pool has no id of another job."""
+        own = {job.submission for job in self.slurm.jobs}
+        for sent in self.cluster.pool.record.submissions:
+            assert sent.id in own, f"{sent.id} is another job"
 
     def check_young(self) -> None:
         """Assert that `adapt` has not cancelled a job that had been in the queue for a moment."""
@@ -205,6 +212,8 @@ class Churn:
                 "hang",
                 "away",
                 "broken",
+                "torn",
+                "torn",
                 "refuse",
                 "restore",
             ]
@@ -218,6 +227,9 @@ class Churn:
         elif kind == "broken":
             slurm.broken_until = slurm.seconds + random.expovariate(1 / 240)
             slurm.broken_how = random.choice(BROKEN)
+        elif kind == "torn":
+            slurm.broken_until = slurm.seconds + random.expovariate(1 / 240)
+            slurm.broken_how = kind
         elif kind == "refuse":
             slurm.refuse_until = slurm.seconds + random.expovariate(1 / 60)
             self.refused_until = slurm.refuse_until + REFUSAL_TIME

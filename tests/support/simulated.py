@@ -23,12 +23,19 @@ from gpujobs.injob.names import job_worker_names
 from gpujobs.schedulers import CommandResult
 from gpujobs.schedulers.formats import members
 
+from .tearing import GARBAGE, NUMBERS, torn
 from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
 START, START_TIMEOUT = 1.7e9, 300.0
 COMMAND_SECONDS, EXIT_SECONDS = 0.05, 4.0
-BROKEN = ("invalid user", "empty", "garbled", "munged")
+BROKEN = ("invalid user", "empty", "torn", "munged")
 """How commands fail while the controller is there: the first three exit with 0."""
+TORN = 0.7
+"""Probability that an answer is torn while they are."""
+FIRST_ID = 7041
+"""What is left of an id that was cut is the id of another job."""
+BALANCE = "Remaining balance of project 117 (GPU hours):\n%d\n"
+"""What a wrapper of sbatch prints, with a number on a line."""
 INVALID_USER = "squeue: error: Invalid user: alice\n\n"
 MUNGED = """sbatch: error: If munged is up, restart with --num-threads=10
 sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory (Did you start munged?)
@@ -133,7 +140,7 @@ class SimulatedSlurm(System):
     connected: dict[str, SimulatedJob] = field(default_factory=dict)
     retired: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
-    _submissions: int = 0
+    _submissions: int = FIRST_ID - 1
 
     # -- the clock ---------------------------------------------------------------------------------
     def monotonic(self) -> float:
@@ -305,7 +312,19 @@ class SimulatedSlurm(System):
             if words[0] == "sbatch" and self.random.random() < self.accept_while_away:
                 self._sbatch(stdin)
             return CommandResult(words, 1, "", UNREACHABLE)
-        return _broken(self._answer(words, stdin), how)
+        result = self._answer(words, stdin)
+        if how == "torn" and result.stdout and self.random.random() < TORN:
+            return replace(result, stdout=self._torn(result))
+        return _broken(result, how)
+
+    def _torn(self, result: CommandResult) -> str:
+        """Return an output with a part missing, joined or garbled; no number becomes another one."""
+        text = result.stdout
+        if result.argv[0] != "sbatch":
+            return torn(text, self.random, garbage=[one for one in GARBAGE if one not in NUMBERS])
+        if self.random.random() < 0.3:  # the id is whole
+            return text + BALANCE % self.random.randrange(FIRST_ID + 100)
+        return text[: self.random.randrange(len(text))]
 
     def _answer(self, words: tuple[str, ...], stdin: str) -> CommandResult:
         if words[0] == "sbatch":
@@ -373,10 +392,13 @@ class SimulatedSlurm(System):
         yield from ()
 
     def _targets(self, words: Sequence[str]) -> list[SimulatedJob]:
-        """Return the jobs that a scancel names."""
+        """Return the jobs that a scancel names. Note a fault if one is not of the cluster."""
         found = []
+        known = {job.submission for job in self.jobs}
         for target in words[1:]:
             submission, _, indexes = target.partition("_")
+            if submission not in known:
+                self.faults.append(f"{target}, another job, was cancelled")
             chosen = members(indexes) if indexes else None
             own = (job for job in self.alive if job.submission == submission)
             found += [job for job in own if not chosen or job.index in chosen]
@@ -399,10 +421,6 @@ def _broken(result: CommandResult, how: str) -> CommandResult:
         return replace(result, stdout=f"{header}\n", stderr=INVALID_USER)
     if how == "empty":
         return replace(result, stdout="")
-    if how == "garbled":  # it ends in the middle of a line
-        return replace(
-            result, stdout=result.stdout[: len(result.stdout) // 2].rstrip("\n0123456789")
-        )
     return result
 
 

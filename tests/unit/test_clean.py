@@ -16,9 +16,10 @@ from gpujobs.batch import receive
 from gpujobs.cli.main import main
 from gpujobs.clusters import cleanup, folder
 from gpujobs.clusters.cleanup import leftovers
-from gpujobs.clusters.ledger import ClusterRecord, Ledger
+from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError
 
+from ..support.transcripts import SQUEUE_HEADER
 from .report_data import RECORD
 
 OLD = time.time() - 40 * 86400
@@ -46,7 +47,7 @@ def add(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClusterRec
     def add(name: str, **changes: object) -> ClusterRecord:
         changed = changes.pop("changed", OLD)
         path = root / name
-        record = replace(RECORD, id=name, folder=str(path), finished=True, scheduler="local")
+        record = replace(RECORD, id=name, folder=str(path), finished=True, submissions=())
         record = replace(record, **changes)  # type: ignore[arg-type]
         if record.path == path and not path.exists():
             left(path, changed=float(str(changed)))
@@ -190,6 +191,65 @@ def test_a_cluster_that_was_scaled_meanwhile_stays(add: Callable[..., ClusterRec
     with pytest.raises(GpujobsError, match="a-0000 is active"):
         cleanup.remove(found, Ledger())
     assert record.path.exists()
+
+
+SQUEUE = """#!/bin/sh
+echo "$@" >> {folder}/calls
+cat {folder}/queue 2> /dev/null || {{ echo "Unable to contact slurm controller" >&2; exit 1; }}
+"""
+
+
+@pytest.fixture
+def queue(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The answer of squeue: a file; Slurm is away if it is missing."""
+    folder = home / "bin"
+    folder.mkdir()
+    (folder / "squeue").write_text(SQUEUE.format(folder=folder))
+    (folder / "squeue").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr("gpujobs.clusters.monitor.QUERY_TIMEOUT", 0.1)
+    (folder / "queue").write_text(SQUEUE_HEADER)
+    return folder / "queue"
+
+
+def lost(**changes: object) -> dict[str, object]:
+    """Changes of the record of a cluster that is finished because nothing listed its jobs."""
+    outcomes = {str(number): "FAILED" for number in range(3)}
+    return {"submissions": RECORD.submissions, "outcomes": outcomes, **changes}
+
+
+def test_a_cluster_whose_jobs_are_in_the_queue_after_all_stays_and_is_active(
+    add: Callable[..., ClusterRecord], queue: Path
+) -> None:
+    """It is finished because of answers that did not list its jobs."""
+    for name, id_ in (("a-0000", "71"), ("b-0000", "81"), ("c-0000", "91")):
+        add(name, **lost(submissions=(Submission(id_, 0, 1),)))
+    row = "71|N/A|RUNNING|n1|N/A|None|a-0000\n81|N/A|COMPLETED|n1|N/A|None|b-0000\n"
+    queue.write_text(SQUEUE_HEADER + row)
+    done = CliRunner().invoke(main, ["clean", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "a-0000 stays: its jobs are in the queue" in done.output
+    assert "2 folders removed" in done.output
+    (record,) = Ledger().all()
+    assert record.id == "a-0000" and record.path.exists() and not record.finished
+    assert len((queue.parent / "calls").read_text().splitlines()) == 1
+
+
+def test_without_an_answer_only_clusters_whose_jobs_have_written_their_end_are_removed(
+    add: Callable[..., ClusterRecord], queue: Path
+) -> None:
+    queue.unlink()
+    add("a-0000", **lost())
+    jobs = add("b-0000", **lost()).path / "jobs"
+    jobs.mkdir()
+    for number in range(3):
+        (jobs / f"{number}.json").write_text('{"exit_code": 0, "host": "n1"}')
+    done = CliRunner().invoke(main, ["clean", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "a-0000 stays: it is not known whether its jobs have ended" in done.output
+    assert "1 folder removed" in done.output
+    (record,) = Ledger().all()
+    assert record.id == "a-0000" and record.path.exists() and record.finished
 
 
 def test_status_mentions_large_folders(

@@ -39,7 +39,7 @@ def one(file: str, title: str, identity: str) -> JobStatus:
     ("stdout", "number"),
     [
         ("61.node1\n", "61.node1"), ("63[].node1\n", "63[].node1"), ("Charging project ab12\n\n64.gadi-pbs\n", "64.gadi-pbs"),
-        ("65\n", "65"), ("6406010.casper-pbs", "6406010.casper-pbs"), ("", None), ("garbage\n", None), ("qsub: job 12.x ready\n", None), ("12. 3\n", None),
+        ("65\n", "65"), ("6406010.casper-pbs\n", "6406010.casper-pbs"), ("6406010", None), ("", None), ("garbage\n", None), ("qsub: job 12.x ready\n", None), ("12. 3\n", None),
     ],
 )  # fmt: skip
 def test_id(stdout: str, number: str | None) -> None:

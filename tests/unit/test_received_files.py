@@ -21,7 +21,7 @@ from gpujobs.config.spec import load_spec, settings_document
 from gpujobs.config.trust import ACTS
 from gpujobs.errors import InputError, NoSuchClusterError
 
-from ..support.cli import ROOT, text_of
+from ..support.cli import text_of
 
 COMMAND = str(Path(sys.executable).parent / "gpujobs")
 PROFILE = {"gpus": 1, "walltime": "10m", "run": ["true"], "site": "./machine.yaml"}
@@ -317,12 +317,3 @@ def test_a_setting_and_a_keyword_are_the_users_words(received: Path) -> None:
 def test_the_ledger_knows_no_folder_of_others(received: Path) -> None:
     with pytest.raises(NoSuchClusterError):
         Ledger(received / "state").get(f"{received}/")
-
-
-# -- the documentation ----------------------------------------------------------------------------------
-def test_the_documentation_has_the_table() -> None:
-    text = (ROOT / "docs" / "security.md").read_text()
-    table = text.partition("## Files of others")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
-    assert rows[0] == "File" and len(rows) == 8
-    assert all(f"`{key}`" in table for key in ACTS)

@@ -16,6 +16,7 @@ from gpujobs.errors import UnavailableError
 from gpujobs.schedulers import CommandResult, JobId, JobStatus, Reply, get_scheduler
 from gpujobs.schedulers.answers import reading
 
+from ..support.tearing import torn
 from ..support.transcripts import FOLDER, recorded
 
 SLURM = ("20.11", "22.05", "24.05", "26.05")
@@ -73,32 +74,6 @@ def _answers() -> Iterator[Answer]:
 
 
 ANSWERS = list(_answers())
-GARBAGE = ("?", "#", "²", "\0\0", "é", "-", "99999", "0-9999999999", "1e999", "9" * 5000, "")
-
-
-def torn(text: str, chance: random.Random) -> tuple[str, bool]:
-    """Return a changed answer, and whether that was by cutting its end or joining two rows."""
-    lines = text.splitlines(keepends=True)
-    place = chance.randrange(len(lines))
-    kind = chance.choice(("cut", "cut", "join", "drop", "repeat", "garble", "garble", "nul"))
-    if kind == "cut":
-        kept = text[: chance.randrange(len(text))]
-        return kept + chance.choice(("", "\n")), True
-    if kind == "join":
-        lines[place] = lines[place].rstrip("\n")
-        return "".join(lines), place < len(lines) - 1
-    if kind == "drop":
-        del lines[place : place + chance.randint(1, 3)]
-    elif kind == "repeat":
-        lines.insert(chance.randrange(len(lines)), lines[place])
-    elif kind == "garble":
-        words = re.split(r"([|\s/\"=:<>]+)", lines[place])
-        words[chance.randrange(0, len(words), 2)] = chance.choice(GARBAGE)
-        lines[place] = "".join(words)
-    else:
-        at = chance.randrange(len(lines[place]))
-        lines[place] = lines[place][:at] + "\0" * chance.randint(1, 9) + lines[place][at + 1 :]
-    return "".join(lines), False
 
 
 def ids_in(answer: Answer) -> list[JobId]:
@@ -129,7 +104,7 @@ def check_jobs(answer: Answer, number: int) -> int:
     chance = random.Random(f"{answer.result.argv} {answer.scheduler}")
     read = 0
     for _ in range(number):
-        text, _ = torn(answer.result.stdout, chance)
+        text = torn(answer.result.stdout, chance)
         try:
             found = statuses(answer, replace(answer.result, stdout=text), ids)
         except UnavailableError:
@@ -149,7 +124,7 @@ def check_nodes(answer: Answer, number: int) -> None:
     inventory = inventory_class()
     chance = random.Random(f"{answer.result.argv} {answer.scheduler}")
     for _ in range(number):
-        text, _ = torn(answer.result.stdout, chance)
+        text = torn(answer.result.stdout, chance)
 
         def ask(argv: Sequence[str], text: str = text) -> str:
             alike = tuple(argv)[:2] == answer.result.argv[:2]
@@ -201,3 +176,23 @@ def test_each_cut_of_squeue_and_sacct_is_no_answer(answer: Answer) -> None:
             whole_row = end > ends[0] and bars == columns - 1
             if not (added and whole_row):  # only its last column is cut
                 assert get_scheduler("slurm")().reply(result) is Reply.NONE, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "id_"),
+    [
+        ("slurm", "7041\n", "7041"),
+        ("slurm", "7041;delta\n", "7041"),
+        ("pbs", "7041[].node1\n", "7041[].node1"),
+        ("torque", "7041.node1\n", "7041.node1"),
+        ("lsf", "Job <7041> is submitted to queue <gpu>.\n", "7041"),
+        ("sge", "7041.1-4:1\n", "7041"),
+    ],
+)
+def test_a_cut_reply_to_a_submission_is_no_id_of_another_job(
+    name: str, reply: str, id_: str
+) -> None:
+    scheduler = get_scheduler(name)()
+    assert scheduler.parse_submit(reply) == id_
+    for end in range(len(reply)):
+        assert scheduler.parse_submit(reply[:end]) is None
