@@ -26,6 +26,7 @@ from ..injob.folder import EndKind
 from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
+from . import credentials
 from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
@@ -243,6 +244,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             name=self.id,
         )
         self.quiet = options.quiet
+        credentials.offer(self)
 
     def _abort(self) -> None:
         """Remove everything of a cluster that failed to start."""
