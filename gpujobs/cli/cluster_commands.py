@@ -34,7 +34,9 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
     """
     from . import status
 
-    view = status.StatusView(options.open_ledger(), cluster_ids, everything=everything)
+    ledger = options.open_ledger()
+    named = [ledger.resolve(name) for name in cluster_ids]
+    view = status.StatusView(ledger, named, everything=everything)
     if watch:
         view.watch(as_json=as_json)
     else:
@@ -57,7 +59,7 @@ def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) ->
     from . import usage_text
 
     ledger = options.open_ledger()
-    found = handle.ClusterHandle(cluster_id, ledger).usage()
+    found = handle.ClusterHandle(ledger.resolve(cluster_id), ledger).usage()
     if ticket:
         echo(usage_text.ticket(badnodes.read(ledger), found))
         return
@@ -93,7 +95,7 @@ def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) ->
     from ..clusters.monitor import ClusterMonitor
 
     ledger = options.open_ledger()
-    record = ledger.get(cluster_id)
+    record = ledger.get(ledger.resolve(cluster_id))
     paths = logs.choose(record, worker, everything)
     monitor = ClusterMonitor([record], ledger)
     if follow and not any(path.exists() for path in paths()) and not monitor.report().finished:
@@ -128,9 +130,9 @@ def connect(cluster_id: str, as_environment: bool, for_host: bool, wait: bool) -
     from ..clusters import connect, handle
 
     ledger = options.open_ledger()
-    record = ledger.get(cluster_id)
+    record = ledger.get(ledger.resolve(cluster_id))
     if wait:
-        handle.ClusterHandle(cluster_id, ledger).wait_for_address()
+        handle.ClusterHandle(record.argument, ledger).wait_for_address()
     if for_host:
         echo(json.dumps(connect.endpoint(record)))
     elif as_environment:

@@ -24,6 +24,7 @@ from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
 from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
+from ..text import plural
 from .folder import (
     OF_STATE,
     best_effort,
@@ -44,6 +45,8 @@ _MOST_WORKERS = 10**6
 """Of all jobs that a cluster ever had; a record with more of them is damaged."""
 _MOST_PLANNED = 10**5
 """Jobs of a job folder: as many as the most GPUs of a profile."""
+_MOST_NAMES = 10
+"""Clusters that an error names."""
 _Count = Annotated[int, range(_MOST_WORKERS + 1)]
 _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
@@ -392,7 +395,7 @@ class Ledger:
                 record = _with_known_commands(record)
             return record.at(self._job_folders.get(cluster_id))
         except FileNotFoundError:
-            similar = [path.stem for path in self._paths() if path.stem.startswith(cluster_id)]
+            similar = self._beginning(cluster_id)
             hint = "`gpujobs status --all` lists your clusters"
             if similar:
                 hint = f"did you mean {similar[0]}?"
@@ -400,9 +403,38 @@ class Ledger:
                 hint = f"job {cluster_id} belongs to {owner}"
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}", hint=hint) from None
 
+    def resolve(self, text: str) -> str:
+        """Return what `get` takes for ``text``, which may be the beginning of an id.
+
+        It must be that of one cluster that has not ended, else of one of all. For commands that
+        only read: `get` itself takes whole ids. Raises NoSuchClusterError if it is not clear.
+        """
+        if not text or _names_path(text) or self._path(text).exists():
+            return text
+        found = self._beginning(text)
+        if len(found) > 1:
+            active = {record.id for record in self.all() if not record.finished}
+            found = [name for name in found if name in active] or found
+        if len(found) > 1:
+            message = f"{plural(len(found), 'cluster')} have an id that begins with {text!r}"
+            raise NoSuchClusterError(message, hint=f"name one: {', '.join(found[:_MOST_NAMES])}")
+        if found and self._is_path(text):
+            message = f"{text!r} is a job folder here, and the beginning of {found[0]}"
+            raise NoSuchClusterError(message, hint=f"./{text} or {found[0]}")
+        return found[0] if found else text
+
+    def _beginning(self, text: str) -> list[str]:
+        """Return the ids of the ledger that begin with ``text``."""
+        return [path.stem for path in self._paths() if path.stem.startswith(text)]
+
     def _is_path(self, text: str) -> bool:
-        named = "/" in text or text.startswith(".")
-        return named or (Path(text).is_dir() and not self._path(text).exists())
+        """Return whether ``text`` is a path: a word alone is if it has a job folder, and no record.
+
+        A directory may have the name of a program, and of its clusters.
+        """
+        if _names_path(text):
+            return True
+        return any(Path(text).glob(f"*/{RECORD}")) and not self._path(text).exists()
 
     def _open(self, path: Path) -> str:
         """Add the cluster of the job folder at ``path``; return its id."""
@@ -504,7 +536,7 @@ class Ledger:
             yield
 
     def _path(self, cluster_id: str) -> Path:
-        if "/" in cluster_id or cluster_id.startswith("."):
+        if _names_path(cluster_id):
             raise NoSuchClusterError(f"there is no cluster {cluster_id!r}")
         if cluster_id in self._job_folders:
             return self._job_folders[cluster_id] / RECORD
@@ -522,6 +554,11 @@ class Ledger:
         except OSError as error:
             message = f"the clusters in {self.folder} cannot be read: {error.strerror}"
             raise GpujobsError(message) from None
+
+
+def _names_path(text: str) -> bool:
+    """Return whether ``text`` can only be a path."""
+    return "/" in text or text.startswith(".")
 
 
 def _with_known_commands(record: ClusterRecord) -> ClusterRecord:

@@ -139,7 +139,7 @@ def size(value: object) -> int:
         raise ValueError(f"{value} needs a unit, as in {value}GiB or {value}MiB")
     n_bytes = float(found[1]) * _UNITS[found[2].upper()]
     if n_bytes < 1:
-        raise ValueError(f"{value!r} is less than one byte")
+        raise ValueError(f"{value!r} is less than one byte; leave it out for the default")
     if n_bytes >= _LARGEST_BYTES:
         raise ValueError(f"{value!r} is too large; the limit is 1024PiB")
     return int(n_bytes)

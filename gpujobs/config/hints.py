@@ -45,6 +45,7 @@ WORDS: dict[str, str] = {
     "log_spilling": "workers.cudf_spill_stats",
     "jit_unspill": "workers.enable_cudf_spill",
     "dashboard_address": "network.dashboard",
+    "ip": "network.interface",
     # Coiled and SkyPilot
     **dict.fromkeys(("worker_gpu_type", "worker_vm_types", "accelerators"), "gpu_type"),
     **dict.fromkeys(("software", "conda", "conda_env", "venv", "host_setup_script"), _SETUP),
@@ -72,6 +73,7 @@ _NONE = {
         "`request` of the site file has the lines that request resources",
     ),
     "array": "leave it out: `gpus` and `gpus_per_job` give the number of jobs",
+    "dashboard_link": "`cluster.dashboard_link` has it, as distributed.dashboard.link of dask says",
     "shebang": "`shell` of the site file is the first line of scripts",
     "scheduler": "`site`: the site file names the batch scheduler",
     "scheduler_options": "`network` and `head` are about the dask scheduler",

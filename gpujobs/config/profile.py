@@ -230,8 +230,14 @@ def _after(value: object) -> After:
 
 
 AFTER = model.Scalar(_after, {"type": "string", "pattern": "^[A-Za-z0-9-]+(:ok|:any)?$"})
-IN_DIRECTIVE = model.Scalar(model.WORD.parse, model.WORD.json_schema)
-"""The kind of a key that each batch scheduler has a directive for: `KEY_directive` of its class."""
+
+
+class InDirective(model.Scalar[model.T]):
+    """The kind of a key that stands in one directive: `KEY_directive` of the batch scheduler."""
+
+
+IN_DIRECTIVE = InDirective(model.WORD.parse, model.WORD.json_schema)
+NUMBER_IN_DIRECTIVE = InDirective(model.COUNT.parse, model.COUNT.json_schema)
 OPTIONS = model.Table(model.WORD, model.Scalar(option_value, {"type": ["string", "number"]}))
 _NAME = model.matching(
     NAME,
@@ -363,9 +369,13 @@ class Group(model.Model):
     )
 
 
-DIRECTIVE_KEYS = tuple(
-    name for name, key in model.keys_of(Group).items() if key.kind is IN_DIRECTIVE
-)
+def directive_keys(section: type[model.Model]) -> tuple[str, ...]:
+    """Return the keys of ``section`` whose kind is `InDirective`."""
+    keys = model.keys_of(section).items()
+    return tuple(name for name, key in keys if isinstance(key.kind, InDirective))
+
+
+DIRECTIVE_KEYS = directive_keys(Group)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from ..clusters.scale import check_group_names
 from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState
+from . import credentials
 from .display import Controls, JobsDisplay
 from .keywords import JOBQUEUE, Setting, Vocabulary, profile_of
 from .options import Configuration
@@ -51,6 +52,7 @@ class ConnectedCluster(Cluster):  # type: ignore[misc]
         self.id = name
         super().__init__(asynchronous=asynchronous, loop=loop, name=name)
         self.shutdown_on_close = False
+        credentials.offer(self)
         if not self.called_from_running_loop:
             self._loop_runner.start()
             self.sync(self._start)

@@ -26,6 +26,7 @@ from ..injob.folder import EndKind
 from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
+from . import credentials
 from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
@@ -95,6 +96,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     batch_schedulers: ClassVar[tuple[str, ...]] = ()
     """The site's batch scheduler must be one of these; none: any."""
     default_site: ClassVar[str | None] = None
+    config_name: ClassVar[str | None] = None
+    """The section of `jobqueue` in dask's configuration; None: that of the batch scheduler."""
     vocabulary: ClassVar[Vocabulary] = JOBQUEUE
     """The keywords of the class."""
     _devices: tuple[str, ...] | None = None
@@ -104,7 +107,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         """Return the cluster; with ``host`` a `HostCluster`."""
         if host is None or cls.vocabulary is not JOBQUEUE:
             return super().__new__(cls)
-        section = keywords.pop("config_name", None)
+        section = keywords.pop("config_name", cls.config_name)
         configuration = configured(next(iter(cls.batch_schedulers), ""), section)
         return HostCluster(host, configuration, cls.batch_schedulers, *arguments, **keywords)
 
@@ -125,7 +128,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         **keywords: Any,
     ) -> None:
         batch_scheduler = next(iter(self.batch_schedulers), "")
-        configuration = configured(batch_scheduler, keywords.pop("config_name", None))
+        section = keywords.pop("config_name", self.config_name)
+        configuration = configured(batch_scheduler, section)
         chosen = site or self.default_site
         with hints_in_python():
             spec = spec_of(
@@ -210,7 +214,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
-            for note in (*notes, *plan.notes, *([reason] if reason else [])):
+            for note in (*notes, *plan.notes, *([reason] if reason else []), *_notes_of_others()):
                 self._log(note)
             first = first_jobs(plan, n_workers)
             self._scaler.set_targets(first)
@@ -219,7 +223,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         except BaseException as error:
             self._abort()
             if isinstance(error.__cause__, GpujobsError):  # in dask's "Cluster failed to start"
-                raise error.__cause__ from None
+                raise error.__cause__.with_traceback(None) from None
             raise
 
     def _start_dask(self, options: ClusterOptions) -> None:
@@ -243,6 +247,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             name=self.id,
         )
         self.quiet = options.quiet
+        credentials.offer(self)
 
     def _abort(self) -> None:
         """Remove everything of a cluster that failed to start."""
@@ -309,6 +314,20 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     def folder(self) -> Path:
         """The cluster's folder, with logs, scripts and certificate."""
         return self._pool.record.path
+
+
+def _notes_of_others() -> list[str]:
+    """Return a note for each other cluster of this process with jobs, as of a cell that ran again.
+
+    The newest one has no jobs yet.
+    """
+    return [
+        f"this process has the cluster {cluster.id}, too: its jobs go on until its close()"
+        for cluster in SpecCluster._instances
+        if isinstance(cluster, GPUJobQueueCluster)
+        and cluster.status == Status.running
+        and cluster._pool.jobs.active
+    ]
 
 
 def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJobQueueCluster]:

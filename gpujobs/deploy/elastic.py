@@ -22,7 +22,7 @@ from ..clusters.notebook import Card
 from ..clusters.progress import LibraryProgress
 from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names
-from ..errors import InputError
+from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from .display import Controls, JobsDisplay, JobTable
@@ -189,6 +189,16 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         return str(super().dashboard_link)
 
     # -- scale -------------------------------------------------------------------------------------
+    def sync(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a coroutine function in the event loop; see dask's clusters.
+
+        An error of gpujobs says what is wrong: the calls inside it that found it are left out.
+        """
+        try:
+            return super().sync(func, *args, **kwargs)
+        except GpujobsError as error:
+            raise error.with_traceback(None) from None
+
     def scale(
         self,
         n: int | None = None,

@@ -148,6 +148,7 @@ def local_scheduler(
         "scheduler_file": str(pool.record.path / "scheduler.json"),
     }
     check_encryption(plan, options, place)
+    _check_scheduler_file(options, place)
     if plan.site.network.ports:
         own["port"] = first_free(port_range(plan.site.network.ports))
     if dashboard == "off":
@@ -159,6 +160,17 @@ def local_scheduler(
         elif plan.site.one_machine:
             own["host"] = LOOPBACK
     return {"cls": Scheduler, "options": {**own, **options}}
+
+
+def _check_scheduler_file(options: Mapping[str, Any], place: str) -> None:
+    """Raise InputError if the file with the address would not be the one that the jobs read."""
+    if "scheduler_file" in options:
+        message = f"{place}: scheduler_file: the jobs read the one in the cluster's folder"
+        hint = (
+            "Client(cluster); in another process gpujobs.connect(cluster.id); or "
+            "Client(scheduler_file=cluster.folder / 'scheduler.json', security=cluster.security)"
+        )
+        raise InputError(message, hint=hint)
 
 
 def _check_interface(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,13 @@ class JobQueueCluster(dask_jobqueue.JobQueueCluster):  # type: ignore[misc]
     _dummy_job = Refused("use job_script() for the script, `jobs` for the jobs")
     new_worker_spec = Refused("use scale(), which submits whole jobs")
     shared_temp_directory = Refused("use `folder`, which has the certificates")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "job_cls" in vars(cls):
+            message = f"{cls.__name__}.job_cls has no meaning here: gpujobs writes the script"
+            hint = "`config_name` of the cluster class is a section of dask's configuration"
+            raise InputError(message, hint=f"{hint}; more is in a site file")
 
 
 @dataclass(frozen=True)
@@ -238,7 +246,7 @@ class ClusterOptions:
         if logs := given.get("log_directory"):
             if not isinstance(logs, str | Path):
                 raise InputError(f"log_directory: {logs!r} is not the path of a folder")
-            given["log_directory"] = Path(logs).expanduser()
+            given["log_directory"] = Path(_expanded(str(logs))).expanduser()
         options = cls(**given)
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")
@@ -255,6 +263,14 @@ class ClusterOptions:
     def local_scheduler(self) -> bool:
         """Whether the dask scheduler runs in this process."""
         return self.scheduler == "local"
+
+
+def _expanded(folder: str) -> str:
+    """Return the path of a folder with its variables. Raises InputError if one is not set here."""
+    path = os.path.expandvars(folder)
+    if left := re.search(r"\$\w+|\$\{[^}]*\}", path):
+        raise InputError(f"log_directory: {folder!r}: {left[0]} is not set here")
+    return path
 
 
 # -- options of GPULocalCluster, as those of dask_cuda.LocalCUDACluster ----------------------------

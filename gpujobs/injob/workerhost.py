@@ -189,10 +189,9 @@ def run_workers(options: WorkersOptions) -> None:
     defer_signals()
     _set_import_path()
     forked = _host.prepare(module, arguments)
-    cuda = module == _CUDA_COMMAND
-    if cuda or VISIBLE in os.environ:  # after the fork: it uses NVML
+    if sees_gpus(module, os.environ):  # after the fork: it uses NVML
         os.environ.update(with_named_slices(os.environ))
-        let_dask_cuda_measure_slices(load=cuda)
+        let_dask_cuda_measure_slices(load=module == _CUDA_COMMAND)
     restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
         import asyncio
@@ -205,6 +204,11 @@ def run_workers(options: WorkersOptions) -> None:
     finally:  # if a nanny has failed: Python would wait for the workers of the others
         for worker in active_children():
             worker.kill()
+
+
+def sees_gpus(module: str, environ: Mapping[str, str]) -> bool:
+    """Return whether workers of dask's command ``module`` may have GPUs, also those of `nanny`."""
+    return module == _CUDA_COMMAND or VISIBLE in environ
 
 
 def _own_options(module: str, forked: bool) -> list[str]:

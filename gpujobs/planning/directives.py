@@ -413,7 +413,7 @@ class DirectiveWriter:
         """Yield the directives of the keys with one of their own; refuse keys without."""
         for key in DIRECTIVE_KEYS:
             value, scheduler = getattr(self.profile, key), self.scheduler
-            if not value or (key == "reservation" and self._reservation_is_queue()):
+            if value is None or (key == "reservation" and self._reservation_is_queue()):
                 continue
             if text := getattr(scheduler, f"{key}_directive", ""):
                 line = placeholders.expand(text, {key: value})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ from ..config.trust import check_owners, check_writers
 from ..errors import InputError, Position, Problem
 from ..injob.demand import rules_text
 from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address, job_file
+from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables
@@ -412,18 +414,26 @@ SUFFIX = ".sh.j2"
 def load_template(name: str, site_folder: Path | None) -> jinja2.Template:
     """Return the template of the batch scheduler ``name``: the site's own, else the package's.
 
-    The site's may extend ``gpujobs/NAME.sh.j2`` and override its blocks.
+    The site's may extend ``gpujobs/NAME.sh.j2`` and override its blocks. The class of another
+    package has its template beside its module.
     """
     searched = site_folder in site_folders()
+    folder = _module_folder(get_scheduler(name))
     try:
-        return _environment(site_folder, searched).get_template(f"{name}{SUFFIX}")
+        return _environment(site_folder, searched, folder).get_template(f"{name}{SUFFIX}")
     except jinja2.TemplateNotFound:
-        folder = site_folder or "SITE_FOLDER"
-        hint = f"write {folder}/templates/{name}{SUFFIX}"
+        place = site_folder or "SITE_FOLDER"
+        hint = f"write {place}/templates/{name}{SUFFIX}"
         raise InputError(f"there is no template {name}{SUFFIX}", hint=hint) from None
     except jinja2.TemplateSyntaxError as error:
         position = Position(error.filename or name, error.lineno, 1)
         raise InputError(Problem(str(error.message), position)) from None
+
+
+def _module_folder(scheduler: type[Scheduler]) -> Path | None:
+    """Return the folder of the module of a class; None if it was not imported from a file."""
+    file = getattr(sys.modules[scheduler.__module__], "__file__", None)
+    return Path(file).parent if file else None
 
 
 def fill(template: jinja2.Template, context: Mapping[str, object]) -> str:
@@ -455,12 +465,15 @@ class _CheckedLoader(jinja2.FileSystemLoader):
 
 
 @lru_cache(maxsize=8)
-def _environment(site_folder: Path | None, searched: bool) -> ImmutableSandboxedEnvironment:
+def _environment(
+    site_folder: Path | None, searched: bool, module_folder: Path | None
+) -> ImmutableSandboxedEnvironment:
     """Return the environment. It keeps compiled templates until their files change.
 
     ``searched``: the site's folder is one of the search path.
     """
-    ours = jinja2.FileSystemLoader(data_folder("templates"))
+    folders = [data_folder("templates"), *([module_folder] if module_folder else [])]
+    ours = jinja2.FileSystemLoader(folders)
     own = [_CheckedLoader(site_folder, searched)] if site_folder else []
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader([*own, ours, jinja2.PrefixLoader({"gpujobs": ours})]),

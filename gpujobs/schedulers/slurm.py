@@ -170,7 +170,8 @@ class Slurm(Scheduler):
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
-    id_line = r"(\d+)(;.*)?"
+    # A wrapper may drop --parsable; users may have other clusters in SLURM_CLUSTERS.
+    id_line = r"(?:Submitted batch job )?(\d+)(;.*| on cluster \S+)?"
     index_variable = "SLURM_ARRAY_TASK_ID"
     job_variable = "SLURM_JOB_ID"
     queue_separator = ","

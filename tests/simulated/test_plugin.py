@@ -144,6 +144,20 @@ def test_a_missing_template_is_named_with_its_path(demo: Demo) -> None:
     assert "hint: write " in done.stderr and "sites/templates/demo.sh.j2" in done.stderr
 
 
+def test_a_package_ships_its_template_beside_its_module(demo: Demo) -> None:
+    (demo.home / "sites" / "templates").unlink()
+    shutil.copy(DEMO / "templates" / "demo.sh.j2", demo.home / "packages")
+    # It replaces no template of gpujobs.
+    (demo.home / "packages" / "body.sh.j2").write_text("# of the package\n")
+    script = demo("render", str(demo.write("p.yaml", PROFILE))).stdout
+    assert "#DEMO -a 2\n#DEMO -q main\n" in script and "injob.pyz" in script
+    own = demo.home / "sites" / "templates"
+    own.mkdir()
+    text = '{% extends "gpujobs/demo.sh.j2" %}{% block prologue %}# of the site{% endblock %}'
+    (own / "demo.sh.j2").write_text(text)
+    assert "# of the site" in demo("render", str(demo.write("p.yaml", PROFILE))).stdout
+
+
 def test_without_the_plugin_its_name_is_unknown(demo: Demo) -> None:
     done = demo("plan", str(demo.write("p.yaml", PROFILE)), PYTHONPATH="")
     assert done.returncode == 2

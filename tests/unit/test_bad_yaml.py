@@ -29,6 +29,13 @@ def test_02_two_part_times_are_ambiguous(home: Path) -> None:
     assert "svd.yaml:2:11" in message and "minutes or hours?" in message
 
 
+def test_the_caret_is_below_the_value(home: Path) -> None:
+    place, line, caret = error_of(home, "gpus: 1\nwalltime: 30:00\n").splitlines()[:3]
+    assert place.startswith(f"{home}/svd.yaml:2:11: ")
+    assert line.partition(" | ")[::2] == ("    2", "walltime: 30:00")
+    assert line.index("30:00") == caret.index("^") and caret.strip() == "|           ^^^^^"
+
+
 @pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])
 def test_03_yes_and_no_are_text(home: Path, word: str) -> None:
     assert made_plan(home, f"gpus: 1\nenv: {{A: {word}}}\nrun: [echo, {word}]\n").profile.env == {

@@ -237,13 +237,29 @@ def test_plan_prints_everything(run, tmp_path: Path) -> None:  # type: ignore[no
 def test_4_no_such_cluster(run, tmp_path: Path, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     words = [word for word in arguments if word not in ("--", "4")]
-    done = run(*words, "svd-00", *(["4"] if "4" in arguments else []))
-    assert done.returncode == 4
-    assert (
-        done.stdout == ""
-        and "there is no cluster 'svd-00'" in done.stderr
-        and "svd-0001" in done.stderr
-    )
+    done = run(*words, "svd-02", *(["4"] if "4" in arguments else []))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "there is no cluster 'svd-02'" in done.stderr
+
+
+def test_4_commands_that_end_or_change_a_cluster_take_its_whole_id(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    submitted(tmp_path, "svd-0001")
+    for words in (["cancel", "svd"], ["scale", "svd", "4"]):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "there is no cluster 'svd'" in done.stderr
+        assert "did you mean svd-0001?" in done.stderr
+
+
+def test_commands_that_only_read_take_the_beginning_of_an_id(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    record = submitted(tmp_path, "svd-0001").get("svd-0001")
+    (record.path / "ended").write_text(Ended(EndKind.CANCELLED, 143, "cancelled").json())
+    (tmp_path / "svd").mkdir()  # where its program is
+    for words in (["status"], ["report"]):
+        done = run(*words, "svd")
+        assert done.returncode == 0 and "svd-0001" in done.stdout
+    assert "there was no output" in run("logs", "svd").stderr
+    assert "svd-0001" in run("connect", "svd").stderr  # it has ended
 
 
 def test_logs_of_a_cluster_that_ended_without_output(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -13,14 +13,19 @@ import click
 import pytest
 
 from gpujobs.cli.main import main
+from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.judge import judge
+from gpujobs.clusters.report import job_json
 from gpujobs.config import profile as profile_models
 from gpujobs.config import site as site_models
 from gpujobs.config.model import Model, key_names, keys_of
 from gpujobs.config.sitefiles import load_site
 from gpujobs.planning.render import render
+from gpujobs.schedulers import JobState, JobStatus
 
 from ..support.cli import ROOT
 from ..support.each import each
+from .report_data import GROUPED, START
 from .support import plan
 
 FILES = [
@@ -49,6 +54,22 @@ def blocks(kind: str) -> list[object]:
         for n, found in enumerate(BLOCK.finditer(path.read_text()))
         if found["kind"] == kind
     ]
+
+
+def listed(text: str, after: str) -> set[str]:
+    """Return the words in backquotes between ``after`` and the end of its sentence, or a colon."""
+    start = text.index(after) + len(after)
+    return set(re.findall(r"`(\w+)`", re.split(r"[.:]\s", text[start:], maxsplit=1)[0]))
+
+
+def test_python_md_lists_the_keys_of_a_job_and_of_profiles() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    status = JobStatus(JobState.PENDING)
+    answers = dict.fromkeys(GROUPED.jobs.values(), status)
+    job = judge(GROUPED, FolderState(), answers, now=START).jobs[0]
+    assert listed(text, "(commands.md#status), with the keys\n") == set(job_json(job))
+    keys = listed(text, "(profiles.md#all-keys), with the same names and types:\n")
+    assert len(keys) > 10 and keys <= set(keys_of(profile_models.Profile))
 
 
 @each(("mark", "text"), blocks("bash"))

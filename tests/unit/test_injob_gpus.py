@@ -19,6 +19,7 @@ from gpujobs.injob.gpus import (
     worker_gpu,
 )
 from gpujobs.injob.names import WorkerSize, worker_devices
+from gpujobs.injob.workerhost import sees_gpus
 
 from ..support.cli import NVML, ROOT
 
@@ -243,3 +244,10 @@ print(data(second)[1]["device_memory_limit"], utils.parse_device_bytes(0.25), ut
     )  # fmt: skip
     lines = ["NVMLError_NoPermission", f"{2**30} {2**29} True"]
     assert done.stdout.splitlines() == lines, done.stderr
+
+
+def test_workers_of_either_command_may_have_gpus() -> None:
+    listed = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert sees_gpus("dask_cuda.cli", {}) and sees_gpus("dask_cuda.cli", listed)
+    assert sees_gpus("distributed.cli.dask_worker", listed)
+    assert not sees_gpus("distributed.cli.dask_worker", {})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.cli.laptop import make_request
+from gpujobs.cli.laptop import make_request, named_site
 from gpujobs.cli.main import main
 from gpujobs.errors import InputError
 
@@ -36,6 +36,28 @@ def test_only_the_profile_and_the_site_are_replaced(
         command = main.commands["submit"]
         params = command.make_context("submit", words.split()).params
         assert " ".join(make_request(command, words.split(), params).argv) == f"submit {sent}"
+
+
+def test_a_command_names_its_site_by_an_option_the_profile_or_a_variable(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (home / f"{name}.yaml").write_text(SLURM)
+    with_site, without = home / "with.yaml", home / "without.yaml"
+    with_site.write_text("site: ./a.yaml\n")
+    without.write_text("gpus: 1\n")
+
+    def name(**params: object) -> str | None:
+        found = named_site(params)
+        return found and found.name
+
+    assert name() is name(profile=without) is None
+    assert name(site="./b.yaml") == name(site="./b.yaml", profile=without) == "b"
+    assert name(profile=with_site) == "a"
+    assert name(site="./b.yaml", profile=with_site) == "b"
+    monkeypatch.setenv("GPUJOBS_SITE", "./c.yaml")
+    assert name() == name(profile=without) == "c"
+    assert name(profile=with_site) == "a" and name(site="./b.yaml") == "b"
 
 
 def test_a_large_profile_is_not_read(home: Path) -> None:

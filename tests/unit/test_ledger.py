@@ -27,7 +27,7 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submissi
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.folder import EndKind
-from gpujobs.injob.names import CERTIFICATE, KEY
+from gpujobs.injob.names import CERTIFICATE, KEY, RECORD
 from gpujobs.schedulers import JobId
 
 
@@ -49,6 +49,47 @@ def test_round_trip(tmp_path: Path) -> None:
     assert first.jobs == {0: JobId("7", 0), 1: JobId("7", 1), 2: JobId("8")}
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "state" / "svd-0001.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_beginning_of_one_cluster_is_enough_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "state")
+    for name, finished in (
+        ("a-1", True),
+        ("a-2", False),
+        ("ab", False),
+        ("b-1", True),
+        ("b-2", True),
+    ):
+        ledger.add(record(name, finished=finished))
+    assert [ledger.resolve(text) for text in ("a-", "a-1", "ab", "b-1", "c", "", "./a-")] == [
+        "a-2", "a-1", "ab", "b-1", "c", "", "./a-",
+    ]  # fmt: skip
+    for text, names in (("a", "a-2, ab"), ("b", "b-1, b-2")):
+        with pytest.raises(
+            NoSuchClusterError, match=rf"begins with '{text}'\n.*name one: {names}$"
+        ):
+            ledger.resolve(text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-" / "c-1").mkdir(parents=True)
+    assert ledger.resolve("a-") == "a-2"  # a directory is no job folder
+    (tmp_path / "a-" / "c-1" / RECORD).touch()
+    with pytest.raises(NoSuchClusterError, match=r"a job folder here.*\n.*\./a- or a-2"):
+        ledger.resolve("a-")
+
+
+def test_a_directory_that_has_the_name_of_a_program_is_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "state")
+    ledger.add(record("svd-0001"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("svd", "svd-0001"):
+        (tmp_path / name / "x").mkdir(parents=True)
+    assert ledger.get("svd-0001").id == "svd-0001"
+    with pytest.raises(NoSuchClusterError, match=r"no cluster 'svd'\n.*did you mean svd-0001"):
+        ledger.get("svd")
 
 
 def test_indexes_of_arrays_that_start_at_one() -> None:

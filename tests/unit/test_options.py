@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
 from gpujobs.cli.plan_text import plan_text
-from gpujobs.config.profile import DIRECTIVE_KEYS
+from gpujobs.config import model
+from gpujobs.config.document import Document
+from gpujobs.config.profile import (
+    DIRECTIVE_KEYS,
+    IN_DIRECTIVE,
+    NUMBER_IN_DIRECTIVE,
+    directive_keys,
+)
 from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
 from gpujobs.planning.sitecheck import site_problems
@@ -272,6 +280,23 @@ def test_the_client_passes_the_arguments(home: Path, tmp_path: Path) -> None:
     )
     assert client.submit("#!/bin/bash\n", "x-0000", [], tmp_path) == "42"
     assert (tmp_path / "arguments").read_text().endswith("-g a;b $c\n")
+
+
+def test_a_number_in_a_directive_is_a_number() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Section(model.Model):
+        """A section."""
+
+        word: str | None = model.optional(IN_DIRECTIVE, "a word")
+        nice: int | None = model.optional(NUMBER_IN_DIRECTIVE, "a number")
+        other: str | None = model.optional(model.WORD, "in no directive")
+
+    assert directive_keys(Section) == ("word", "nice")
+    assert model.build(Section, Document({"nice": "0"})).nice == 0
+    with pytest.raises(InputError, match="'lots' is not a whole number"):
+        model.build(Section, Document({"nice": "lots"}))
+    with pytest.raises(InputError, match="not a whole number"):
+        model.build(Section, Document({"nice": "5 --exclusive"}))
 
 
 def test_keys_with_a_directive_are_those_of_the_batch_schedulers() -> None:

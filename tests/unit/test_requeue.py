@@ -12,8 +12,10 @@ import pytest
 
 from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.report import ClusterReport, JobPhase
+from gpujobs.clusters.scale import scale
+from gpujobs.errors import InputError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
 from gpujobs.injob.job import JobExit, begin_attempt, end_attempt
@@ -240,3 +242,11 @@ def test_a_chain_is_one_cluster() -> None:
     done = replace(worker(1), ended=Ended(EndKind.DONE, 0))
     last = report("ccc", done)
     assert (last.state.value, last.attempt) == ("DONE", 2)
+
+
+def test_a_cluster_of_two_attempts_is_not_scaled(home: Path) -> None:
+    ledger = Ledger(home / "ledger")
+    record = replace(RECORD, folder=str(home / "svd-0001"), attempts=2, finished=True)
+    ledger.add(record)
+    with pytest.raises(InputError, match="the jobs of all its attempts are submitted"):
+        scale(record, {"": 8}, ledger)

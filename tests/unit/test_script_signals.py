@@ -38,9 +38,12 @@ def environment(home: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(home), "GPUJOBS_INDEX": "0"}
 
 
-@pytest.mark.parametrize("moment", ["\nsupervisor=$!", "\nwhile kill -0"])
+@pytest.mark.parametrize("number", ["TERM", "HUP"])  # by which Flux ends a script
+@pytest.mark.parametrize(
+    "moment", ["\nstopped='' supervisor", "\nsupervisor=$!", "\nwhile kill -0"]
+)
 def test_a_signal_never_leaves_the_supervisor_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: str
 ) -> None:
     home = tmp_path
     monkeypatch.setenv("HOME", str(home))
@@ -49,7 +52,7 @@ def test_a_signal_never_leaves_the_supervisor_behind(
     folder = home / ".gpujobs" / "svd-0000"
     env = environment(home)
     reader, writer = os.pipe()  # which all processes of the job hold open
-    script = text.replace(moment, f"\nkill -TERM $${moment}")
+    script = text.replace(moment, f"\nkill -{number} $${moment}")
     done = subprocess.run(["bash", "-c", script], env=env, pass_fds=[writer], check=False)
     os.close(writer)
     assert done.returncode == 143

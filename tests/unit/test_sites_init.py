@@ -369,6 +369,17 @@ def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
     assert f"{TO_BE_FILLED_IN} if jobs need an account" in text
 
 
+def test_only_queues_with_gpus_give_whole_nodes_where_nothing_lists_a_jobs_gpus(home: Path) -> None:
+    nodes = (
+        LiveNode("n1", "gpu", True, 64, 64, 2**39, 4, 4, "a100"),
+        LiveNode("n2", "cpu", True, 64, 64, 2**39, 0, 0, ""),
+    )
+    survey = Survey((LiveQueue("gpu", 7200), LiveQueue("cpu", 7200)), nodes)
+    _, loaded = drafted(home, "slurm", replace(survey, visible_devices="exclusive"))
+    exclusive = {key: queue.exclusive for key, queue in loaded.site.queues.items()}
+    assert exclusive == {"gpu": True, "cpu": False, "gpu-cpu": False}
+
+
 def test_only_the_owner_can_write_a_draft(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a group could write would be refused by the next command."""
     (home / "sinfo.txt").write_text(recorded("slurm", "sinfo.txt", "nodes and partitions").stdout)

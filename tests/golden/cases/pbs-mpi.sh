@@ -28,7 +28,7 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
-    trap '' TERM INT
+    trap '' TERM INT HUP
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
@@ -59,7 +59,7 @@ claim=jobs/$GPUJOBS_JOB.claim id="$PBS_JOBID"
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
-trap 'exit 143' TERM INT USR1 USR2
+trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ export PYTHONUNBUFFERED=1
 python=/opt/env/bin/python
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 # Open MPI's own folder in /tmp has its pid as its name: one that another user's job left would stop it.
 if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPDIR:-/tmp}/gpujobs-XXXXXXXX"); then
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4

@@ -25,7 +25,7 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last ids=''
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
-    trap '' TERM INT
+    trap '' TERM INT HUP
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ] &&
@@ -67,7 +67,7 @@ claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
-trap 'exit 143' TERM INT USR1 USR2
+trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ container=(apptainer exec --nv --bind=/scratch:/scratch --bind="$PROJECT":/proje
 python=python3
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
@@ -160,7 +160,7 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last ids=''
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
-    trap '' TERM INT
+    trap '' TERM INT HUP
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
     if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ] &&
@@ -196,7 +196,7 @@ claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
 trap gpujobs_leave EXIT
-trap 'exit 143' TERM INT USR1 USR2
+trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
 
 # --- environment ---------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ container=(apptainer exec --nv --bind=/scratch:/scratch --bind="$PROJECT":/proje
 python=python3
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT USR1 USR2
+trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=1 --visible-devices=scheduler \
