@@ -33,8 +33,9 @@ from ..injob.folder import (
     OverMemory,
     RegisteredWorker,
 )
-from ..injob.gpus import binding_messages, over_memory_message
+from ..injob.gpus import binding_messages
 from ..injob.names import ARCHIVE, job_file
+from ..injob.reason import over_memory_message
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -432,7 +433,8 @@ class FolderState:
         """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
         found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
-        found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
+        for name, worker in sorted(self.over_memory.items()):
+            found.append(over_memory_message(name, **worker))
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:

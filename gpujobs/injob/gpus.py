@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
-from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
+from .folder import Binding, Folder, Gpu, RegisteredWorker, all_gpus
 from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
 from .process import HostMeter, ManagedProcess
@@ -400,13 +400,6 @@ def _core(cpu: int) -> str:
 
 
 # -- of all workers --------------------------------------------------------------------------------
-def over_memory_message(name: str, worker: OverMemory) -> str:
-    """Return a sentence for the user."""
-    times = "once" if worker["restarts"] == 1 else f"{worker['restarts']} times"
-    limit = f"{worker['limit'] / 2**30:.3g} GiB"
-    return f"worker {name} restarted {times}: over its memory limit of {limit}"
-
-
 def binding_messages(workers: Mapping[str, RegisteredWorker]) -> list[str]:
     """Return why workers do not run near their GPUs only, and whether some share one core."""
     messages, cores = set(), Counter[str]()

@@ -12,13 +12,13 @@ from typing import NoReturn
 from .certificate import make_certificate
 from .demand import END_AFTER
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
-from .gpus import over_memory_message
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
+from .reason import over_memory_message, with_memory
 from .transport import TransportChoice
 from .workers import JobsWatch, cannot_start
 
@@ -240,8 +240,22 @@ class Head(Job):
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        reason = reason_in(command.log, code)
+        reason = with_memory(reason_in(command.log, code), self._over_memory())
         raise failure(with_reason(f"run: ended with exit code {code}", reason), code)
+
+    def worker_failure(self, process: ManagedProcess) -> JobExit:
+        """Return the exit after a worker or a rank failed; the client is in one with `ranks`."""
+        found = super().worker_failure(process)
+        found.reason = with_memory(found.reason, self._over_memory())
+        return found
+
+    def _over_memory(self) -> str:
+        """Return which worker was restarted most often because of its memory; "" if none was."""
+        workers = self.folder.over_memory()
+        if not workers:
+            return ""
+        name = max(workers, key=lambda name: workers[name]["restarts"])
+        return over_memory_message(name, **workers[name])
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
@@ -367,7 +381,7 @@ class Head(Job):
             if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
                 continue
             self._reported[name] = worker["restarts"]
-            self._tell_run(over_memory_message(name, worker))
+            self._tell_run(over_memory_message(name, **worker))
 
     def _tell_run(self, text: str) -> None:
         """Write a line to the log of `run`."""

@@ -330,6 +330,22 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         head._command_ended(exited(tmp_path, 9), scheduler)
 
 
+def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
+    head = Head(options(tmp_path))
+    scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
+    (tmp_path / "log").write_text(
+        "Traceback (most recent call last):\n    raise error\n"
+        "distributed.scheduler.KilledWorker: Attempted to run task 'f' on 4 different workers\n"
+    )
+    over = {"c-0": {"restarts": 1, "limit": 2**30}, "c-1": {"restarts": 3, "limit": 2**30}}
+    (tmp_path / "workers.json").write_text(json.dumps({"over_memory": over}))
+    said = "worker c-1 restarted 3 times: over its memory limit of 1 GiB: memory_per_job"
+    with pytest.raises(JobExit, match=f"ended with exit code 1: KilledWorker: {said}"):
+        head._command_ended(exited(tmp_path, 1), scheduler)
+    scheduler.kill()
+    scheduler.wait(5)
+
+
 GONE = {"1": "job 1 did not start: node2: launch failed"}
 VERDICT = {
     "time": 1.0, "gone": GONE, "possible": ["c-0"], "head": True, "unlisted": {}, "undecided": [],
@@ -498,7 +514,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     }
     assert found["seen"] == ["b-0", "b-1"]
     assert read_state(tmp_path).notes == [
-        "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB"
+        "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB: memory_per_job"
     ]
 
 
