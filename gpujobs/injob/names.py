@@ -43,6 +43,8 @@ PROTOCOL = "GPUJOBS_PROTOCOL"
 """Variable of jobs with the protocol of dask's processes."""
 MODULES = "GPUJOBS_MODULES"
 """Variable of jobs with the folder of the program, if dask's processes import from it, too."""
+IGNORED_SIGNALS = "GPUJOBS_IGNORED_SIGNALS"
+"""Variable of jobs with the signals that all of their processes get, and must not die of."""
 UCX_WARNINGS = "UCX_WARN_UNUSED_ENV_VARS"
 """With ``n``, UCX does not warn of UCX_MEMTYPE_CACHE, which ucxx sets and newer UCX ignores."""
 ENCRYPTED = ("tls", "wss")

@@ -144,11 +144,39 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
 
 
 # -- processes -----------------------------------------------------------------------------------------
-def test_warnings_of_the_batch_scheduler_do_not_kill_processes(tmp_path: Path) -> None:
-    code = "import os, signal; [os.kill(os.getpid(), n) for n in (signal.SIGUSR1, signal.SIGUSR2)]; print('alive')"
-    process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+SENDS = f"import os, signal; [os.kill(os.getpid(), n) for n in {tuple(map(int, SIGNALS))}]; print('alive')"
+
+
+def test_warnings_to_all_processes_of_a_job_kill_none(tmp_path: Path) -> None:
+    """Of Grid Engine."""
+    environ = {**os.environ, "GPUJOBS_IGNORED_SIGNALS": "USR1 USR2"}
+    argv = [sys.executable, "-c", SENDS.replace(f", {int(signal.SIGQUIT)})", ")")]
+    process = ManagedProcess("it", argv, tmp_path / "log", environ)
     assert process.wait(20) and process.exit_code == 0
     assert (tmp_path / "log").read_text() == "alive\n"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_trap_of_run_gets_signals(tmp_path: Path, number: signal.Signals) -> None:
+    """Bash can set no trap on a signal that it was started to ignore, as are children of a shell."""
+    code = f"trap 'echo got; exit' {number.name}; kill -{number.value} $$; echo ignored"
+    starts = (
+        "import os, pathlib, sys; from gpujobs.injob.process import ManagedProcess; "
+        f"process = ManagedProcess('run', ['bash', '-c', {code!r}], "
+        f"pathlib.Path({str(tmp_path / 'log')!r}), dict(os.environ)); process.wait(20)"
+    )
+    script = f"trap '' {number.name}; {sys.executable} -c \"$0\" & wait"
+    subprocess.run(["bash", "-c", script, starts], check=True)
+    assert (tmp_path / "log").read_text() == "got\n"
+
+
+def test_processes_of_dask_survive_warnings_and_their_programs_get_them(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.run(['bash', '-c', 'trap \"echo got\" USR1; kill -USR1 $$'], capture_output=True).stdout)"
+    code = f"from gpujobs.injob.process import defer_signals; defer_signals(); {SENDS.replace(f', {int(signal.SIGQUIT)})', ')')}; {program}"
+    process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+    assert process.wait(20) and process.exit_code == 0
+    assert (tmp_path / "log").read_text() == "alive\nb'got\\n'\n"
 
 
 def test_how_a_process_ended(tmp_path: Path) -> None:
