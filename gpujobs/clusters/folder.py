@@ -34,7 +34,7 @@ from ..injob.folder import (
     RegisteredWorker,
 )
 from ..injob.gpus import binding_messages
-from ..injob.names import ARCHIVE, job_file
+from ..injob.names import ARCHIVE, NOTE, job_file
 from ..injob.reason import over_memory_message
 from ..injob.transport import Choice
 from ..schedulers import JobId
@@ -381,6 +381,8 @@ class FolderState:
     """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
+    head_note: str = ""
+    """A remark of the head's job for the user."""
     lost: tuple[str, ...] = ()
     """Why nodes of an allocation are lost."""
     damaged: tuple[str, ...] = ()
@@ -435,6 +437,7 @@ class FolderState:
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         for name, worker in sorted(self.over_memory.items()):
             found.append(over_memory_message(name, **worker))
+        found += filter(None, (self.head_note,))
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
@@ -479,6 +482,7 @@ class FolderReader:
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
+            head_note=clean(jobs[NOTE].get(-1 if head is None else head, "")),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
@@ -512,6 +516,7 @@ class FolderReader:
             "reason": self._text,
             "claim": self._claim,
             "setup": self._text,
+            NOTE: self._text,
             "lost": self._json,
         }
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}

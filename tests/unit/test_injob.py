@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
@@ -358,6 +358,35 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         head._command_ended(exited(tmp_path, 9), scheduler)
 
 
+def test_a_program_that_waits_for_another_dask_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, real = 0.0, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: real + now)
+    head, said = Head(options(tmp_path)), "run: has had no client for 5 min, so its workers have no"
+    (tmp_path / "head").mkdir()
+    head.folder.write("head/owner", {"job": 0})
+
+    def noted(at: float, **registry: Any) -> bool:
+        nonlocal now
+        now = at
+        head.folder.write("workers.json", registry)
+        head._check_clients()
+        return any(note.startswith(said) for note in read_state(tmp_path).findings)
+
+    assert not noted(1000.0, clients=0)  # `run` has not started
+    head._client_time = time.monotonic()
+    head.command = ManagedProcess("run", ["sleep", "60"], tmp_path / "log", {})
+    assert not noted(1200.0, clients=0) and noted(1310.0, clients=0) and noted(1400.0, clients=0)
+    log = (tmp_path / "logs/run.log").read_text()
+    assert log.count(f"gpujobs: {said}") == 1 and "Client() connects to them" in log
+    assert not noted(1500.0, clients=1) and not noted(1790.0, clients=0)
+    assert noted(1900.0, clients=0)
+    assert not noted(2000.0)  # a dask scheduler of an older release does not say it
+    head.command.kill()
+    assert head.command.wait(5)
+
+
 def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
     head = Head(options(tmp_path))
     scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
@@ -544,6 +573,25 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     assert read_state(tmp_path).notes == [
         "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB: memory_per_job"
     ]
+
+
+def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
+    def clients() -> object:
+        path = tmp_path / "workers.json"
+        return json.loads(path.read_text()).get("clients") if path.exists() else None
+
+    async def wait_for(number: int) -> None:
+        while clients() != number:
+            await asyncio.sleep(0.05)
+
+    async def main() -> None:
+        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
+            scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path), {}), name="gpujobs")
+            async with Client(scheduler.address, asynchronous=True):
+                await wait_for(1)
+            await wait_for(0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ gpujobs_fail() {
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi

@@ -56,7 +56,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="${PBS_JOBID/\[*\]/[]}[$PBS_ARRAY_INDEX]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi

@@ -78,7 +78,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="${JOB_ID}[$SGE_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
 gpujobs_in_setup='' gpujobs_exit_trap=''
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT USR1 USR2
