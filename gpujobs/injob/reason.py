@@ -47,6 +47,7 @@ _WRAPPER = "Error during deserialization"
 _DESERIALIZE = "deserializ"
 _IMPORT_PATH = "workers import from `workdir`, the folder of the program, and PYTHONPATH"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named \S+")
+_NO_MPI = re.compile(r"No module named '?(mpi4py|dask_mpi)\b")
 _KEYWORDS = re.compile(r"ValueError: Unexpected keyword arguments: ")
 """Of dask's `Client(n_workers=2)`, which has an address in a job."""
 _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
@@ -84,7 +85,9 @@ def error_of(text: str) -> str:
 
 
 def in_plain_words(line: str) -> str:
-    """Return the reason in ``line``, explained if it is an error of NVML or of `Client(…)`."""
+    """Return the reason in ``line``, explained if it is an error of NVML, MPI or `Client(…)`."""
+    if _NO_MPI.search(line):
+        return f"{line}: pip install 'gpujobs[mpi]' into the jobs' Python"
     if _KEYWORDS.search(line):
         return (
             f"{line}: in a job, Client() connects to the job's cluster, whose size the profile says"

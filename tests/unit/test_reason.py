@@ -126,7 +126,7 @@ Traceback: '  File "/home/ann/fail/a.py", line 3, in f\\n    raise Empty\\n'
         ('Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "/fail/x.py", line 3 in f\n', "Fatal Python error: Aborted"),
         ("reading /scratch/error/failed.h5\nat step 3\n", "at step 3"),
         ("srun: error: Unable to create step for job 3: Invalid generic resource\n", "srun: error: Unable to create step for job 3: Invalid generic resource"),
-        ("/opt/bin/python: No module named mpi4py\nsrun: error: node1: tasks 0-3: Exited with exit code 1\n", "/opt/bin/python: No module named mpi4py"),
+        ("/opt/bin/python: No module named mpi4py\nsrun: error: node1: tasks 0-3: Exited with exit code 1\n", "/opt/bin/python: No module named mpi4py: pip install 'gpujobs[mpi]' into the jobs' Python"),
         ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc: out_of_memory: CUDA error\nAborted\n", "what():  std::bad_alloc: out_of_memory: CUDA error"),
     ],
 )  # fmt: skip
