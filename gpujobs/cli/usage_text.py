@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..clusters.advice import MARGINS, Size, sizes, unsampled
+from ..clusters.advice import MARGINS, Size, has_succeeded, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
 from ..clusters.history import GpuSamples, Received, Sample
 from ..clusters.ledger import GroupRecord
@@ -156,9 +156,9 @@ def _used(size: Size, resource: _Resource) -> str:
 
 
 def advice_lines(usage: UsageReport) -> list[str]:
-    """Return the keys of the profile that were enough, by group; none before the cluster's end."""
+    """Return the keys of the profile that were enough, by group; none without a success."""
     found = _known_sizes(usage)
-    if not found or not usage.cluster.finished:
+    if not found or not has_succeeded(usage.cluster):
         return []
     if unknown := unsampled(usage):
         jobs = ", ".join(map(str, unknown))
@@ -189,7 +189,9 @@ def _of_group(smaller: Iterable[Size]) -> Iterator[str]:
     enough = {one.key: _RESOURCES[one.key].enough(int(one.enough or 0)) for one in smaller}
     memory = enough.pop("gpu_memory", "")
     if enough:
-        yield "enough: " + ", ".join(f"{key}: {text}" for key, text in enough.items())
+        yield "less would have been enough: " + ", ".join(
+            f"{key}: {text}" for key, text in enough.items()
+        )
     if memory:
         yield f"GPUs with {memory} are enough: another `queue` or `gpu_type` may have them"
 

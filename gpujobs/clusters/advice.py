@@ -9,8 +9,9 @@ from itertools import chain
 
 from ..injob.folder import EndKind
 from ..schedulers import JobState
-from .history import HostSample
+from .history import GpuSamples, HostSample
 from .ledger import GroupRecord
+from .report import ClusterReport, ClusterState
 from .usage import JobUsage, UsageReport
 
 PEAK_SECONDS = 10.0
@@ -24,6 +25,8 @@ MARGINS = (
 )
 SMALLER = 0.9
 """Part of the request below which a smaller one is worth a change."""
+_RESERVED, _ALLOCATED = 2**30, 2**26
+"""Memory of a GPU that the driver may take by itself, and the least that a context of CUDA adds."""
 _SAMPLED = 0.5
 """Part of a job's time with samples below which nothing is known of its use."""
 _GIB, _MEMORY_STEP, _WALLTIME_STEP = 2**30, 2**28, 300
@@ -46,13 +49,19 @@ class Size:
 
 
 def sizes(usage: UsageReport) -> list[Size]:
-    """Return the sizes of all groups. `enough` is known of clusters that have ended."""
+    """Return the sizes of all groups. `enough` is known of clusters that have succeeded."""
     found: list[Size] = []
     for group in usage.cluster.record.groups:
         jobs = [job for job in usage.jobs if job.report.group == group.name and job.seconds]
         if jobs:
             found += _Group(usage, group, jobs).sizes()
     return found
+
+
+def has_succeeded(cluster: ClusterReport) -> bool:
+    """Return whether a cluster has ended with its work done: what it used was enough."""
+    interactive = cluster.state is ClusterState.CANCELLED and not cluster.record.run
+    return cluster.state is ClusterState.DONE or interactive
 
 
 def unsampled(usage: UsageReport) -> list[int]:
@@ -75,7 +84,7 @@ class _Group:
         self._devices = list(chain.from_iterable(job.gpu_samples for job in jobs))
         served = {job.report.number for job in jobs if job.served}
         self._known = bool(served) and served.isdisjoint(unsampled(usage))
-        self._final = self._known and usage.cluster.finished
+        self._final = self._known and has_succeeded(usage.cluster)
 
     def sizes(self) -> Iterator[Size]:
         """Yield the GPUs, the CPUs, the memory and the walltime."""
@@ -102,13 +111,13 @@ class _Group:
         return Size(self._group.name, key, requested or None, mean, peak, enough)
 
     def _gpus(self) -> Size:
-        """Return the GPUs; without work of one it is not needed, without work of any no GPU is.
+        """Return the GPUs; one that no process used is not needed.
 
         A Python program scales its GPUs itself; and NVML may not know the use.
         """
         busy = self._usage.group_hours[self._group.name].busy_fraction
         known = [[one.busy for one in gpu.samples] for gpu in self._devices]
-        enough, each = sum(map(any, known)), self._group.gpus_per_job
+        enough, each = sum(map(_was_used, self._devices)), self._group.gpus_per_job
         if enough > each:
             enough = -(-enough // each) * each
         if self._usage.cluster.record.owner == "cluster" and _complete(known):
@@ -149,6 +158,14 @@ class _Group:
         if cluster.kind is EndKind.DONE and cluster.record.run:
             enough = _up(WALLTIME_MARGIN * longest, _WALLTIME_STEP)
         return self._size("walltime", self._group.walltime, None, longest, enough)
+
+
+def _was_used(gpu: GpuSamples) -> bool:
+    """Return whether a process computed on a GPU or allocated memory; samples miss short work."""
+    if any(one.busy for one in gpu.samples):
+        return True
+    used = [one.used for one in gpu.samples if one.used is not None]
+    return bool(used) and (max(used) > _RESERVED or max(used) - min(used) > _ALLOCATED)
 
 
 def _peak_cores(samples: Iterable[HostSample]) -> float:

@@ -24,7 +24,7 @@ _KEPT = 24 * 3600.0
 _SOON = 120.0
 """Seconds after its start in which a job is lost early."""
 _HARDWARE = re.compile(
-    r"NVML|NVIDIA driver|GPUs (were requested, but|visible)|gave no GPU|\bECC\b|remapped rows"
+    r"NVML|NVIDIA driver|GPUs (were requested, but|visible)|\bECC\b|remapped rows"
     r"|Xid (?!(13|31|43|45)\b)|launch failed"
     r"|cudaError|CUDA_ERROR|CUDARuntimeError|CUDA (driver|error|unknown error)"
 )

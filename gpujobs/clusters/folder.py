@@ -33,8 +33,9 @@ from ..injob.folder import (
     OverMemory,
     RegisteredWorker,
 )
-from ..injob.gpus import binding_messages, over_memory_message
-from ..injob.names import ARCHIVE, job_file
+from ..injob.gpus import binding_messages
+from ..injob.names import ARCHIVE, NOTE, job_file
+from ..injob.reason import over_memory_message
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -385,6 +386,8 @@ class FolderState:
     """Whether a user has removed the folder."""
     setups: Mapping[int, str] = field(default_factory=dict)
     """The first line of `setup` that failed."""
+    head_note: str = ""
+    """A remark of the head's job for the user."""
     lost: tuple[str, ...] = ()
     """Why nodes of an allocation are lost."""
     damaged: tuple[str, ...] = ()
@@ -437,7 +440,9 @@ class FolderState:
         """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
         found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
-        found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
+        for name, worker in sorted(self.over_memory.items()):
+            found.append(over_memory_message(name, **worker))
+        found += filter(None, (self.head_note,))
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:
@@ -482,6 +487,7 @@ class FolderReader:
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
+            head_note=clean(jobs[NOTE].get(-1 if head is None else head, "")),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
@@ -515,6 +521,7 @@ class FolderReader:
             "reason": self._text,
             "claim": self._claim,
             "setup": self._text,
+            NOTE: self._text,
             "lost": self._json,
         }
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}

@@ -17,7 +17,15 @@ from ..config.site import Queue, Site
 from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
-from ..injob.gpus import device_handle, gpus_with_nvlink, memory_of, nvml, uuid_of, visible_to_nvml
+from ..injob.gpus import (
+    device_handle,
+    gpus_with_nvlink,
+    listed_devices,
+    memory_of,
+    nvml,
+    uuid_of,
+    visible_to_nvml,
+)
 from ..planning.plan import JobGroup, Machine, Plan, make_plan
 from ..planning.render import render
 from ..planning.sitecheck import NO_SETTINGS, SMALLEST, try_site
@@ -27,10 +35,8 @@ from ..schedulers.inventory import Ask, Inventory, LiveNode
 from ..text import table, walltime_text
 from .ledger import Ledger
 
+
 # -- the free GPUs, the CPUs and the memory of this machine, for the `local` site ------------------
-_NO_DEVICE = ("", "-1", "NoDevFiles")
-
-
 def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] = ()) -> Machine:
     """Return this machine; ``devices`` are the GPUs to use, even if they are not free.
 
@@ -63,8 +69,7 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
     """Return the free GPUs, and the busy ones with their users."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        devices = [item.strip() for item in listed.split(",")]
-        return [device for device in devices if device not in _NO_DEVICE], {}
+        return listed_devices(listed), {}
     try:
         devices = visible_to_nvml()
         own = _of_clusters() if devices else {}

@@ -351,6 +351,7 @@ _REGISTRY = _shape(
     gone=dict[str, float],
     over_memory=dict[str, OverMemory],
     had_client=bool,
+    clients=int,
     ends_at=float,
     ends_by=str,
 )

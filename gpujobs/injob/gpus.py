@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
-from .folder import Binding, Folder, Gpu, OverMemory, RegisteredWorker, all_gpus
+from .folder import Binding, Folder, Gpu, RegisteredWorker, all_gpus
 from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
 from .process import HostMeter, ManagedProcess
@@ -29,6 +30,7 @@ _DRIVER = Path("/proc/driver/nvidia")
 _DEVICES = Path("/dev")
 _SYSTEM = Path("/sys")
 _WORD = 64  # bits in NVML's masks of CPUs
+_NO_DEVICE = ("NoDevFiles", "-1")
 
 
 # -- of a job --------------------------------------------------------------------------------------
@@ -50,9 +52,32 @@ def job_devices(
     if devices is None:
         return _first_devices(count) if explicit else None
     if len(devices) != count:
-        listed = ",".join(devices) or "none"
+        listed = ",".join(devices) or environ.get(VISIBLE) or "none"
         raise LookupError(f"{count} GPUs were requested, but {len(devices)} assigned ({listed})")
+    if beyond := _beyond(devices):
+        raise LookupError(beyond)
     return devices
+
+
+def _beyond(devices: Iterable[str]) -> str:
+    """Return which index in ``devices`` is above those of the node; "" if none is, or not known.
+
+    The driver's list of GPUs has also those that the job cannot open, but not their slices.
+    """
+    number = len(gpu_models(_DRIVER))
+    if not number or any(_DRIVER.glob("capabilities/gpu*/mig/gi*")):
+        return ""
+    wrong = (device for device in devices if device.isdigit() and int(device) >= number)
+    return "".join(f"there is no GPU {device}: the node has {number}" for device in [*wrong][:1])
+
+
+def listed_devices(text: str) -> list[str]:
+    """Return the entries of CUDA_VISIBLE_DEVICES that name a GPU; Slurm writes NoDevFiles for none.
+
+    CUDA ignores all entries behind one that names none.
+    """
+    names = (name for name in map(str.strip, text.split(",")) if name)
+    return list(takewhile(lambda name: name not in _NO_DEVICE, names))
 
 
 def visible_devices(source: str, environ: Mapping[str, str]) -> list[str] | None:
@@ -68,9 +93,11 @@ def visible_devices(source: str, environ: Mapping[str, str]) -> list[str] | None
         return _devices_in_variable(name, environ)
     listed = environ.get(VISIBLE)
     if listed is not None:
-        return list(filter(None, map(str.strip, listed.split(","))))
+        return listed_devices(listed)
     if kind == "scheduler":
-        raise LookupError(f"the batch scheduler gave no GPU: {VISIBLE} is not set")
+        raise LookupError(
+            f"{VISIBLE} is not set: the job has no GPU, or a prologue or `setup` unsets it"
+        )
     return None
 
 
@@ -400,13 +427,6 @@ def _core(cpu: int) -> str:
 
 
 # -- of all workers --------------------------------------------------------------------------------
-def over_memory_message(name: str, worker: OverMemory) -> str:
-    """Return a sentence for the user."""
-    times = "once" if worker["restarts"] == 1 else f"{worker['restarts']} times"
-    limit = f"{worker['limit'] / 2**30:.3g} GiB"
-    return f"worker {name} restarted {times}: over its memory limit of {limit}"
-
-
 def binding_messages(workers: Mapping[str, RegisteredWorker]) -> list[str]:
     """Return why workers do not run near their GPUs only, and whether some share one core."""
     messages, cores = set(), Counter[str]()

@@ -12,13 +12,13 @@ from typing import NoReturn
 from .certificate import make_certificate
 from .demand import END_AFTER
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
-from .gpus import over_memory_message
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
-from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
+from .names import CERTIFICATE, NOTE, PRELOAD, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
+from .reason import over_memory_message, with_memory
 from .transport import TransportChoice
 from .workers import JobsWatch, cannot_start
 
@@ -37,8 +37,13 @@ _WITNESS = ("sleep", "2147483647")
 """A process that gets SIGTERM from the batch scheduler only."""
 _CLIENT_TIMEOUT = 1.0
 """Seconds until the dask scheduler has written that a client was connected."""
-NO_CLIENT = "run: connected no client, so its workers had no task; Client() connects to them"
+_CURE = "Client() connects to them"
+NO_CLIENT = f"{RUN} connected no client, so its workers had no task; {_CURE}"
 """The reason of a cluster that is done without having been used."""
+_NO_CLIENT_SECONDS = float(os.environ.get("GPUJOBS_NO_CLIENT_SECONDS", "300"))
+"""Seconds without a client after which `run` may wait for another dask scheduler."""
+_CLIENTS_INTERVAL = 5.0
+"""Seconds between two looks at the clients."""
 _WALLTIME_RESERVE = 15
 """Seconds of the walltime that are kept to stop the rest of the job."""
 
@@ -59,6 +64,8 @@ class Head(Job):
         self._lease_time = 0.0
         self._reported: dict[str, int] = {}
         """How often each worker had been restarted when `run` was last informed."""
+        self._client_time = self._clients_time = 0.0
+        """When a client was last connected, or `run` started, and when that was last looked up."""
         self._gone: set[str] = set()
         """Why jobs do not come, as far as `run` was informed."""
 
@@ -93,6 +100,7 @@ class Head(Job):
             self.check_workers()
             self._check_lease()
             self._start_command()
+            self._check_clients()
             self._check_jobs(watch)
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
@@ -100,6 +108,7 @@ class Head(Job):
         self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
         self.start_workers()
         launcher = self.command = self.worker_processes[0]
+        self._client_time = time.monotonic()
         self._start_witness()
         while launcher.running:
             self.pause(_POLL_INTERVAL)
@@ -108,6 +117,7 @@ class Head(Job):
             self._check_idle()
             self.check_end()
             self._check_lease()
+            self._check_clients()
             if launcher.running:
                 self.check_workers()
         self._check_walltime_exit(launcher.exit_code)
@@ -208,6 +218,7 @@ class Head(Job):
             log(f"run: starts with {len(registered)} workers")
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
+            self._client_time = time.monotonic()
             self._start_witness()
 
     def _start_witness(self) -> None:
@@ -240,8 +251,22 @@ class Head(Job):
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        reason = reason_in(command.log, code)
+        reason = with_memory(reason_in(command.log, code), self._over_memory())
         raise failure(with_reason(f"run: ended with exit code {code}", reason), code)
+
+    def worker_failure(self, process: ManagedProcess) -> JobExit:
+        """Return the exit after a worker or a rank failed; the client is in one with `ranks`."""
+        found = super().worker_failure(process)
+        found.reason = with_memory(found.reason, self._over_memory())
+        return found
+
+    def _over_memory(self) -> str:
+        """Return which worker was restarted most often because of its memory; "" if none was."""
+        workers = self.folder.over_memory()
+        if not workers:
+            return ""
+        name = max(workers, key=lambda name: workers[name]["restarts"])
+        return over_memory_message(name, **workers[name])
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
@@ -367,7 +392,23 @@ class Head(Job):
             if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
                 continue
             self._reported[name] = worker["restarts"]
-            self._tell_run(over_memory_message(name, worker))
+            self._tell_run(over_memory_message(name, **worker))
+
+    def _check_clients(self) -> None:
+        """Note that `run` has no client: if it waits for another dask scheduler, it never ends."""
+        now, note = time.monotonic(), self.folder.path / job_file(self.options.job, NOTE)
+        if self.command is None or now - self._clients_time < _CLIENTS_INTERVAL:
+            return
+        self._clients_time = now
+        if self.folder.read("workers.json").get("clients", 1):
+            self._client_time = now
+            note.unlink(missing_ok=True)
+        elif now - self._client_time > _NO_CLIENT_SECONDS and not note.exists():
+            minutes = f"{_NO_CLIENT_SECONDS / 60:g} min"
+            text = f"{RUN} has had no client for {minutes}, so its workers have no task; {_CURE}"
+            self._tell_run(text)
+            with contextlib.suppress(OSError):
+                note.write_text(f"{text}\n", encoding="utf-8")
 
     def _tell_run(self, text: str) -> None:
         """Write a line to the log of `run`."""

@@ -16,11 +16,14 @@ from pathlib import Path
 from types import FrameType
 
 from .log import reason_in, with_reason
+from .names import IGNORED_SIGNALS
 
 STOP_DASK = signal.SIGHUP
 """Ends dask's processes, which leave the signals of the batch scheduler to the supervisor."""
 _PR_SET_PDEATHSIG = 1
 _OF_BATCH_SCHEDULER = (signal.SIGTERM, signal.SIGINT)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals of a batch scheduler, or of the user, to processes that would die of them."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _FIRST_TIME = 11
 """Of the four CPU times in `stat`, behind the command: own and of children that have exited."""
@@ -57,7 +60,7 @@ class ManagedProcess:
                     stdout=output,
                     stderr=output,
                     env=environ,
-                    preexec_fn=_isolate,
+                    preexec_fn=functools.partial(_isolate, _ignored(environ)),
                 )
             except OSError as error:
                 output.write(f"gpujobs: cannot start {argv[0]}: {error.strerror}\n".encode())
@@ -101,12 +104,19 @@ class ManagedProcess:
             os.killpg(self._process.pid, number)
 
 
-def _isolate() -> None:
+def _ignored(environ: Mapping[str, str]) -> list[signal.Signals]:
+    """Return the signals that the batch scheduler of the job sends to all of its processes."""
+    return [signal.Signals[f"SIG{name}"] for name in environ.get(IGNORED_SIGNALS, "").split()]
+
+
+def _isolate(ignored: Iterable[signal.Signals]) -> None:
     """Runs in the new process before its program starts."""
     os.setpgrp()
-    # Grid Engine sends its warnings to all processes of a job; their default action is to die.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # Bash lets the supervisor, which runs in the background, and all its children ignore SIGQUIT.
+    for number in (signal.SIGQUIT, *_WARNINGS):
+        signal.signal(number, signal.SIG_DFL)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     # Linux: end with the supervisor, even if that is killed.
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
@@ -124,9 +134,10 @@ def defer_signals() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     if handler is _ignore:
         return
-    for number in _OF_BATCH_SCHEDULER:
-        signal.signal(number, _ignore)
-        signal.siginterrupt(number, False)
+    for number in (*_OF_BATCH_SCHEDULER, *_WARNINGS):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # which its children inherit
+            signal.signal(number, _ignore)
+            signal.siginterrupt(number, False)
     os.register_at_fork(after_in_child=restore_signals)
     if callable(handler):
         signal.signal(STOP_DASK, lambda _, frame: handler(signal.SIGTERM, frame))
@@ -138,6 +149,9 @@ def restore_signals() -> None:
     """Let signals end this process, which is a fork of one of dask's processes."""
     for number in (*_OF_BATCH_SCHEDULER, STOP_DASK):
         signal.signal(number, signal.SIG_DFL)
+    for number in _WARNINGS:
+        if signal.getsignal(number) is _ignore:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

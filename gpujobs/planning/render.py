@@ -349,6 +349,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
     on_path = python.is_absolute() and not jobs.container
     return {
         "workdir": plan.workdir,
+        "warns_all": plan.scheduler.warns_all_processes,
         "modules": plan.modules,
         "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),

@@ -116,6 +116,8 @@ class Scheduler(ABC):
     """Why no command works on this host, by a pattern of its messages: a daemon does not run."""
     slow_cancel: ClassVar[bool] = False
     """A running job that is cancelled keeps its nodes for long, or is killed at once."""
+    warns_all_processes: ClassVar[bool] = False
+    """It sends its warnings, SIGUSR1 and SIGUSR2, to all processes of a job."""
     on_this_machine: ClassVar[bool] = False
     """Jobs run on this machine, on the GPUs that are free here."""
 

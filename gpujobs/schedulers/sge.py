@@ -172,6 +172,7 @@ class GridEngine(Scheduler):
 
     name = "sge"
     inventory = GridEngineInventory
+    warns_all_processes = True  # the script asks for them: -notify
     prefix = "#$"
     environment = (
         "SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_ARCH",

@@ -122,10 +122,15 @@ def grouped_history() -> History:
     )
 
 
-def usage(past: History | None = None, record: ClusterRecord = RECORD) -> UsageReport:
+CLOSED = Ended(EndKind.CLOSED, 0, time=START + 3 * HOUR)
+
+
+def usage(
+    past: History | None = None, record: ClusterRecord = RECORD, ended: Ended = CLOSED
+) -> UsageReport:
     """Return the report three hours after the submission."""
     folder = FolderState(
-        ended=Ended(EndKind.CLOSED, 0, time=START + 3 * HOUR),
+        ended=ended,
         seen=frozenset((*WORKERS, *GROUPED_WORKERS, PREP)),
         exits={0: ExitRecord(0, "node1"), 1: ExitRecord(1, "node2"), 2: ExitRecord(0, "node3")},
         reasons={1: REASON},

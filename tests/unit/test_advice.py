@@ -18,6 +18,7 @@ from gpujobs.clusters.history import HostSample, HostSamples, read_history
 from gpujobs.clusters.submit import new_record
 from gpujobs.clusters.usage import UsageReport
 from gpujobs.injob.archive import build
+from gpujobs.injob.folder import Ended, EndKind
 from gpujobs.injob.names import ARCHIVE
 
 from ..support.processes import stop, until
@@ -50,7 +51,7 @@ def test_the_largest_job_decides() -> None:
     found = sized(host(0, 2.0, 10 * GIB), host(1, 5.9, 8 * GIB), host(2, 1.0, 20 * GIB))
     assert keys(found) == {"gpu_memory": 10 * GIB, "cpus_per_job": 6, "memory_per_job": 30 * GIB}
     text, html = usage_text(found), page(found)
-    assert "enough: cpus_per_job: 6, memory_per_job: 30GiB\n" in text
+    assert "less would have been enough: cpus_per_job: 6, memory_per_job: 30GiB\n" in text
     assert "GPUs with 10GiB are enough: another `queue`" in text
     assert "memory: 1.5 times the peak" in text
     for cell in ("CPUs of a job", "16", "2.5 on average, up to 5.9", "up to 20GiB"):
@@ -99,10 +100,10 @@ def test_a_pool_says_nothing_about_the_memory_that_was_needed() -> None:
 def test_gpus_without_work_are_not_needed() -> None:
     past, hosts = history(), tuple(host(job, 1.0, GIB) for job in RUNS)
 
-    def idle(gpus: slice) -> UsageReport:
+    def idle(gpus: slice, used: int = 2**28) -> UsageReport:
         devices = list(past.gpus)
         devices[gpus] = [
-            replace(gpu, samples=tuple(replace(one, busy=0) for one in gpu.samples))
+            replace(gpu, samples=tuple(replace(one, busy=0, used=used) for one in gpu.samples))
             for gpu in devices[gpus]
         ]
         return usage(replace(past, gpus=tuple(devices), hosts=hosts))
@@ -111,6 +112,42 @@ def test_gpus_without_work_are_not_needed() -> None:
     assert none["gpus"] == 0 and "gpu_memory" not in none
     assert keys(idle(slice(1, 6)))["gpus"] == 1
     assert "gpus" not in keys(idle(slice(0, 0)))
+    assert "gpus" not in keys(idle(slice(0, 6), used=2**31))  # allocated from the first sample on
+
+
+def test_a_gpu_on_which_a_process_allocated_memory_is_used() -> None:
+    """Short computations are in no sample: NVML says 0 % then."""
+    past, hosts = history(), tuple(host(job, 1.0, GIB) for job in RUNS)
+
+    def growing(growth: int) -> UsageReport:
+        devices = []
+        for gpu in past.gpus:
+            numbered = enumerate(gpu.samples)
+            samples = [replace(one, busy=0, used=2**28 + n * growth) for n, one in numbered]
+            devices.append(replace(gpu, samples=tuple(samples)))
+        return usage(replace(past, gpus=tuple(devices), hosts=hosts))
+
+    assert "gpus" not in keys(growing(2**24)) and keys(growing(1))["gpus"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "run", "advised"),
+    [
+        (EndKind.DONE, ("python", "a.py"), True),
+        (EndKind.FAILED, ("python", "a.py"), False),
+        (EndKind.WALLTIME, ("python", "a.py"), False),
+        (EndKind.CANCELLED, ("python", "a.py"), False),
+        (EndKind.CANCELLED, (), True),  # as interactive work ends
+        (EndKind.FAILED, (), False),
+    ],
+)
+def test_only_a_cluster_that_has_succeeded_gets_advice(
+    kind: EndKind, run: tuple[str, ...], advised: bool
+) -> None:
+    hosts = tuple(host(job, 1.0, GIB) for job in RUNS)
+    ended = Ended(kind, 0 if kind is EndKind.DONE else 1, time=START + 3 * HOUR)
+    found = usage(replace(history(), hosts=hosts), replace(RECORD, run=run), ended)
+    assert bool(advice_lines(found)) is advised and bool(keys(found)) is advised
 
 
 def test_the_keys_of_the_json_are_documented() -> None:

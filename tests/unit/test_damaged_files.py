@@ -109,6 +109,7 @@ LINES: dict[str, list[Any]] = {
 TEXTS = {
     "jobs/0.claim": "7[0]\n",
     "jobs/1.reason": "it failed\n",
+    "jobs/1.note": "run: has had no client\n",
     "jobs/1.setup": "false failed (exit code 1)\n",
     "logs/run.log": "a line\n",
     "logs/job-1.log": "a line\n",
@@ -389,7 +390,7 @@ def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCapt
         KINDS[kind](folder / name)
         table = show(ledger)
         (row,) = (line for line in table.splitlines() if line.startswith("p-2cab"))
-        read = name in (*JSON_FILES, "jobs/0.claim", "jobs/1.reason", "jobs/1.setup")
+        read = name in (*JSON_FILES, "jobs/0.claim", "jobs/1.note", "jobs/1.reason", "jobs/1.setup")
         free = name in TEXTS and name != "jobs/0.claim"
         fine = (kind in ("digits", "binary", "cut") and free) or kind == "unreadable"
         if read and not fine and not (kind == "others" and name != "workers.json"):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
@@ -144,11 +144,39 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
 
 
 # -- processes -----------------------------------------------------------------------------------------
-def test_warnings_of_the_batch_scheduler_do_not_kill_processes(tmp_path: Path) -> None:
-    code = "import os, signal; [os.kill(os.getpid(), n) for n in (signal.SIGUSR1, signal.SIGUSR2)]; print('alive')"
-    process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+SENDS = f"import os, signal; [os.kill(os.getpid(), n) for n in {tuple(map(int, SIGNALS))}]; print('alive')"
+
+
+def test_warnings_to_all_processes_of_a_job_kill_none(tmp_path: Path) -> None:
+    """Of Grid Engine."""
+    environ = {**os.environ, "GPUJOBS_IGNORED_SIGNALS": "USR1 USR2"}
+    argv = [sys.executable, "-c", SENDS.replace(f", {int(signal.SIGQUIT)})", ")")]
+    process = ManagedProcess("it", argv, tmp_path / "log", environ)
     assert process.wait(20) and process.exit_code == 0
     assert (tmp_path / "log").read_text() == "alive\n"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_trap_of_run_gets_signals(tmp_path: Path, number: signal.Signals) -> None:
+    """Bash can set no trap on a signal that it was started to ignore, as are children of a shell."""
+    code = f"trap 'echo got; exit' {number.name}; kill -{number.value} $$; echo ignored"
+    starts = (
+        "import os, pathlib, sys; from gpujobs.injob.process import ManagedProcess; "
+        f"process = ManagedProcess('run', ['bash', '-c', {code!r}], "
+        f"pathlib.Path({str(tmp_path / 'log')!r}), dict(os.environ)); process.wait(20)"
+    )
+    script = f"trap '' {number.name}; {sys.executable} -c \"$0\" & wait"
+    subprocess.run(["bash", "-c", script, starts], check=True)
+    assert (tmp_path / "log").read_text() == "got\n"
+
+
+def test_processes_of_dask_survive_warnings_and_their_programs_get_them(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.run(['bash', '-c', 'trap \"echo got\" USR1; kill -USR1 $$'], capture_output=True).stdout)"
+    code = f"from gpujobs.injob.process import defer_signals; defer_signals(); {SENDS.replace(f', {int(signal.SIGQUIT)})', ')')}; {program}"
+    process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
+    assert process.wait(20) and process.exit_code == 0
+    assert (tmp_path / "log").read_text() == "alive\nb'got\\n'\n"
 
 
 def test_how_a_process_ended(tmp_path: Path) -> None:
@@ -330,6 +358,51 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         head._command_ended(exited(tmp_path, 9), scheduler)
 
 
+def test_a_program_that_waits_for_another_dask_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, real = 0.0, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: real + now)
+    head, said = Head(options(tmp_path)), "run: has had no client for 5 min, so its workers have no"
+    (tmp_path / "head").mkdir()
+    head.folder.write("head/owner", {"job": 0})
+
+    def noted(at: float, **registry: Any) -> bool:
+        nonlocal now
+        now = at
+        head.folder.write("workers.json", registry)
+        head._check_clients()
+        return any(note.startswith(said) for note in read_state(tmp_path).findings)
+
+    assert not noted(1000.0, clients=0)  # `run` has not started
+    head._client_time = time.monotonic()
+    head.command = ManagedProcess("run", ["sleep", "60"], tmp_path / "log", {})
+    assert not noted(1200.0, clients=0) and noted(1310.0, clients=0) and noted(1400.0, clients=0)
+    log = (tmp_path / "logs/run.log").read_text()
+    assert log.count(f"gpujobs: {said}") == 1 and "Client() connects to them" in log
+    assert not noted(1500.0, clients=1) and not noted(1790.0, clients=0)
+    assert noted(1900.0, clients=0)
+    assert not noted(2000.0)  # a dask scheduler of an older release does not say it
+    head.command.kill()
+    assert head.command.wait(5)
+
+
+def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
+    head = Head(options(tmp_path))
+    scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
+    (tmp_path / "log").write_text(
+        "Traceback (most recent call last):\n    raise error\n"
+        "distributed.scheduler.KilledWorker: Attempted to run task 'f' on 4 different workers\n"
+    )
+    over = {"c-0": {"restarts": 1, "limit": 2**30}, "c-1": {"restarts": 3, "limit": 2**30}}
+    (tmp_path / "workers.json").write_text(json.dumps({"over_memory": over}))
+    said = "worker c-1 restarted 3 times: over its memory limit of 1 GiB: memory_per_job"
+    with pytest.raises(JobExit, match=f"ended with exit code 1: KilledWorker: {said}"):
+        head._command_ended(exited(tmp_path, 1), scheduler)
+    scheduler.kill()
+    scheduler.wait(5)
+
+
 GONE = {"1": "job 1 did not start: node2: launch failed"}
 VERDICT = {
     "time": 1.0, "gone": GONE, "possible": ["c-0"], "head": True, "unlisted": {}, "undecided": [],
@@ -498,8 +571,27 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     }
     assert found["seen"] == ["b-0", "b-1"]
     assert read_state(tmp_path).notes == [
-        "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB"
+        "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB: memory_per_job"
     ]
+
+
+def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
+    def clients() -> object:
+        path = tmp_path / "workers.json"
+        return json.loads(path.read_text()).get("clients") if path.exists() else None
+
+    async def wait_for(number: int) -> None:
+        while clients() != number:
+            await asyncio.sleep(0.05)
+
+    async def main() -> None:
+        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
+            scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path), {}), name="gpujobs")
+            async with Client(scheduler.address, asynchronous=True):
+                await wait_for(1)
+            await wait_for(0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_path: Path) -> None:

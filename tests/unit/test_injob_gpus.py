@@ -38,6 +38,13 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("scheduler", {"CUDA_VISIBLE_DEVICES": "GPU-aa, GPU-bb"}, ["GPU-aa", "GPU-bb"]),
         ("scheduler", {"CUDA_VISIBLE_DEVICES": "MIG-1"}, ["MIG-1"]),
         ("scheduler", {"CUDA_VISIBLE_DEVICES": ""}, []),
+        (
+            "scheduler",
+            {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
+            [],
+        ),  # of Slurm, for a job without GPUs
+        ("exclusive", {"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ("scheduler", {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, ["0"]),  # as CUDA reads it
         ("exclusive", {}, None),
         ("exclusive", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"]),
         ("variable:SGE_HGR_gpu", {"SGE_HGR_gpu": "0 3"}, ["0", "3"]),
@@ -76,6 +83,29 @@ def test_whole_nodes_and_wrong_numbers() -> None:
     for listed in ("0,1,2", ""):
         with pytest.raises(LookupError, match=r"2 GPUs were requested, but [03] assigned"):
             job_devices("scheduler", 2, {"CUDA_VISIBLE_DEVICES": listed}, explicit=False)
+
+
+def test_a_job_without_gpus_is_no_job_with_one() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}
+    with pytest.raises(LookupError, match=r"1 GPUs were requested, but 0 assigned \(NoDevFiles\)"):
+        job_devices("scheduler", 1, environ, explicit=False)
+
+
+def test_an_index_above_those_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpujobs.injob.gpus._DRIVER", tmp_path)
+
+    def devices() -> list[str] | None:
+        return job_devices("scheduler", 2, {"CUDA_VISIBLE_DEVICES": "1,7"}, explicit=False)
+
+    assert devices() == ["1", "7"]  # without a driver nothing is known
+    for number in range(2):
+        information = tmp_path / "gpus" / f"0000:0{number}:00.0" / "information"
+        information.parent.mkdir(parents=True)
+        information.write_text("Model: \t\t NVIDIA H100\n")
+    with pytest.raises(LookupError, match="there is no GPU 7: the node has 2"):
+        devices()
+    (tmp_path / "capabilities" / "gpu0" / "mig" / "gi3").mkdir(parents=True)
+    assert devices() == ["1", "7"]  # an index counts slices, too
 
 
 def test_file_of_torque(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Scheduler:
     def _write(self) -> None:
         value = {
             "version": 1, "time": time.time(), "workers": self._workers, "seen": sorted(self._seen),
-            "gone": self._gone, "over_memory": {}, "had_client": False, "ends_at": None, "ends_by": "",
+            "gone": self._gone, "over_memory": {}, "had_client": False, "clients": 0, "ends_at": None, "ends_by": "",
         }  # fmt: skip
         self._folder.write("workers.json", value)
 

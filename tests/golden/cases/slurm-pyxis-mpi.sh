@@ -22,11 +22,15 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last ids=''
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
+<<<<<<< HEAD
     trap '' TERM INT HUP
+=======
+    builtin trap '' TERM INT
+>>>>>>> setup
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
-    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
-        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+    if [ "$code" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        [ "$code" -eq 137 ] || [ "$code" -eq 0 ] || last=$(gpujobs_last_error)
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
     fi
@@ -37,9 +41,10 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < "$ids"
     [ -z "${gpujobs_session-}" ] || rm -rf "$gpujobs_session"
 }
-gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
-    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
-        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+gpujobs_last_error() {   # the last exception, or line with an error in it, of the log; else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next}
+        /^(Traceback \(|  File ")/{inside=1; next} inside && /^[ ~^]/{next} /[[:alnum:]]/{last=$0}
+        inside || tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} {inside=0} END{print bad ? bad : last}' | cut -c 1-200
 }
 gpujobs_fail() {
     local reason
@@ -55,7 +60,7 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi

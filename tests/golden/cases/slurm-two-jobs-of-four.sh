@@ -23,20 +23,35 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
+<<<<<<< HEAD
     trap '' TERM INT HUP
+=======
+    builtin trap '' TERM INT
+    set +eu
+    builtin trap - ERR DEBUG
+    local here=$PWD why=''
+    [ "$code" = 143 ] || [ -z "$gpujobs_in_setup" ] || why="setup ended the job: ${gpujobs_line:0:100}"
+>>>>>>> setup
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
-    if [ "$code" -ne 0 ] && [ "$code" -ne 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
-        [ "$code" -eq 137 ] || last=$(gpujobs_last_error)
+    if [ "$code$why" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+        [ "$code" -eq 137 ] || [ "$code" -eq 0 ] || last=$(gpujobs_last_error)
+        [ -z "$why" ] || last="${last:+$last; }$why"
         [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
+        [ "$code" -ne 0 ] || code=70   # no worker has started
     fi
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+    [ -n "$gpujobs_exit_trap" ] || return
+    cd "$here" || return
+    (exit "$code")
+    eval "$gpujobs_exit_trap"
 }
-gpujobs_last_error() {   # the last line of the log with an error in it, else the last line
-    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next} /[[:alnum:]]/{last=$0}
-        tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} END{print bad ? bad : last}' | cut -c 1-200
+gpujobs_last_error() {   # the last exception, or line with an error in it, of the log; else the last line
+    tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next}
+        /^(Traceback \(|  File ")/{inside=1; next} inside && /^[ ~^]/{next} /[[:alnum:]]/{last=$0}
+        inside || tolower($0)~/error|cannot|no such|not found|denied/{bad=$0} {inside=0} END{print bad ? bad : last}' | cut -c 1-200
 }
 gpujobs_fail() {
     local reason
@@ -52,7 +67,8 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
+gpujobs_in_setup='' gpujobs_exit_trap=''
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -60,19 +76,42 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
-gpujobs_failed=''
+gpujobs_failed='' gpujobs_line='' gpujobs_at=0 gpujobs_before='' gpujobs_before_at=0
 gpujobs_setup_failed() {   # note the first lines that fail, but not in sourced files; setup continues
-    if [ -z "$3${gpujobs_failed:300}" ]; then
-        gpujobs_failed+="${gpujobs_failed:+; }${2:0:100} failed (exit code $1)"
-        echo "$gpujobs_failed" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
-    fi
+    local line=$2
+    [ -z "$4" ] || return 0
+    # Bash names the last command inside of a function that failed: the one before, of the same line, has called it.
+    [ "$3" != "$gpujobs_before_at" ] || [[ $line == "("* ]] || line=$gpujobs_before
+    gpujobs_line=$line
+    line="${line:0:100} failed (exit code $1)"
+    [ -z "${gpujobs_failed:300}" ] && [[ $gpujobs_failed != *"$line" ]] || return 0
+    gpujobs_failed+="${gpujobs_failed:+; }$line"
+    echo "$gpujobs_failed" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
 }
-trap 'gpujobs_setup_failed "$?" "$BASH_COMMAND" "${BASH_SOURCE[1]-}"' ERR
+gpujobs_keep_exit_trap() {   # gpujobs_leave runs the trap of setup, which must not replace it
+    local own words
+    own=$(builtin trap -p EXIT)
+    [ "$BASHPID" = "$$" ] && [[ $own != *gpujobs_leave* ]] || return 0
+    eval "words=($own)"
+    gpujobs_exit_trap=${words[2]-}
+    builtin trap gpujobs_leave EXIT
+}
+gpujobs_note() { gpujobs_before=$gpujobs_line gpujobs_before_at=$gpujobs_at gpujobs_line=$1 gpujobs_at=$2; }
+# shellcheck disable=SC2064 # the words are those of setup
+trap() { builtin trap "$@" && gpujobs_keep_exit_trap; }
+gpujobs_in_setup=1
+trap 'gpujobs_note "$BASH_COMMAND" "$LINENO" "$_"' DEBUG   # and $_ stays what it is
+trap 'gpujobs_setup_failed "$?" "$BASH_COMMAND" "$LINENO" "${BASH_SOURCE[1]-}"' ERR
 # of the profile
 module load python-data
 source venv/bin/activate
 set +eu
-[[ $(trap -p ERR) != *gpujobs_setup_failed* ]] || trap - ERR
+[[ $(builtin trap -p ERR) != *gpujobs_setup_failed* ]] || builtin trap - ERR
+[[ $(builtin trap -p DEBUG) != *gpujobs_note* ]] || builtin trap - DEBUG
+gpujobs_keep_exit_trap
+unset -f trap
+unset gpujobs_failed gpujobs_line gpujobs_at gpujobs_before gpujobs_before_at   # set -a may have exported them
+gpujobs_in_setup=''
 export OMP_NUM_THREADS=4
 export GREETING='it'"'"'s me'
 export PYTHONUNBUFFERED=1
