@@ -67,6 +67,7 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     nodes are not known.
     """
     folder, words = Folder(options.folder), options.workers
+    environ = names.without_request(environ)
     if options.run_on == "ranks":
         write_rank_script(options, environ)
         return [ManagedProcess(names.RUN, words, folder.logs / "run.log", environ)]

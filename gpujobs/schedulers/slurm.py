@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import ClassVar
 
-from ..injob.names import ranges
+from ..injob.names import JOB_REQUEST, ranges
 from .base import Scheduler
 from .formats import find_integer, integer, members, quoted_path
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses, of_ids
@@ -181,6 +181,7 @@ class Slurm(Scheduler):
         "--cpu-bind=none", "--mpi=none", "--disable-status",
     )  # fmt: skip
     step_gpus = ("--gres=gpu:{gpus_per_node}",)
+    job_request = JOB_REQUEST
     after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
@@ -238,6 +239,11 @@ class Slurm(Scheduler):
             if any(_abbreviates(option, name) for option in options for name in family):
                 options |= family
         return self._first_of(options, taken)
+
+    def step_request(self, lines: Sequence[str]) -> tuple[str, ...]:
+        # A step of a job whose GPUs are counted together would get one of the first node's.
+        together = any("gpus" in self.options(line) for line in lines)
+        return self.step_gpus if together else ()
 
     @classmethod
     def granted(cls, environ: Mapping[str, str]) -> Granted:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.batch.process import inherited
 from gpujobs.clusters import here
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.document import Document
 from gpujobs.errors import InputError
+from gpujobs.injob.names import JOB_REQUEST
 
 from ..support.transcripts import recorded
 
@@ -162,3 +164,16 @@ def test_the_walltime_is_what_is_left_of_the_job(job: str, monkeypatch: pytest.M
     spec, _, _ = here.cluster_here(Document({"run": ["true"]}))
     assert spec.profile.walltime == 3600
     assert spec.python == sys.executable
+
+
+@pytest.mark.parametrize("job", ["slurm"], indirect=True)
+def test_steps_of_a_job_do_not_get_its_request(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in the hint is for a shell, which has the variables."""
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
+    monkeypatch.setenv("SLURM_GPUS", "8")
+    assert "SLURM_JOB_ID" in inherited() and not {*JOB_REQUEST} & {*inherited()}
+    found = here.find_job()
+    hint = [*here.unset_words(found), *here.enter_words(found)]
+    assert hint[:4] == ["env", "--unset=SLURM_GPUS", "--unset=SLURM_GPUS_PER_NODE", "srun"]
+    assert hint[-1] == "--gres=gpu:4"
+    assert here.unset_words(found, {}) == []
