@@ -337,7 +337,8 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     """
     size, source = options.worker_size, options.visible_devices
     explicit = options.on_node > 1 or not size.usual
-    devices = job_devices(source, options.node_gpus, os.environ, explicit=explicit)
+    gpus = options.node_gpus
+    devices = job_devices(source, gpus, os.environ, explicit=explicit, step=True)
     if place == 0 and options.node_gpus:
         start_sampler(options.folder, devices, options.node_gpus, os.environ)
     if devices is None:

@@ -294,6 +294,10 @@ class Scheduler(ABC):
         """
         return None
 
+    def queue_by_queue(self, script: str) -> list[str]:
+        """Return the scripts that `estimate_command` gets for one that waits in several queues."""
+        return [script]
+
     def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start; "" if the script cannot start, or without an answer."""
         return ""

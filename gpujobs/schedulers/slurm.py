@@ -114,6 +114,12 @@ _COMPLETE = {*_LONG_OPTIONS.values(), "mem", "export"}
 _ACCOUNTING = "JobID,State,ExitCode,NodeList"
 """Columns of sacct."""
 
+_PARTITIONS = re.compile(r"^#SBATCH\s+(?:--part[a-z]*[= ]|-p ?)(\S+,\S+)\s*$", re.M)
+"""The directive of a job that waits in several partitions."""
+
+_GPUS_OF_TASK = r"gres/gpu(?::[^:=,]+)?[:=](\d+)"
+"""Newer releases keep ``--gpus-per-task`` as a part of ``--tres-per-task``."""
+
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"gpus", "gpus-per-node", "gpus-per-socket", "gres/gpu"},
@@ -251,7 +257,9 @@ class Slurm(Scheduler):
             return find_integer(r"(\d+)$", environ.get(f"SLURM_{name}", "")) or 0  # 4, or a100:4
 
         nodes = number("JOB_NUM_NODES") or 1
-        gpus = number("GPUS") or number("GPUS_PER_TASK") * number("NTASKS")
+        of_task = find_integer(_GPUS_OF_TASK, environ.get("SLURM_TRES_PER_TASK", "")) or 0
+        of_task = number("GPUS_PER_TASK") or of_task
+        gpus = number("GPUS") or of_task * number("NTASKS")
         return Granted(
             nodes=nodes,
             gpus_per_node=number("GPUS_PER_NODE") or gpus // nodes,
@@ -298,6 +306,14 @@ class Slurm(Scheduler):
 
     def estimate_command(self) -> list[str]:
         return ["sbatch", "--test-only", *self._clusters()]
+
+    def queue_by_queue(self, script: str) -> list[str]:
+        # slurmctld before 25.11.7 and 26.05.2 may crash at a list with an empty partition.
+        found = _PARTITIONS.search(script)
+        if not found:
+            return [script]
+        before, after = script[: found.start(1)], script[found.end(1) :]
+        return [f"{before}{name}{after}" for name in found[1].split(",")]
 
     def parse_estimate(self, result: CommandResult) -> str:
         found = re.search(r"to start at (\S+)", result.stderr)
@@ -400,6 +416,9 @@ def _jobs(number: str, indexes: str) -> list[JobId]:
 
 
 def _exit_code(text: str) -> int | None:
-    """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number."""
+    """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number.
+
+    Releases before 25.11 subtract 128 from exit codes above it: 137 is 9 there.
+    """
     code, signal = map(integer, f"{text}:".split(":")[:2])
     return 128 + signal if code == 0 and signal else code

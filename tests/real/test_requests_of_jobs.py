@@ -17,7 +17,10 @@ from ..support.processes import run, until
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 STRICT = ROOT / "tests" / "fakes" / "slurm"
 """Has an `srun` that refuses what that of Slurm 26.05 refuses."""
-SHOW = "import os; print(open(os.environ['GPUJOBS_FOLDER'] + '/workers.json').read())"
+SHOW = """
+import json, os
+print(json.dumps(json.load(open(os.environ["GPUJOBS_FOLDER"] + "/workers.json"))["workers"]))
+"""
 
 
 @pytest.fixture(params=["slurm", SITE])
@@ -76,7 +79,7 @@ def test_a_cluster_in_the_job_has_all_its_gpus(cli: Cli, backend: Backend, kind:
     code, err = cli.work / "code", cli.work / "err"
     until(lambda: code.exists() and code.read_text(), 180, lambda: err.read_text())
     assert code.read_text() == "0\n", err.read_text()
-    workers = json.loads((cli.work / "out").read_text().splitlines()[-1])["workers"]
+    workers = json.loads((cli.work / "out").read_text().splitlines()[-1])
     assert len(workers) == len(gpus_of(workers)) == nodes * gpus
     assert len({node for node, _ in gpus_of(workers)}) == nodes
 
@@ -103,6 +106,6 @@ def test_an_allocation_has_all_its_gpus(cli: Cli, backend: Backend, line: str) -
     run_words = [cli.python, "-c", SHOW]
     profile = {"gpus": nodes * gpus, "queue": "main", "layout": "allocation", "run": run_words}
     cluster = cli.submit(profile, "--wait")
-    workers = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["workers"]
+    workers = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
     assert len(workers) == len(gpus_of(workers)) == nodes * gpus
     backend.wait_empty(60, cluster)

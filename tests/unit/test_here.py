@@ -89,6 +89,17 @@ def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) ->
     assert here.find_job(environ).granted.gpus_per_node == per_node
 
 
+@pytest.mark.parametrize("tres", ["gres/gpu=1", "cpu=2,gres/gpu:a100=1", "gres/gpu:1,cpu=2"])
+def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
+    """Slurm 26.05 keeps --gpus-per-task so; before, in SLURM_GPUS_PER_TASK."""
+    of_job = {**environment("slurm", tmp_path), "SLURM_NTASKS": "8"}
+    for name in [name for name in of_job if name.startswith("SLURM_GPUS")]:
+        del of_job[name]
+    assert here.find_job({**of_job, "SLURM_TRES_PER_TASK": tres}).granted.gpus_per_node == 4
+    assert here.find_job({**of_job, "SLURM_TRES_PER_TASK": "cpu=2"}).granted.gpus_per_node == 0
+    assert here.find_job({**of_job, "SLURM_GPUS_PER_TASK": "a100:1"}).granted.gpus_per_node == 4
+
+
 @pytest.mark.parametrize("environ", [{}, {"JOB_ID": "a build server's"}, {"SLURM_CONF": "/x"}])
 def test_outside_of_a_job(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match="in no job of a batch scheduler") as caught:
