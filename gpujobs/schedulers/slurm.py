@@ -260,11 +260,13 @@ class Slurm(Scheduler):
         of_task = find_integer(_GPUS_OF_TASK, environ.get("SLURM_TRES_PER_TASK", "")) or 0
         of_task = number("GPUS_PER_TASK") or of_task
         gpus = number("GPUS") or of_task * number("NTASKS")
+        gpus_per_node = number("GPUS_PER_NODE") or gpus // nodes
         return Granted(
             nodes=nodes,
-            gpus_per_node=number("GPUS_PER_NODE") or gpus // nodes,
+            gpus_per_node=gpus_per_node,
             memory_per_node=number("MEM_PER_NODE")
-            or number("MEM_PER_CPU") * number("CPUS_ON_NODE"),
+            or number("MEM_PER_CPU") * number("CPUS_ON_NODE")
+            or number("MEM_PER_GPU") * gpus_per_node,
             end=number("JOB_END_TIME"),
             on_node="SLURMD_NODENAME" in environ,
         )

@@ -185,6 +185,7 @@ def test_steps_of_a_job_do_not_get_its_request(job: str, monkeypatch: pytest.Mon
     assert "SLURM_JOB_ID" in inherited() and not {*JOB_REQUEST} & {*inherited()}
     found = here.find_job()
     hint = [*here.unset_words(found), *here.enter_words(found)]
-    assert hint[:4] == ["env", "--unset=SLURM_GPUS", "--unset=SLURM_GPUS_PER_NODE", "srun"]
+    names = ("SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
+    assert hint[:5] == ["env", *(f"--unset={name}" for name in names), "srun"]
     assert hint[-1] == "--gres=gpu:4"
     assert here.unset_words(found, {}) == []
