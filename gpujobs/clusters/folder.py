@@ -33,7 +33,7 @@ from ..injob.folder import (
     OverMemory,
     RegisteredWorker,
 )
-from ..injob.gpus import binding_messages, over_memory_message
+from ..injob.gpus import binding_messages, memory_messages
 from ..injob.names import ARCHIVE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
@@ -369,7 +369,7 @@ class FolderState:
     transport: Choice = field(default_factory=Choice)
     """The protocol between dask's processes."""
     over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
-    """Workers that were restarted because of their memory."""
+    """Workers that were restarted, or are paused, because of their memory."""
     ends_at: float | None = None
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     ends_by: str = ""
@@ -432,7 +432,7 @@ class FolderState:
         """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
         found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
-        found += [over_memory_message(*item) for item in sorted(self.over_memory.items())]
+        found += memory_messages(self.over_memory)
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))
         if unused := self.unused_networks:

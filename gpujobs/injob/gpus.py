@@ -404,6 +404,19 @@ def _core(cpu: int) -> str:
 
 
 # -- of all workers --------------------------------------------------------------------------------
+def memory_messages(workers: Mapping[str, OverMemory]) -> list[str]:
+    """Return which workers are paused, or were restarted, because of their memory."""
+    found = [paused_message(*item) for item in sorted(workers.items()) if "paused" in item[1]]
+    restarted = sorted(item for item in workers.items() if item[1]["restarts"])
+    return found + [over_memory_message(*item) for item in restarted]
+
+
+def paused_message(name: str, worker: OverMemory) -> str:
+    """Return a sentence for the user: a worker that is paused starts no task."""
+    used, limit = worker["paused"] // 2**20, worker["limit"] // 2**20
+    return f"worker {name} is paused: {used} of {limit} MiB"
+
+
 def over_memory_message(name: str, worker: OverMemory) -> str:
     """Return a sentence for the user."""
     times = "once" if worker["restarts"] == 1 else f"{worker['restarts']} times"

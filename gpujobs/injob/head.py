@@ -12,7 +12,7 @@ from typing import NoReturn
 from .certificate import make_certificate
 from .demand import END_AFTER
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
-from .gpus import over_memory_message
+from .gpus import memory_messages, over_memory_message, paused_message
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .names import CERTIFICATE, PRELOAD, PROTOCOL, RUN, is_encrypted
@@ -24,6 +24,8 @@ from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10
+_MEMORY_INTERVAL = 3
+"""Seconds between two looks at workers that lack memory."""
 _LEASE_INTERVAL = 2
 """Seconds between two looks at the owner's lease."""
 _CANCEL_TIMEOUT = 20
@@ -56,9 +58,12 @@ class Head(Job):
         self._witness: ManagedProcess | None = None
         self._asked_to_exit = False
         self._heartbeat_time = 0.0
+        self._memory_time = 0.0
         self._lease_time = 0.0
         self._reported: dict[str, int] = {}
         """How often each worker had been restarted when `run` was last informed."""
+        self._paused: set[str] = set()
+        """Workers of which `run` was informed that they are paused."""
         self._gone: set[str] = set()
         """Why jobs do not come, as far as `run` was informed."""
 
@@ -120,7 +125,7 @@ class Head(Job):
         if self.command is not None:
             self._ask_to_exit(self.command, 0)
             self.command.wait(2)
-        self._report_restarts()
+        self._report_memory()
         if self.scheduler is not None:
             self.scheduler.terminate()
         self.wait_for_workers()
@@ -240,8 +245,8 @@ class Head(Job):
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        reason = reason_in(command.log, code)
-        raise failure(with_reason(f"run: ended with exit code {code}", reason), code)
+        reason = with_reason(f"run: ended with exit code {code}", reason_in(command.log, code))
+        raise failure(self._with_memory(reason), code)
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
@@ -327,7 +332,8 @@ class Head(Job):
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
         if not near and (failed := self._failed_node()):
             kind, reason = EndKind.FAILED, f"{failed}; {reason}"
-        reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
+        reason = self._with_memory(f"the head's job was stopped: {reason}")
+        reason += last_attempt_text(self.options)
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _failed_node(self) -> str:
@@ -352,6 +358,9 @@ class Head(Job):
     def _heartbeat(self) -> None:
         """Write the head's sign of life, for jobs that wait for the dask scheduler."""
         now = time.monotonic()
+        if now - self._memory_time > _MEMORY_INTERVAL:
+            self._memory_time = now
+            self._report_memory()
         if now - self._heartbeat_time <= _HEARTBEAT_INTERVAL:
             return
         self._heartbeat_time = now
@@ -359,15 +368,27 @@ class Head(Job):
             self.folder.write(HEARTBEAT, time.time())
         except OSError as error:
             log(f"cannot write to {self.folder.path}: {error}")
-        self._report_restarts()
 
-    def _report_restarts(self) -> None:
-        """Write to the log of `run` if a worker restarts again and again because of its memory."""
+    def _report_memory(self) -> None:
+        """Write to the log of `run` if a worker is paused, or restarts again and again."""
+        if self.command is None:
+            return
         for name, worker in self.folder.over_memory().items():
-            if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
-                continue
-            self._reported[name] = worker["restarts"]
-            self._tell_run(over_memory_message(name, worker))
+            if "paused" in worker and name not in self._paused:
+                self._paused.add(name)
+                self._tell_run(paused_message(name, worker))
+            restarts = worker["restarts"]
+            if restarts and restarts >= 2 * self._reported.get(name, 0):
+                self._reported[name] = restarts
+                self._tell_run(over_memory_message(name, worker))
+
+    def _with_memory(self, reason: str) -> str:
+        """Return the reason of an end, with the workers that lack memory: they may be its cause."""
+        found = memory_messages(self.folder.over_memory())
+        if not found:
+            return reason
+        more = f", and {len(found) - 1} more" if found[1:] else ""
+        return f"{reason} ({found[0]}{more})"
 
     def _tell_run(self, text: str) -> None:
         """Write a line to the log of `run`."""
