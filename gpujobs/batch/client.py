@@ -166,26 +166,38 @@ class SchedulerClient:
     def estimate(self, script: str, cwd: Path) -> str | None:
         """Return the expected start of ``script``, None if the batch scheduler has no estimates.
 
-        Raises RefusedError if it estimates that the script cannot start, or UnavailableError.
+        That is the earliest one in any of its queues. Raises RefusedError if the script cannot
+        start in one of them, or UnavailableError.
         """
-        result = self._tested(script, cwd)
-        if result is None:
+        results = self._tested(script, cwd)
+        if not results:
             return None
-        if start := self.scheduler.parse_estimate(result):
+        starts = map(self.scheduler.parse_estimate, results)
+        if start := min(filter(None, starts), default=""):
             return start
-        raise RefusedError(f"{self.scheduler.name} gives no start of the job: {result.message}")
+        message = results[0].message
+        raise RefusedError(f"{self.scheduler.name} gives no start of the job: {message}")
 
     def refusal(self, script: str, cwd: Path) -> str | None:
         """Return why ``script`` would be refused, "" if it would be accepted; None: unknown."""
-        result = self._tested(script, cwd)
-        return None if result is None else self.scheduler.refuses(result)
+        reasons = [self.scheduler.refuses(result) for result in self._tested(script, cwd)]
+        if not reasons:
+            return None
+        return reasons[0] if all(reasons) else ""  # it is accepted in one of its queues
 
-    def _tested(self, script: str, cwd: Path) -> CommandResult | None:
-        """Return the result of `estimate_command`; None if there is none."""
+    def _tested(self, script: str, cwd: Path) -> list[CommandResult]:
+        """Return the results of `estimate_command` in each queue of ``script``; [] if it is none.
+
+        Raises UnavailableError.
+        """
         argv = self.scheduler.estimate_command()
         if not argv:
-            return None
-        result = self._run([*argv, *self.arguments], stdin=script, cwd=cwd)
+            return []
+        parts = self.scheduler.queue_by_queue(script)
+        return [self._test([*argv, *self.arguments], part, cwd) for part in parts]
+
+    def _test(self, argv: Sequence[str], script: str, cwd: Path) -> CommandResult:
+        result = self._run(argv, stdin=script, cwd=cwd)
         if self.scheduler.reply(result) is Reply.NONE:
             check_usable(result)
             raise self._unavailable(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import select
 import selectors
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, NoReturn, cast
 
 from ..errors import UnavailableError
+from ..injob.names import without_request
 from ..schedulers import CommandResult
 
 COMMAND_TIMEOUT = 60.0
@@ -110,9 +110,8 @@ def is_available(command: str) -> bool:
 
 
 def inherited() -> dict[str, str]:
-    """Return all variables but those of a job that `srun` would take for GPUs of a step."""
-    binds = re.compile(r"SLURM_(GPUS|(GPUS|TRES)_PER_(TASK|SOCKET)|NTASKS_PER_(GPU|TRES)|GPU_BIND)")
-    return {name: value for name, value in os.environ.items() if not binds.fullmatch(name)}
+    """Return all variables of this process, for steps of the job that it is in."""
+    return without_request(os.environ)
 
 
 def become(argv: Sequence[str]) -> NoReturn:

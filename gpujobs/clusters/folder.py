@@ -34,8 +34,8 @@ from ..injob.folder import (
     RegisteredWorker,
 )
 from ..injob.gpus import binding_messages
+from ..injob.memory import memory_messages
 from ..injob.names import ARCHIVE, NOTE, job_file
-from ..injob.reason import over_memory_message
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -375,7 +375,7 @@ class FolderState:
     transport: Choice = field(default_factory=Choice)
     """The protocol between dask's processes."""
     over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
-    """Workers that were restarted because of their memory."""
+    """Workers that were restarted, or are paused, because of their memory."""
     ends_at: float | None = None
     """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
     ends_by: str = ""
@@ -440,8 +440,7 @@ class FolderState:
         """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
         found = [*self.damaged, *self.lost]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
-        for name, worker in sorted(self.over_memory.items()):
-            found.append(over_memory_message(name, **worker))
+        found += memory_messages(self.over_memory)
         found += filter(None, (self.head_note,))
         found += binding_messages(self.workers)
         found += filter(None, (self.transport.reason, self.transport.remark))

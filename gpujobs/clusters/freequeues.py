@@ -33,6 +33,7 @@ from ..schedulers import get_scheduler
 from ..schedulers.answers import reading
 from ..schedulers.inventory import Ask, Inventory, LiveNode
 from ..text import table, walltime_text
+from .cgroups import available_memory
 from .ledger import Ledger
 
 
@@ -43,15 +44,13 @@ def this_machine(devices: tuple[str, ...] | None = None, used: tuple[str, ...] =
     ``used``: GPUs of other jobs of the cluster, which are not free. Its free GPUs are those of
     CUDA_VISIBLE_DEVICES, else those without a compute process or a job of this user's clusters.
     """
-    import psutil
-
     free, busy = _gpus() if devices is None else (list(devices), {})
     taken = {_identity(device) for device in used}
     free = [device for device in free if _identity(device) not in taken]
     return Machine(
         gpus=tuple(free),
         cpus=_cpus(),
-        memory=int(psutil.virtual_memory().total),
+        memory=available_memory(),
         busy=busy,
         nvlink=gpus_with_nvlink(free),
         gpu_memory=_least_memory(free),

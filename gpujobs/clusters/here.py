@@ -79,6 +79,12 @@ def enter_words(job: JobHere) -> list[str]:
     return [*job.scheduler.enter, *options]
 
 
+def unset_words(job: JobHere, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the words before `enter_words` that hide the request of the job from a shell's step."""
+    names = [name for name in job.scheduler.job_request if name in environ]
+    return ["env", *(f"--unset={name}" for name in names)] if names else []
+
+
 def cluster_here(
     document: Document, *, site: str | None = None, base: Path | None = None, name: str = "here"
 ) -> tuple[ClusterSpec, tuple[str, ...], str]:
@@ -89,7 +95,7 @@ def cluster_here(
     """
     job = find_job()
     if not job.granted.on_node:
-        hint = shlex.join([*enter_words(job), "python", "…"])
+        hint = shlex.join([*unset_words(job), *enter_words(job), "python", "…"])
         raise InputError(f"{job} has no process on {socket.gethostname()}", hint=hint)
     try:
         of_host = choose_site(document, site, base)

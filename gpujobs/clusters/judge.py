@@ -102,6 +102,8 @@ def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterSt
 
 
 def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
+    if ended.kind is EndKind.DONE:  # the batch scheduler may start a job of it again, in vain
+        return ended.reason
     if any(job.number == ended.job and job.state is JobState.PENDING for job in jobs):
         return "the batch scheduler requeued the head's job, whose state is lost: submit again"
     return ended.reason

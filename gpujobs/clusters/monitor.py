@@ -32,6 +32,8 @@ SLOWEST_QUERY = 60.0
 BACK_OFF = 1.5
 RECOVERY_AGE = 120.0
 """Seconds after which a submission without a reply has been interrupted."""
+OLDEST_ANSWER = 90.0
+"""Seconds by which an answer may be older than its query: some sites cache that of squeue."""
 NO_ANSWER = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
 
 logger = logging.getLogger("gpujobs")
@@ -202,20 +204,42 @@ class ClusterMonitor:
                 if self._answers.get(job, NOT_LISTED) == NOT_LISTED:  # that must not grow old
                     self._answers[job] = NO_ANSWER
             return
+        before = dict(self._answers)
         self._answers.update(answers)
         for record in group:
-            self._note_waiting(record, states[record.id])
+            self._note_waiting(record, states[record.id], before)
             self._remember_unlisted(record, states[record.id], answers)
 
-    def _note_waiting(self, record: ClusterRecord, state: FolderState) -> None:
-        """Note the jobs that wait; those that had started before the query were requeued."""
+    def _note_waiting(
+        self, record: ClusterRecord, state: FolderState, before: Mapping[JobId, JobStatus]
+    ) -> None:
+        """Note the jobs that wait; those that had started before the answer were requeued.
+
+        ``before``: the answers until now.
+        """
         for number, job in record.current_jobs(state.claims).items():
             answer = self._answers.get(job)
             self._began.pop(job, None)
-            if answer and answer.state is JobState.PENDING:
+            if answer is None or answer.state is not JobState.PENDING:
+                continue
+            if self._is_old(state, number, before.get(job)):
+                self._answers[job] = JobStatus(JobState.RUNNING)
+            else:
                 self._began[job] = state.began.get(number)
                 requeued = state.has_started(number)
                 self._answers[job] = replace(answer, requeued=requeued)
+
+    def _is_old(self, state: FolderState, number: int, before: JobStatus | None) -> bool:
+        """Return whether the answer that a job waits may be older than its start.
+
+        It is not if the batch scheduler had said something else before, or if the job was stopped.
+        """
+        if before is not None and before.native and before.state is not JobState.PENDING:
+            return False
+        left, began = state.exits.get(number), state.began.get(number)
+        if began is None or (left is not None and left.exit_code):
+            return False
+        return self.system.time() - began < OLDEST_ANSWER
 
     def _remember_unlisted(
         self, record: ClusterRecord, state: FolderState, answers: Mapping[JobId, JobStatus]

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..clusters.cgroups import available_memory
 from ..config.document import PYTHON, Document, Loc
 from ..config.fields import count, one_or_several, positive, sequence
 from ..config.fields import size as n_bytes
@@ -113,9 +114,7 @@ def memory_limit_settings(value: Any) -> Iterator[Setting]:
     if value == "auto":
         return
     if isinstance(value, float) and value <= 1:
-        import psutil
-
-        value = int(value * psutil.virtual_memory().total)
+        value = int(value * available_memory())
     if value == 0:
         raise ValueError("0 (no limit) is not supported; leave it out")
     yield ("workers", "memory"), memory(int(value) if isinstance(value, float) else value)

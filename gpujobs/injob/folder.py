@@ -318,12 +318,17 @@ class RegisteredWorker(TypedDict, total=False):
     """Limit of its memory in bytes; 0: none. Missing in files of an older gpujobs."""
 
 
-class OverMemory(TypedDict):
-    """A worker in `workers.json` that its nanny has restarted because of its memory."""
-
+class _Restarts(TypedDict):
     restarts: int
     limit: int
     """Bytes."""
+
+
+class OverMemory(_Restarts, total=False):
+    """A worker in `workers.json` that was restarted, or is paused, because of its memory."""
+
+    paused: int
+    """Bytes that it used when it was paused; missing while it runs."""
 
 
 class Event(TypedDict, total=False):
@@ -518,7 +523,7 @@ class Folder:
         return workers
 
     def over_memory(self) -> dict[str, OverMemory]:
-        """Return the workers that were restarted because of their memory, by name."""
+        """Return the workers that lack memory, by name."""
         workers: dict[str, OverMemory] = self.read("workers.json").get("over_memory", {})
         return workers
 

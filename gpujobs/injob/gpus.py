@@ -35,12 +35,13 @@ _NO_DEVICE = ("NoDevFiles", "-1")
 
 # -- of a job --------------------------------------------------------------------------------------
 def job_devices(
-    source: str, count: int, environ: Mapping[str, str], *, explicit: bool
+    source: str, count: int, environ: Mapping[str, str], *, explicit: bool, step: bool = False
 ) -> list[str] | None:
     """Return the ``count`` GPUs of this job on this node, as entries for CUDA_VISIBLE_DEVICES.
 
     ``source`` is `visible_devices` of the site. None: all of the node, and nothing lists them; with
     ``explicit`` they are listed then, too. Raises LookupError if their number is not ``count``.
+    ``step``: the process is in a step of the job, which may have fewer GPUs than the job has.
     """
     try:
         devices = visible_devices(source, environ)
@@ -53,6 +54,9 @@ def job_devices(
         return _first_devices(count) if explicit else None
     if len(devices) != count:
         listed = ",".join(devices) or environ.get(VISIBLE) or "none"
+        if step and len(devices) < count:  # Slurm 26.05.0 to .2; the node is not to blame
+            message = f"the launcher's step has {len(devices)} of the job's {count} GPUs ({listed})"
+            raise LookupError(f"{message} (`node_launcher`, or `mpi`, of the site)")
         raise LookupError(f"{count} GPUs were requested, but {len(devices)} assigned ({listed})")
     if beyond := _beyond(devices):
         raise LookupError(beyond)

@@ -14,16 +14,18 @@ from .demand import END_AFTER
 from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
+from .memory import over_memory_message, paused_message, with_memory
 from .names import CERTIFICATE, NOTE, PRELOAD, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
-from .reason import over_memory_message, with_memory
 from .transport import TransportChoice
 from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
 _HEARTBEAT_INTERVAL = 10
+_MEMORY_INTERVAL = 3
+"""Seconds between two looks at workers that lack memory."""
 _LEASE_INTERVAL = 2
 """Seconds between two looks at the owner's lease."""
 _CANCEL_TIMEOUT = 20
@@ -61,11 +63,14 @@ class Head(Job):
         self._witness: ManagedProcess | None = None
         self._asked_to_exit = False
         self._heartbeat_time = 0.0
+        self._memory_time = 0.0
         self._lease_time = 0.0
         self._reported: dict[str, int] = {}
         """How often each worker had been restarted when `run` was last informed."""
         self._client_time = self._clients_time = 0.0
         """When a client was last connected, or `run` started, and when that was last looked up."""
+        self._paused: set[str] = set()
+        """Workers of which `run` was informed that they are paused."""
         self._gone: set[str] = set()
         """Why jobs do not come, as far as `run` was informed."""
 
@@ -130,7 +135,7 @@ class Head(Job):
         if self.command is not None:
             self._ask_to_exit(self.command, 0)
             self.command.wait(2)
-        self._report_restarts()
+        self._report_memory()
         if self.scheduler is not None:
             self.scheduler.terminate()
         self.wait_for_workers()
@@ -251,22 +256,14 @@ class Head(Job):
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        reason = with_memory(reason_in(command.log, code), self._over_memory())
-        raise failure(with_reason(f"run: ended with exit code {code}", reason), code)
+        reason = with_reason(f"run: ended with exit code {code}", reason_in(command.log, code))
+        raise failure(with_memory(reason, self.folder.over_memory()), code)
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:
         """Return the exit after a worker or a rank failed; the client is in one with `ranks`."""
         found = super().worker_failure(process)
-        found.reason = with_memory(found.reason, self._over_memory())
+        found.reason = with_memory(found.reason, self.folder.over_memory())
         return found
-
-    def _over_memory(self) -> str:
-        """Return which worker was restarted most often because of its memory; "" if none was."""
-        workers = self.folder.over_memory()
-        if not workers:
-            return ""
-        name = max(workers, key=lambda name: workers[name]["restarts"])
-        return over_memory_message(name, **workers[name])
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
@@ -352,7 +349,8 @@ class Head(Job):
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
         if not near and (failed := self._failed_node()):
             kind, reason = EndKind.FAILED, f"{failed}; {reason}"
-        reason = f"the head's job was stopped: {reason}{last_attempt_text(self.options)}"
+        reason = with_memory(f"the head's job was stopped: {reason}", self.folder.over_memory())
+        reason += last_attempt_text(self.options)
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
     def _failed_node(self) -> str:
@@ -377,6 +375,9 @@ class Head(Job):
     def _heartbeat(self) -> None:
         """Write the head's sign of life, for jobs that wait for the dask scheduler."""
         now = time.monotonic()
+        if now - self._memory_time > _MEMORY_INTERVAL:
+            self._memory_time = now
+            self._report_memory()
         if now - self._heartbeat_time <= _HEARTBEAT_INTERVAL:
             return
         self._heartbeat_time = now
@@ -384,15 +385,19 @@ class Head(Job):
             self.folder.write(HEARTBEAT, time.time())
         except OSError as error:
             log(f"cannot write to {self.folder.path}: {error}")
-        self._report_restarts()
 
-    def _report_restarts(self) -> None:
-        """Write to the log of `run` if a worker restarts again and again because of its memory."""
+    def _report_memory(self) -> None:
+        """Write to the log of `run` if a worker is paused, or restarts again and again."""
+        if self.command is None:
+            return
         for name, worker in self.folder.over_memory().items():
-            if worker["restarts"] < 2 * self._reported.get(name, 0) or not self.command:
-                continue
-            self._reported[name] = worker["restarts"]
-            self._tell_run(over_memory_message(name, **worker))
+            if "paused" in worker and name not in self._paused:
+                self._paused.add(name)
+                self._tell_run(paused_message(name, worker))
+            restarts = worker["restarts"]
+            if restarts and restarts >= 2 * self._reported.get(name, 0):
+                self._reported[name] = restarts
+                self._tell_run(over_memory_message(name, worker))
 
     def _check_clients(self) -> None:
         """Note that `run` has no client: if it waits for another dask scheduler, it never ends."""

@@ -263,7 +263,8 @@ class Job:
         if options.gpus:
             explicit = options.each_gpu or not options.worker_size.usual
             source = options.visible_devices
-            devices = job_devices(source, options.gpus, environ, explicit=explicit)
+            step = options.node is not None
+            devices = job_devices(source, options.gpus, environ, explicit=explicit, step=step)
         if devices is not None:
             own = options.worker_size.devices(devices)
             environ.update(options.worker_size.environ(own))

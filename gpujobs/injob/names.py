@@ -53,8 +53,25 @@ ENCRYPTED = ("tls", "wss")
 """Protocols of dask that are encrypted."""
 CERTIFICATE, KEY = "tls-cert.pem", "tls-key.pem"
 """Files in the cluster's folder, if dask's processes may encrypt their traffic."""
+JOB_REQUEST = (
+    "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_GRES",
+    "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_TRES_BIND", "SLURM_TRES_PER_TASK",
+)  # fmt: skip
+"""Variables of a job with what it has requested, which `srun` takes for options of its own.
+
+A step of gpujobs has all GPUs and CPUs of its nodes, however they were requested. Some variables
+would give it fewer, such as SLURM_TRES_PER_TASK, and others contradict its options: `srun` refuses
+SLURM_NTASKS_PER_GPU beside --ntasks-per-node, and from 26.05 on SLURM_GPUS_PER_NODE beside
+--gres=gpu.
+"""
 EXTRA_RANKS = 2
 """Ranks without GPUs if the user's script runs in all ranks: dask scheduler and client."""
+
+
+def without_request(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` for the launcher of a job step: without `JOB_REQUEST`."""
+    return {name: value for name, value in environ.items() if name not in JOB_REQUEST}
 
 
 def is_encrypted(protocol: str) -> bool:

@@ -68,6 +68,7 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     nodes are not known.
     """
     folder, words = Folder(options.folder), options.workers
+    environ = names.without_request(environ)
     if options.run_on == "ranks":
         write_rank_script(options, environ)
         return [ManagedProcess(names.RUN, words, folder.logs / "run.log", environ)]
@@ -352,7 +353,8 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     """
     size, source = options.worker_size, options.visible_devices
     explicit = options.on_node > 1 or not size.usual
-    devices = job_devices(source, options.node_gpus, os.environ, explicit=explicit)
+    gpus = options.node_gpus
+    devices = job_devices(source, gpus, os.environ, explicit=explicit, step=True)
     if place == 0 and options.node_gpus:
         start_sampler(options.folder, devices, options.node_gpus, os.environ)
     if devices is None:

@@ -52,10 +52,7 @@ _KEYWORDS = re.compile(r"ValueError: Unexpected keyword arguments: ")
 """Of dask's `Client(n_workers=2)`, which has an address in a job."""
 _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
 """NVML found no driver, or no device."""
-_KILLED_WORKER = re.compile(r"\S*KilledWorker: .*")
 """Of dask: a task has ended several workers, and it does not say how."""
-MEMORY_KEY = "memory_per_job"
-"""The key of the profile that gives workers more memory."""
 
 
 class _Rank(IntEnum):
@@ -95,20 +92,6 @@ def in_plain_words(line: str) -> str:
     if not _NO_GPU.search(line):
         return line
     return f"the node has no NVIDIA driver, or the job has no GPU ({line})"
-
-
-def over_memory_message(name: str, restarts: int, limit: int) -> str:
-    """Return that a worker was restarted, and the cure. ``limit``: bytes."""
-    times = "once" if restarts == 1 else f"{restarts} times"
-    size = f"{limit / 2**30:.3g} GiB"
-    return f"worker {name} restarted {times}: over its memory limit of {size}: {MEMORY_KEY}"
-
-
-def with_memory(reason: str, message: str) -> str:
-    """Return the reason of `run` in which ``message`` says why its workers died, if it is known."""
-    if not message:
-        return reason
-    return _KILLED_WORKER.sub(lambda _: f"KilledWorker: {message}", reason)
 
 
 # -- the errors in an output -----------------------------------------------------------------------

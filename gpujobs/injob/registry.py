@@ -155,6 +155,10 @@ _NO_CLIENTS = ("fire-and-forget", "Client-worker-")
 """Starts of names in the dask scheduler's list of clients: a dummy, and tasks that submit tasks."""
 _RESTART_EVENT = "worker-restart-memory"
 """Of a nanny that restarts its worker."""
+_STATUS_EVENT = "worker-status-change"
+"""Of a worker that is paused because of its memory, or runs again."""
+_PAUSED_AFTER = 2.0
+"""Seconds after which a worker that is still paused is reported, with its memory of then."""
 _WRITE_INTERVAL = 0.25
 """Seconds for which changes are collected before `workers.json` is written."""
 _MOST_EVENTS = 50_000
@@ -236,6 +240,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._names: dict[str, tuple[str, int]] = {}
         """Name and memory limit of each worker, by its address."""
         self._over_memory: dict[str, OverMemory] = {}
+        self._paused: dict[str, int] = {}
+        """Bytes of workers when they were first paused: one that pauses often is reported once."""
         self._events = AppendedLines(self._folder, EVENTS)
         self._event_count = 0
         self._write_planned = False
@@ -289,6 +295,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         """Note that a worker is gone."""
         if worker in self._names:
             self._gone[self._names[worker][0]] = time.time()
+            self._note_pause(worker)
         self._add_event(worker, "disconnected")
         self._plan_write()
 
@@ -344,13 +351,34 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             self._plan_write()
 
     def log_event(self, topic: str, msg: Any) -> None:
+        """Note a worker that a nanny restarts, or that is paused, because of its memory."""
+        if topic == _RESTART_EVENT:
+            self._note_restart(msg.get("worker"))
+        elif topic in self._names and isinstance(msg, dict) and msg.get("action") == _STATUS_EVENT:
+            asyncio.get_running_loop().call_later(_PAUSED_AFTER, self._note_pause, topic)
+
+    def _note_restart(self, worker: str) -> None:
         """Count a restart by a nanny. The event may arrive after its worker has gone."""
-        if topic != _RESTART_EVENT or msg.get("worker") not in self._names:
-            return
-        name, limit = self._names[msg["worker"]]
-        before = self._over_memory.get(name, {"restarts": 0, "limit": limit})
-        self._over_memory[name] = {"restarts": before["restarts"] + 1, "limit": limit}
-        self._plan_write()
+        if worker in self._names:
+            name, limit = self._names[worker]
+            known = self._over_memory.get(name, {"restarts": 0, "limit": limit})
+            self._over_memory[name] = {"restarts": known["restarts"] + 1, "limit": limit}
+            self._plan_write()
+
+    def _note_pause(self, worker: str) -> None:
+        """Note whether a worker is paused: its memory is nearly full, and it starts no task."""
+        name, limit = self._names[worker]
+        state = self._scheduler.workers.get(worker)
+        known = self._over_memory.get(name, {"restarts": 0, "limit": limit})
+        if state is not None and state.status is Status.paused:
+            used = self._paused.setdefault(name, int(state.metrics.get("memory", 0)))
+            self._over_memory[name] = {**known, "paused": used}
+            self._plan_write()
+        elif "paused" in known:
+            del self._over_memory[name]
+            if known["restarts"]:
+                self._over_memory[name] = {"restarts": known["restarts"], "limit": limit}
+            self._plan_write()
 
     def _add_event(self, worker: str, event: str, **more: object) -> None:
         name, _ = self._names.get(worker, ("", 0))

@@ -34,6 +34,12 @@ def command(words: Iterable[str]) -> Bash:
     return Bash(" \\\n        ".join(lines))
 
 
+def without(names: Iterable[str]) -> list[str]:
+    """Return the words that hide variables from the command after them; [] if there are none."""
+    options = [f"-u {name}" for name in names]
+    return ["env", *options] if options else []
+
+
 def with_variables(text: str) -> str:
     """Return ``text`` as one word of bash that is expanded in the job.
 

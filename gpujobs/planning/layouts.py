@@ -238,7 +238,7 @@ class AllocationLayout(Layout):
         if not self.working_ranks(jobs.shape):
             return words
         return [
-            *self._launched(jobs.shape),
+            *self._launched(jobs),
             f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" node',
             f"--nodes={jobs.shape.nodes}",
             f"--gpus={jobs.shape.gpus_per_node}",
@@ -249,9 +249,13 @@ class AllocationLayout(Layout):
             *words,
         ]
 
-    def _launched(self, shape: JobShape) -> list[str]:
+    def _launched(self, jobs: JobGroup) -> list[str]:
         """Return the launcher, and the script with the environment of the job, as bash."""
-        launcher = [with_variables(word) for word in self.launcher(shape)]
+        launcher = [with_variables(word) for word in self.launcher(jobs.shape)]
+        if self.launcher_command in (self.scheduler.node_launcher, self.scheduler.mpi_command):
+            gpus = {"gpus_per_node": jobs.shape.gpus_per_node}
+            request = self.scheduler.step_request(jobs.lines)
+            launcher += [placeholders.expand(word, gpus) for word in request]
         runtime = runtime_of(self.profile.environment.container, self.site)
         words = runtime.around(launcher) if runtime else launcher
         return [*words, f'sh "$GPUJOBS_FOLDER/{job_file("$GPUJOBS_JOB", RANK_SCRIPT)}"']
@@ -348,7 +352,7 @@ class RanksLayout(MpiLayout):
         """Return the launcher and the program of each rank: the user's script."""
         ranks = self.ranks(jobs.shape)
         return [
-            *self._launched(jobs.shape),
+            *self._launched(jobs),
             f'"$python" -m mpi4py "$GPUJOBS_FOLDER/{ARCHIVE}" rank',
             '--folder="$GPUJOBS_FOLDER"',
             f"--size={ranks.started}",

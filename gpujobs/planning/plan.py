@@ -159,6 +159,8 @@ class GroupPlanner:
         writer = DirectiveWriter(diagnostics, scheduler, shape, walltime, queues)
         for note in queue.notes:
             self.diagnostics.note(f"queue {key}: {note}")
+        if note := workeroptions.memory_note(profile.workers, shape):
+            self.diagnostics.note(note)
         lines, visible_devices = writer.lines(), ""
         if shape.gpus:
             visible_devices = writer.visible_devices()

@@ -26,7 +26,7 @@ from ..injob.names import ARCHIVE, ENVIRONMENT, HEAD, dashboard_address, job_fil
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.local import INHERIT
 from ..text import control_character
-from .bash import Bash, command, with_variables
+from .bash import Bash, command, with_variables, without
 from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
@@ -171,8 +171,14 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
 def launcher(plan: Plan, jobs: JobGroup) -> Bash:
     """Return the command that starts MPI outside of the container; "" if the supervisor does."""
     if jobs.container and plan.working_ranks and jobs.shape.gpus:
-        return _worker_command(plan, jobs)
+        return command([*without(plan.scheduler.job_request), _worker_command(plan, jobs)])
     return Bash("")
+
+
+def _workers_launcher(plan: Plan, jobs: JobGroup) -> Bash:
+    """Return the command that starts the supervisor; "" if the batch script does."""
+    words = list(map(with_variables, jobs.launcher))
+    return command([*without(plan.scheduler.job_request), *words] if words else [])
 
 
 def _workers(plan: Plan, jobs: JobGroup) -> Bash:
@@ -321,7 +327,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "asks": asks_outside(plan, script.jobs, roles),
         "cancel": Bash(plan.scheduler.cancel_waiting),
         "supervise": supervise(plan, script.jobs, roles, script.attempt),
-        "workers_launcher": command(map(with_variables, script.jobs.launcher)),
+        "workers_launcher": _workers_launcher(plan, script.jobs),
         "commands": commands(plan, script.jobs, roles),
         **_container_variables(plan, script),
     }

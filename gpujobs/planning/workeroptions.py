@@ -49,6 +49,8 @@ _OF_CLASS = {
     "nanny": ("config", "data", "env", "http_prefix", "plugins"),
 }
 """Extra keywords, by the worker's class."""
+_CUDA_MEMORY = 2**30
+"""Bytes of host memory that a CUDA worker needs: importing cupy and cudf takes most of it."""
 DEVICE_MEMORY_LIMIT = "0.8"
 """dask-cuda's default: the part of the GPU's memory above which data is spilled to the host."""
 _KEYWORDS = {"set_rmm_allocator_for_libs": "rmm_allocator_external_lib_list"}
@@ -138,6 +140,15 @@ def _part(value: str | None, parts: int) -> str | None:
 def death_timeout(profile: Profile) -> int:
     """Return the seconds that a worker has to start; a nanny counts the imports, too."""
     return profile.workers.death_timeout or profile.start_timeout
+
+
+def memory_note(workers: Workers, shape: JobShape) -> str:
+    """Return that a CUDA worker has too little host memory to import its libraries; "" if not."""
+    memory = shape.worker_memory
+    if not shape.gpus or workers.worker_class != "cuda" or not memory or memory >= _CUDA_MEMORY:
+        return ""
+    text = f"each CUDA worker has {size_text(memory)} of host memory"
+    return f"{text}: with less than about 1GiB it may pause for ever (`memory_per_job`)"
 
 
 def memory_limit(shape: JobShape) -> list[str]:

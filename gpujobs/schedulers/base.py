@@ -102,6 +102,8 @@ class Scheduler(ABC):
     """Command that runs another one on a node of the job, for shells of the job on login nodes."""
     step_gpus: ClassVar[tuple[str, ...]] = ()
     """More words of `enter` and `node_launcher` in a job that gpujobs has not submitted."""
+    job_request: ClassVar[tuple[str, ...]] = ()
+    """Variables of a job that its launchers must not have (see `injob.names.JOB_REQUEST`)."""
     after: ClassVar[tuple[str, ...]] = ()
     """Option of `submit_command` for jobs that wait until the submissions {ids} have ended."""
     cancel_waiting: ClassVar[str] = ""
@@ -168,6 +170,10 @@ class Scheduler(ABC):
     def spans_nodes(self, request: Sequence[str]) -> bool:
         """Return whether ``request``, with its placeholders, requests all nodes of a job."""
         return any(re.search(r"\{(nodes|\w+_per_job)\b", line) for line in request)
+
+    def step_request(self, lines: Sequence[str]) -> tuple[str, ...]:
+        """Return more words of the own launchers in a job with the directives ``lines``."""
+        return ()
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         """Return the site's lines; those with an option that may occur only once are merged."""
@@ -293,6 +299,10 @@ class Scheduler(ABC):
         It submits nothing. None if there is no such command.
         """
         return None
+
+    def queue_by_queue(self, script: str) -> list[str]:
+        """Return the scripts that `estimate_command` gets for one that waits in several queues."""
+        return [script]
 
     def parse_estimate(self, result: CommandResult) -> str:
         """Return the expected start; "" if the script cannot start, or without an answer."""

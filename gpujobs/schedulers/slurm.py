@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import ClassVar
 
-from ..injob.names import ranges
+from ..injob.names import JOB_REQUEST, ranges
 from .base import Scheduler
 from .formats import find_integer, integer, members, quoted_path
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses, of_ids
@@ -114,6 +114,12 @@ _COMPLETE = {*_LONG_OPTIONS.values(), "mem", "export"}
 _ACCOUNTING = "JobID,State,ExitCode,NodeList"
 """Columns of sacct."""
 
+_PARTITIONS = re.compile(r"^#SBATCH\s+(?:--part[a-z]*[= ]|-p ?)(\S+,\S+)\s*$", re.M)
+"""The directive of a job that waits in several partitions."""
+
+_GPUS_OF_TASK = r"gres/gpu(?::[^:=,]+)?[:=](\d+)"
+"""Newer releases keep ``--gpus-per-task`` as a part of ``--tres-per-task``."""
+
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"gpus", "gpus-per-node", "gpus-per-socket", "gres/gpu"},
@@ -182,6 +188,7 @@ class Slurm(Scheduler):
         "--cpu-bind=none", "--mpi=none", "--disable-status",
     )  # fmt: skip
     step_gpus = ("--gres=gpu:{gpus_per_node}",)
+    job_request = JOB_REQUEST
     after = ("--dependency=afterany:{ids}",)
     cancel_waiting = "scancel --state=PENDING"
     multi_cluster = True
@@ -240,18 +247,27 @@ class Slurm(Scheduler):
                 options |= family
         return self._first_of(options, taken)
 
+    def step_request(self, lines: Sequence[str]) -> tuple[str, ...]:
+        # A step of a job whose GPUs are counted together would get one of the first node's.
+        together = any("gpus" in self.options(line) for line in lines)
+        return self.step_gpus if together else ()
+
     @classmethod
     def granted(cls, environ: Mapping[str, str]) -> Granted:
         def number(name: str) -> int:
             return find_integer(r"(\d+)$", environ.get(f"SLURM_{name}", "")) or 0  # 4, or a100:4
 
         nodes = number("JOB_NUM_NODES") or 1
-        gpus = number("GPUS") or number("GPUS_PER_TASK") * number("NTASKS")
+        of_task = find_integer(_GPUS_OF_TASK, environ.get("SLURM_TRES_PER_TASK", "")) or 0
+        of_task = number("GPUS_PER_TASK") or of_task
+        gpus = number("GPUS") or of_task * number("NTASKS")
+        gpus_per_node = number("GPUS_PER_NODE") or gpus // nodes
         return Granted(
             nodes=nodes,
-            gpus_per_node=number("GPUS_PER_NODE") or gpus // nodes,
+            gpus_per_node=gpus_per_node,
             memory_per_node=number("MEM_PER_NODE")
-            or number("MEM_PER_CPU") * number("CPUS_ON_NODE"),
+            or number("MEM_PER_CPU") * number("CPUS_ON_NODE")
+            or number("MEM_PER_GPU") * gpus_per_node,
             end=number("JOB_END_TIME"),
             on_node="SLURMD_NODENAME" in environ,
         )
@@ -293,6 +309,14 @@ class Slurm(Scheduler):
 
     def estimate_command(self) -> list[str]:
         return ["sbatch", "--test-only", *self._clusters()]
+
+    def queue_by_queue(self, script: str) -> list[str]:
+        # slurmctld before 25.11.7 and 26.05.2 may crash at a list with an empty partition.
+        found = _PARTITIONS.search(script)
+        if not found:
+            return [script]
+        before, after = script[: found.start(1)], script[found.end(1) :]
+        return [f"{before}{name}{after}" for name in found[1].split(",")]
 
     def parse_estimate(self, result: CommandResult) -> str:
         found = re.search(r"to start at (\S+)", result.stderr)
@@ -395,6 +419,9 @@ def _jobs(number: str, indexes: str) -> list[JobId]:
 
 
 def _exit_code(text: str) -> int | None:
-    """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number."""
+    """Return the exit code of sacct's ``CODE:SIGNAL``; a signal is 128 and its number.
+
+    Releases before 25.11 subtract 128 from exit codes above it: 137 is 9 there.
+    """
     code, signal = map(integer, f"{text}:".split(":")[:2])
     return 128 + signal if code == 0 and signal else code

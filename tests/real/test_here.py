@@ -19,6 +19,7 @@ from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, run, until
 from ..support.sge import SgeBackend
 from .programs import SLEEP, WHO
+from .test_requests_of_jobs import STRICT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 JOB = ("--nodes=2", "--gres=gpu:4", "--mem=16G", "--cpus-per-task=8", "--time=10")
@@ -41,13 +42,14 @@ def run_here(cli: Cli, *words: str) -> list[str]:
     return [cli.command, "run", "--here", *words]
 
 
-def in_salloc(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
+def in_salloc(cli: Cli, gpus: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new allocation, from this host, which for Slurm is none of its nodes.
 
-    With ``--gpus``, a step without options of its own would get one of the GPUs.
+    ``gpus``: the option that requests them. Its `srun` is as strict as that of Slurm 26.05.
     """
-    argv = ["salloc", "--quiet", "--nodes=2", "--gpus=8", *JOB[2:], *words]
-    return run(argv, env=cli.env, user=cli.user, timeout=180, cwd=cli.work)
+    argv = ["salloc", "--quiet", "--nodes=2", gpus, *JOB[2:], *words]
+    env = cli.env | {"PATH": f"{STRICT}:{cli.env['PATH']}"}
+    return run(argv, env=env, user=cli.user, timeout=180, cwd=cli.work)
 
 
 def batch(cli: Cli, *lines: str, job: tuple[str, ...] = JOB) -> str:
@@ -86,10 +88,14 @@ def test_outside_of_a_job(cli: Cli) -> None:
     assert done.returncode == 2 and "needs --here" in done.stderr
 
 
-def test_salloc(cli: Cli, backend: SlurmBackend) -> None:
-    """The profile asks for other GPUs, and for a queue: this job has decided that."""
+@pytest.mark.parametrize("gpus", ["--gpus-per-node=4", slow_variant("--gpus=8")])
+def test_salloc(cli: Cli, backend: SlurmBackend, gpus: str) -> None:
+    """The profile asks for other GPUs, and for a queue: this job has decided that.
+
+    With ``--gpus``, a step without options of its own would get one of the GPUs.
+    """
     profile = {"gpus": 1, "queue": "short", "env": {"WANTED": "8"}, "run": ["python", "who.py"]}
-    done = in_salloc(cli, *run_here(cli, str(cli.write("p.yaml", profile))))
+    done = in_salloc(cli, gpus, *run_here(cli, str(cli.write("p.yaml", profile))))
     assert done.returncode == 0, done.stderr
     workers = workers_in(done.stdout)
     assert {node for _, node, _ in workers.values()} == {"node1", "node2"} and len(workers) == 8

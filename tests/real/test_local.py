@@ -373,6 +373,43 @@ def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     assert said.format("4 times") in local("status", cluster).stdout  # dask's own limit
 
 
+PAUSED = """
+import ctypes, os, time
+import psutil
+from distributed import Client
+
+LIMIT = 400 * 2**20
+
+def fill():
+    kept = bytearray(int(0.88 * LIMIT) - psutil.Process().memory_info().rss)
+    for page in range(0, len(kept), 4096):
+        kept[page] = 1
+    time.sleep(60)
+
+if __name__ == "__main__":
+    client = Client()
+    future = client.submit(fill)
+    time.sleep(12)
+    print("ends", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_paused_is_named_while_its_program_waits_and_in_the_reason(
+    local: Cli,
+) -> None:
+    local.write("paused.py", PAUSED)
+    profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "paused.py"]}
+    process = local.start("submit", str(local.write("p.yaml", profile)), "--wait")
+    out, err = process.communicate(timeout=patience(120))
+    said = re.search(r"worker (\S+)-0 is paused: 3\d\d of 400 MiB", err)
+    assert said, err
+    assert f"note: {said[0]}" in err and f"gpujobs: {said[0]}\n" in out.partition("ends")[0]
+    reason = local.status(said[1])["reason"]
+    assert "ended with exit code 3" in reason and reason.endswith(f" ({said[0]})")
+
+
 # -- sockets -----------------------------------------------------------------------------------------------------------
 def listening(pids: Iterable[int]) -> dict[int, str]:
     """Return the addresses at which processes listen, by port, as the kernel has them."""

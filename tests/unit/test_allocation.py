@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpujobs.injob.folder import Folder
+from gpujobs.injob.names import JOB_REQUEST
 from gpujobs.injob.network import job_nodes
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.rank import start_launcher
@@ -167,3 +169,41 @@ def test_a_launcher_for_each_node(folder: Folder) -> None:
     assert log.count('it\'s {node} "x"\n') == 2
     assert f"n1|sh|{script}|" in log and f"n2|sh|{script}|" in log
     assert not (folder.path / "jobs" / "1.lost").exists()
+
+
+def test_a_launcher_does_not_get_the_request_of_its_job(folder: Folder) -> None:
+    """`srun` would take SLURM_GPUS_PER_NODE for an option, and refuse it beside its own."""
+    environ = {"PATH": os.defpath, "SLURM_GPUS_PER_NODE": "4", "SLURM_NTASKS_PER_GPU": "1"}
+    environ |= {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS": "2"}
+    (started,) = start_launcher(options(folder, "env"), environ)
+    assert started.wait(10)
+    names = {line.partition("=")[0] for line in (folder.logs / "job-0.log").read_text().split()}
+    assert {"SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"} <= names
+    assert not names & {*JOB_REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more"),
+    [
+        ("--gpus={gpus_per_job}", " --gres=gpu:4"),
+        ("-G {gpus_per_job}", " --gres=gpu:4"),
+        ("--gpus-per-node={gpus_per_node}", ""),
+        ("--gres=gpu:{gpus_per_node}", ""),
+    ],
+)
+def test_a_step_asks_for_gpus_that_its_job_has_counted_together(
+    home: Path, request_line: str, more: str
+) -> None:
+    """Slurm 22.05 would give it one of the four GPUs of the first node."""
+    lines = f'request: ["--nodes={{nodes}}", "{request_line}"]'
+    for layout, last in (("allocation", "--mpi=none"), ("mpi", "--ntasks-per-node=1")):
+        write_site(home, "slurm", lines)
+        text = render(made_plan(home, PROFILE.replace("allocation", layout)), "svd-1")[0].text
+        assert f'{last}{more} sh "$GPUJOBS_FOLDER' in " ".join(text.replace("\\\n", " ").split())
+
+
+def test_a_launcher_of_the_site_asks_by_itself(home: Path) -> None:
+    own = "node_launcher: [srun, --nodes=2]\nrequest: ['--nodes={nodes}', '--gpus={gpus_per_job}']"
+    write_site(home, "slurm", own)
+    text = render(made_plan(home, PROFILE), "svd-1")[0].text
+    assert 'srun --nodes=2 sh "$GPUJOBS_FOLDER' in " ".join(text.replace("\\\n", " ").split())

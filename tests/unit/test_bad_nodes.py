@@ -51,6 +51,10 @@ def failed_job(
     [
         (failed_job(NO_DRIVER), True),
         (failed_job("svd-0000-1 on node2: 2 GPUs were requested, but 1 assigned (0)"), True),
+        (
+            failed_job("svd-0000-1 on node2: the launcher's step has 1 of the job's 4 GPUs (0)"),
+            None,
+        ),
         (failed_job(NO_DRIVER, ended=Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 50)), True),
         (failed_job("ModuleNotFoundError: No module named 'x'"), None),  # as on all nodes
         (failed_job("ModuleNotFoundError: No module named 'x'", seen=2), True),  # only on this one

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.batch.process import inherited
 from gpujobs.clusters import here
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.document import Document
 from gpujobs.errors import InputError
+from gpujobs.injob.names import JOB_REQUEST
 
 from ..support.transcripts import recorded
 
@@ -85,6 +87,17 @@ def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) ->
     environ = {**environment("slurm", tmp_path), "SLURM_GPUS": gpus}
     environ.pop("SLURM_GPUS_PER_NODE", None)
     assert here.find_job(environ).granted.gpus_per_node == per_node
+
+
+@pytest.mark.parametrize("tres", ["gres/gpu=1", "cpu=2,gres/gpu:a100=1", "gres/gpu:1,cpu=2"])
+def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
+    """Slurm 26.05 keeps --gpus-per-task so; before, in SLURM_GPUS_PER_TASK."""
+    of_job = {**environment("slurm", tmp_path), "SLURM_NTASKS": "8"}
+    for name in [name for name in of_job if name.startswith("SLURM_GPUS")]:
+        del of_job[name]
+    assert here.find_job({**of_job, "SLURM_TRES_PER_TASK": tres}).granted.gpus_per_node == 4
+    assert here.find_job({**of_job, "SLURM_TRES_PER_TASK": "cpu=2"}).granted.gpus_per_node == 0
+    assert here.find_job({**of_job, "SLURM_GPUS_PER_TASK": "a100:1"}).granted.gpus_per_node == 4
 
 
 @pytest.mark.parametrize("environ", [{}, {"JOB_ID": "a build server's"}, {"SLURM_CONF": "/x"}])
@@ -162,3 +175,17 @@ def test_the_walltime_is_what_is_left_of_the_job(job: str, monkeypatch: pytest.M
     spec, _, _ = here.cluster_here(Document({"run": ["true"]}))
     assert spec.profile.walltime == 3600
     assert spec.python == sys.executable
+
+
+@pytest.mark.parametrize("job", ["slurm"], indirect=True)
+def test_steps_of_a_job_do_not_get_its_request(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in the hint is for a shell, which has the variables."""
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
+    monkeypatch.setenv("SLURM_GPUS", "8")
+    assert "SLURM_JOB_ID" in inherited() and not {*JOB_REQUEST} & {*inherited()}
+    found = here.find_job()
+    hint = [*here.unset_words(found), *here.enter_words(found)]
+    names = ("SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
+    assert hint[:5] == ["env", *(f"--unset={name}" for name in names), "srun"]
+    assert hint[-1] == "--gres=gpu:4"
+    assert here.unset_words(found, {}) == []

@@ -20,6 +20,7 @@ from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folder import read_state
+from gpujobs.injob import registry
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
@@ -592,6 +593,65 @@ def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
             await wait_for(0)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_PAUSED_AFTER", 0.05)
+    address, mib = "tls://b-0", 2**20
+    worker = SimpleNamespace(
+        name="b-0", address=address, nthreads=2, extra={}, memory_limit=512 * mib,
+        metrics={"memory": 480 * mib}, status=Status.paused,
+    )  # fmt: skip
+
+    async def main() -> None:
+        scheduler = SimpleNamespace(workers={address: worker}, handlers={}, status=Status.running)
+        recorder = WorkerRegistry(scheduler, str(tmp_path), {})
+        recorder.add_worker(scheduler, address)
+
+        async def notes_after(status: Status, used: int) -> list[str]:
+            worker.status, worker.metrics["memory"] = status, used * mib
+            event = {"action": "worker-status-change", "status": status.name}
+            recorder.log_event(address, event)
+            recorder.log_event(address, ["action"])
+            recorder.log_event("all", event)
+            await asyncio.sleep(0.8)
+            return read_state(tmp_path).notes
+
+        assert await notes_after(Status.paused, 480) == ["worker b-0 is paused: 480 of 512 MiB"]
+        assert await notes_after(Status.running, 100) == []
+        # It is one note of one worker, however often it is paused.
+        assert await notes_after(Status.paused, 490) == ["worker b-0 is paused: 480 of 512 MiB"]
+        del scheduler.workers[address]
+        recorder.remove_worker(scheduler, address, stimulus_id="x")
+        recorder.log_event("worker-restart-memory", {"worker": address, "pid": 1, "rss": 2})
+        assert await notes_after(Status.paused, 490) == [
+            "worker b-0 restarted once: over its memory limit of 0.5 GiB: memory_per_job"
+        ]
+
+    asyncio.run(main())
+
+
+def test_the_end_of_run_names_the_workers_that_lack_memory(tmp_path: Path) -> None:
+    for name in ("jobs", "logs", "head"):
+        (tmp_path / name).mkdir()
+    lacking = {
+        "b-0": {"restarts": 0, "limit": 2**29, "paused": 480 * 2**20},
+        "b-1": {"restarts": 2, "limit": 2**29},
+    }
+    (tmp_path / "workers.json").write_text(json.dumps({"over_memory": lacking}))
+    head = Head(SuperviseOptions(folder=str(tmp_path), job=0, started=time.time(), walltime=60))
+    head.command = ManagedProcess("run:", ["sleep", "0"], tmp_path / "logs" / "run.log", os.environ)
+    head._heartbeat()
+    head._report_memory()
+    assert head.command.wait(10)
+    paused = "worker b-0 is paused: 480 of 512 MiB"
+    restarted = "worker b-1 restarted 2 times: over its memory limit of 0.5 GiB: memory_per_job"
+    told = (tmp_path / "logs" / "run.log").read_text().splitlines()
+    assert told == [f"gpujobs: {paused}", f"gpujobs: {restarted}"]
+    ended = head._stopped("the walltime is nearly over")
+    assert ended.reason.endswith(f"the walltime is nearly over ({paused}, and 1 more)")
 
 
 def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_path: Path) -> None:

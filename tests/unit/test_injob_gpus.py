@@ -83,6 +83,8 @@ def test_whole_nodes_and_wrong_numbers() -> None:
     for listed in ("0,1,2", ""):
         with pytest.raises(LookupError, match=r"2 GPUs were requested, but [03] assigned"):
             job_devices("scheduler", 2, {"CUDA_VISIBLE_DEVICES": listed}, explicit=False)
+    with pytest.raises(LookupError, match=r"step has 1 of the job's 2 GPUs \(0\)"):
+        job_devices("scheduler", 2, {"CUDA_VISIBLE_DEVICES": "0"}, explicit=False, step=True)
 
 
 def test_a_job_without_gpus_is_no_job_with_one() -> None:

@@ -143,6 +143,8 @@ def test_a_requeued_head_is_named() -> None:
     folder = FolderState(ended=ended, exits={0: ExitRecord(143, "node1")}, head=0)
     assert "requeued the head's job" in report(PENDING, folder).reason
     assert report(JobStatus(JobState.CANCELLED), folder).reason == ended.reason
+    done = replace(folder, ended=Ended(EndKind.DONE, 0, job=0))
+    assert report(PENDING, done).reason == ""  # nothing is lost
 
 
 def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:

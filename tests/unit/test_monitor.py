@@ -390,6 +390,46 @@ def test_an_answer_from_before_the_start_is_no_requeue(slurm: FakeSlurm, ledger:
     assert monitor.report().jobs[0].reason == "requeued"
 
 
+@pytest.mark.parametrize(
+    ("age", "exit_code", "state", "reason"),
+    [
+        (20, None, "RUNNING", ""),
+        (20, 0, "COMPLETED", ""),
+        (20, 143, "PENDING", "requeued"),  # a requeue begins with SIGTERM
+        (100, None, "PENDING", "requeued"),  # no cache is as old
+        (100, 0, "PENDING", "requeued"),
+        (-40, None, "RUNNING", ""),  # the clock of the node is ahead
+    ],
+)
+def test_an_answer_of_a_cache_may_be_older_than_the_start(
+    slurm: FakeSlurm, ledger: Ledger, age: int, exit_code: int | None, state: str, reason: str
+) -> None:
+    """Sites keep answers of squeue for up to a minute; this is the first one that we get."""
+    record = add(ledger, "7")
+    started = {"node": "node1", "started": time.time() - age}
+    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    if exit_code is not None:
+        left = {"exit_code": exit_code, "host": "node1"}
+        (record.path / "jobs" / "0.json").write_text(json.dumps(left))
+    slurm.lists("7|N/A|PENDING")
+    job = ClusterMonitor([record], ledger).report().jobs[0]
+    assert (job.state.value, job.reason) == (state, reason)
+
+
+def test_a_job_of_which_the_batch_scheduler_said_that_it_runs_was_requeued(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    record = add(ledger, "7")
+    started = {"node": "node1", "started": time.time() - 5}
+    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    monitor = ClusterMonitor([record], ledger)
+    answers = {"PENDING": "", "PENDING again": "", "RUNNING": "", "PENDING at last": "requeued"}
+    for answer, reason in answers.items():
+        slurm.lists(f"7|N/A|{answer.split()[0]}")
+        monitor.query_soon()
+        assert monitor.report().jobs[0].reason == reason
+
+
 def test_a_job_that_has_started_since_the_answer_does_not_wait(
     slurm: FakeSlurm, ledger: Ledger
 ) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.injob.folder import OverMemory
 from gpujobs.injob.log import error_in, reason_in
-from gpujobs.injob.reason import error_of, over_memory_message, reason_of, with_memory
+from gpujobs.injob.memory import with_memory
+from gpujobs.injob.reason import error_of, reason_of
 
 KILLED = """\
 2026-11-26 11:00:00,001 - distributed.client - INFO - waiting
@@ -141,15 +143,13 @@ def test_an_output_without_an_error_has_none() -> None:
 
 
 def test_a_task_that_needs_more_memory_than_its_workers_have() -> None:
-    message = over_memory_message("svd-0000-1", 4, 2**30)
-    assert message == (
-        "worker svd-0000-1 restarted 4 times: over its memory limit of 1 GiB: memory_per_job"
-    )
+    workers: dict[str, OverMemory] = {"svd-0000-1": {"restarts": 4, "limit": 2**30}}
+    message = "worker svd-0000-1 restarted 4 times: over its memory limit of 1 GiB: memory_per_job"
     reason = reason_of(KILLED)
     assert reason.startswith("distributed.scheduler.KilledWorker: Attempted to run task 'fill-1'")
-    assert with_memory(reason, message) == f"KilledWorker: {message}"
-    assert with_memory(reason, "") == reason
-    assert with_memory("ValueError: x", message) == "ValueError: x"
+    assert with_memory(reason, workers) == f"KilledWorker: {message}"
+    assert with_memory(reason, {}) == reason
+    assert with_memory("ValueError: x", workers) == f"ValueError: x ({message})"
 
 
 def test_reasons_are_short(tmp_path: Path) -> None:

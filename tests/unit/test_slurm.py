@@ -142,6 +142,16 @@ ACCOUNTED = """\
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("137:0", 137), ("255:0", 255), ("9:0", 9), ("0:9", 137), ("0:0", 0), ("137:9", 137)],
+)
+def test_exit_codes_of_the_accounting(text: str, code: int) -> None:
+    """From 25.11 on, sacct does not subtract 128 from those above it."""
+    done = CommandResult(("sacct",), 0, f"5|FAILED|{text}|n1\n")
+    assert SLURM.parse_accounting(done, [JobId("5")])[JobId("5")].exit_code == code
+
+
 def test_accounting() -> None:
     ids = [JobId("20", n) for n in range(4)] + [JobId(str(n)) for n in range(21, 26)]
     found = SLURM.parse_accounting(CommandResult(("sacct",), 0, ACCOUNTED), ids)
@@ -211,6 +221,15 @@ def test_multi_cluster_name_is_in_every_command() -> None:
 def test_limit() -> None:
     assert SLURM.parse_limit("MaxArraySize            = 1001\nMaxJobCount = 10000\n") == 1000
     assert SLURM.parse_limit("") is None
+
+
+@pytest.mark.parametrize("line", ["--partition=a,bb", "--part a,bb", "-p a,bb", "-pa,bb"])
+def test_an_estimate_names_one_partition(line: str) -> None:
+    """A list with an empty partition ends slurmctld before 25.11.7 and 26.05.2."""
+    scripts = SLURM.queue_by_queue(f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {line}\necho a,b\n")
+    first = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {line[:-4]}a\necho a,b\n"
+    assert scripts == [first, first.replace(f"{line[:-4]}a\n", f"{line[:-4]}bb\n")]
+    assert SLURM.queue_by_queue(first) == [first]
 
 
 def test_estimate() -> None:

@@ -54,6 +54,24 @@ def test_the_shape_of_jobs(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("workers", "memory", "said"),
+    [
+        ({}, "1GiB", "each CUDA worker has 512MiB of host memory: with less than about 1GiB"),
+        ({}, "2GiB", ""),
+        (PAIRS, "1GiB", ""),
+        ({"worker_class": "nanny"}, "1GiB", ""),
+    ],
+)
+def test_a_cuda_worker_with_too_little_memory_is_noted(
+    home: Path, workers: Any, memory: str, said: str
+) -> None:
+    """It is paused while it imports its libraries, and its tasks never start."""
+    notes = made_plan(home, profile(2, workers, gpus_per_job=2, memory_per_job=memory)).notes
+    found = [note for note in notes if "host memory" in note]
+    assert len(found) == bool(said) and all(note.startswith(said) for note in found)
+
+
 def test_an_allocation_has_names_by_node_and_ranks_of_a_script_by_rank(home: Path) -> None:
     (home / "s.yaml").write_text(
         (home / "s.yaml").read_text().replace("max_nodes: 1", "max_nodes: 9")

@@ -106,7 +106,10 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 rm -f "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB".launch-*
-srun "${container[@]}" \
+env -u SLURM_CPUS_PER_GPU -u SLURM_CPUS_PER_TASK -u SLURM_GPUS -u SLURM_GPUS_PER_NODE \
+        -u SLURM_GPUS_PER_SOCKET -u SLURM_GPUS_PER_TASK -u SLURM_GPU_BIND -u SLURM_GRES \
+        -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES -u SLURM_TRES_BIND -u SLURM_TRES_PER_TASK \
+        srun "${container[@]}" \
         --overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL \
         --nodelist="$SLURMD_NODENAME" --unbuffered \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
@@ -127,7 +130,10 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
     trap : TERM INT HUP
     trap '' USR1 USR2
     until [ -e "$asked-start" ]; do kill -0 "$supervisor" 2> /dev/null || return; sleep 0.2; done
-    srun "${container[@]}" --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none \
+    env -u SLURM_CPUS_PER_GPU -u SLURM_CPUS_PER_TASK -u SLURM_GPUS -u SLURM_GPUS_PER_NODE \
+        -u SLURM_GPUS_PER_SOCKET -u SLURM_GPUS_PER_TASK -u SLURM_GPU_BIND -u SLURM_GRES \
+        -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES -u SLURM_TRES_BIND -u SLURM_TRES_PER_TASK \
+        srun "${container[@]}" --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none \
         --ntasks=2 --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
         --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
