@@ -210,7 +210,7 @@ class PoolJobs:
     def _take_back(self, job: JobReport) -> None:
         """Add a job in the queue again if it had ended: the batch scheduler has requeued it."""
         number = job.number
-        if number in self.active.keys() | self.released.keys() or not self.knows(number):
+        if number in self.active or number in self.released or not self.knows(number):
             return
         self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
         returned = self.released if job.phase is JobPhase.LEAVING else self.active
