@@ -407,9 +407,14 @@ class WorkerGroup:
         """Number of workers of a job."""
         return self.jobs.shape.workers
 
+    @property
+    def most(self) -> int:
+        """Jobs above this number are removed; `adapt` keeps idle ones up to its maximum."""
+        return self.target if self.maximum is None else max(self.target, self.maximum)
+
     def workers(self, present: int) -> int:
         """Return the wanted number of workers; `adapt` keeps idle ones of the ``present`` jobs."""
-        kept = 0 if self.maximum is None else present
+        kept = 0 if self.maximum is None else min(present, self.most)
         return max(self.target, kept) * self.size
 
     def jobs_for(self, workers: int) -> int:
