@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..clusters.scale import check_group_names
 from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
+from ..text import did_you_mean
 from .display import Controls, JobsDisplay, JobTable
 from .group import PoolJob, WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
@@ -160,9 +162,26 @@ def check_bounds(adaptive: Adaptive, group: WorkerGroup) -> None:
     if least <= most and (most or not adaptive.maximum):
         return
     adaptive.stop()
+    if adaptive.minimum > adaptive.maximum:
+        message = f"adapt: the minimum of {adaptive.minimum} workers is above the maximum"
+        raise InputError(f"{message} of {adaptive.maximum}")
     bounds = f"{adaptive.minimum} to {adaptive.maximum} workers"
     message = f"adapt: no number of jobs of {group.size} workers has {bounds}"
     raise InputError(message, hint=f"workers come in whole jobs: use multiples of {group.size}")
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Raise InputError if `adapt` has no keyword of one of these names: dask ignores them."""
+    known = {"minimum_jobs", "maximum_jobs"}
+    for function in (SpecCluster.adapt, Adaptive.__init__, JobAdaptive.__init__):
+        parameters = inspect.signature(function).parameters.values()
+        known |= {one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD}
+        known |= {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    known -= {"self", "cluster"}
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"adapt has {', '.join(sorted(known))}"
+            raise InputError(f"adapt: unknown keyword {name}", hint=hint)
 
 
 # -- a cluster of whole jobs -----------------------------------------------------------------------
@@ -219,8 +238,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             for group in self._pool.groups.values():
                 group.target = 0  # not in the record: its last target is the user's
             return None
-        if self.status == Status.closed:
-            raise self._pool.ended_error()
+        self._check_open()
         self._scaler.check_elastic()
         amounts = {name: Amount(number) for name, number in groups.items()}
         whole = Amount(n, jobs, memory, cores)
@@ -238,6 +256,11 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         return self.sync(self._correct_state)
 
     scale_up = scale
+
+    def _check_open(self) -> None:
+        """Raise JobFailedError if the cluster was closed, or has ended."""
+        if self.status in (Status.closing, Status.closed) or self._pool.halt is not None:
+            raise self._pool.ended_error()
 
     async def _correct_state_internal(self) -> None:
         self._correct_state_waiting = None  # calls of one moment share a task until here
@@ -288,9 +311,13 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         """Scale between ``minimum`` and ``maximum`` workers by the load, in whole jobs.
 
         In a cluster with groups: the workers of one ``group``, by the tasks that they can run.
-        Fewer than ``maximum`` come if a limit of the site allows no more; that is logged. ``hold``:
-        time for which a job must be idle before it is released (see `JobAdaptive`).
+        Fewer than ``maximum`` come if a limit of the site allows no more; that is logged. Jobs
+        above ``maximum`` leave now, also busy ones. ``hold``: time for which a job must be idle
+        before it is released (see `JobAdaptive`).
         """
+        self._check_open()
+        if Adaptive is None:
+            check_options(kwargs)
         self._scaler.check_elastic()
         check_group_names(list(self._pool.groups), [group])
         self._scaler.forget_failures([group])

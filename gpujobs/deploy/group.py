@@ -210,7 +210,7 @@ class PoolJobs:
     def _take_back(self, job: JobReport) -> None:
         """Add a job in the queue again if it had ended: the batch scheduler has requeued it."""
         number = job.number
-        if number in self.active.keys() | self.released.keys() or not self.knows(number):
+        if number in self.active or number in self.released or not self.knows(number):
             return
         self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
         returned = self.released if job.phase is JobPhase.LEAVING else self.active
@@ -407,9 +407,14 @@ class WorkerGroup:
         """Number of workers of a job."""
         return self.jobs.shape.workers
 
+    @property
+    def most(self) -> int:
+        """Jobs above this number are removed; `adapt` keeps idle ones up to its maximum."""
+        return self.target if self.maximum is None else max(self.target, self.maximum)
+
     def workers(self, present: int) -> int:
         """Return the wanted number of workers; `adapt` keeps idle ones of the ``present`` jobs."""
-        kept = 0 if self.maximum is None else present
+        kept = 0 if self.maximum is None else min(present, self.most)
         return max(self.target, kept) * self.size
 
     def jobs_for(self, workers: int) -> int:

@@ -75,7 +75,8 @@ class Canceller:
             job.cancel_again = now + min(LONGEST_PAUSE, pause)
             job.cancels += 1
         ids = [job.report.job for job in jobs]
-        others = [job for job in self._jobs.present_ids() if job not in ids]
+        cancelled = set(ids)
+        others = [job for job in self._jobs.present_ids() if job not in cancelled]
         await asyncio.to_thread(self._client.cancel, ids, [self._name], others)
 
     def cancel_soon(self, jobs: Collection[PoolJob]) -> None:

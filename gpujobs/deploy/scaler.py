@@ -158,8 +158,8 @@ class Scaler:
     async def _reach_target(self, group: WorkerGroup) -> None:
         counting = self.pool.jobs.counting(group.name)
         surplus = len(counting) - group.target
-        if surplus > 0 and group.maximum is None:  # else idle jobs are kept for some time
-            await self._remove(group, surplus, counting)
+        if len(counting) > group.most:
+            await self._remove(group, len(counting) - group.most, counting)
         if surplus >= 0 or self.pool.stopped(group):  # if stopped: another group is scaled
             return
         if self.pool.unanswered:

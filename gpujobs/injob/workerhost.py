@@ -11,7 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import active_children, forkserver, set_forkserver_preload, util
+from multiprocessing import (
+    active_children,
+    forkserver,
+    resource_tracker,
+    set_forkserver_preload,
+    util,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,17 +83,21 @@ def _descriptors() -> list[int]:
         return []
 
 
+_START = util.spawnv_passfds
+"""How `multiprocessing` starts a new Python."""
+
+
 @contextlib.contextmanager
 def _forking() -> Iterator[None]:
     """Have `multiprocessing` fork its helpers, where it would start a new Python."""
-    original, helpers = util.spawnv_passfds, vars(util)
+    helpers = vars(util)
     helpers["spawnv_passfds"] = _fork
     # Python 3.11.0: all users of the node could connect to an abstract socket (CVE-2022-42919).
     helpers["abstract_sockets_supported"] = False
     try:
         yield
     finally:
-        helpers["spawnv_passfds"] = original
+        helpers["spawnv_passfds"] = _START
 
 
 def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
@@ -109,12 +119,23 @@ def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
         for number in (signal.SIGTERM, STOP_DASK):
             signal.signal(number, signal.SIG_IGN)
         os.register_at_fork(after_in_child=restore_signals)
+        _renew_multiprocessing()
         exec(args[-1], {})  # noqa: S102 - text of Python's multiprocessing
         status = 0
     except SystemExit:
         status = 0
     finally:
         os._exit(status)
+
+
+def _renew_multiprocessing() -> None:
+    """Forget the server that this process was forked to be: tasks of its workers start processes.
+
+    A new Python would know nothing of it. The lock of the server is held during the fork.
+    """
+    vars(util)["spawnv_passfds"] = _START
+    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
+    importlib.reload(forkserver)
 
 
 # -- variables that dask's workers need before their libraries are loaded --------------------------

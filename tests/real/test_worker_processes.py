@@ -193,3 +193,40 @@ def test_a_worker_is_restarted_and_nothing_stays(make: Callable[..., Any]) -> No
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "no process")
     cluster.close()
     until(lambda: not processes_with(cluster.id), 30, "no process of the cluster")
+
+
+def start_processes(method: str) -> list[object]:
+    """Start processes in all ways of `multiprocessing`, and return what they have computed; a task."""
+    import concurrent.futures
+    import multiprocessing
+    import os
+    import signal
+    import sys
+
+    context = multiprocessing.get_context(method)
+    process = context.Process(target=sys.exit, args=(3,))
+    process.start()
+    process.join(60)
+    waiting = context.Process(target=signal.pause)
+    waiting.start()
+    waiting.terminate()
+    waiting.join(60)
+    with context.Pool(2) as pool:
+        squares = pool.map(abs, [-1, -2, -3])
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
+        pids = set(executor.map(os.getpgid, [0]))
+    return [process.exitcode, waiting.exitcode, squares, pids == {os.getpgid(0)}]
+
+
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+def test_tasks_start_processes_in_each_way_once_workers_are_not_daemons(
+    make: Callable[..., Any], home: Path, worker_class: str
+) -> None:
+    config = dask_config(home, {"worker": {"daemon": False}})
+    cluster = make(1, worker_class=worker_class, env={"DASK_CONFIG": config})
+    workers_of(cluster, 1)
+    assert "not forked" not in log_of(cluster)
+    with cluster.get_client() as client:
+        for method in ("spawn", "forkserver", "fork"):
+            found = client.submit(start_processes, method).result(patience(60))
+            assert found == [3, -signal.SIGTERM, [1, 2, 3], True], method

@@ -13,7 +13,7 @@ import pytest
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.progress import LibraryProgress
-from gpujobs.deploy.elastic import check_bounds
+from gpujobs.deploy.elastic import check_bounds, check_options
 from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
@@ -54,6 +54,45 @@ def test_the_maximum_is_a_number_of_whole_jobs(tmp_path: Path) -> None:
             check_bounds(adaptive, cluster._pool.groups[""])
 
     run(tmp_path, story)
+
+
+def test_jobs_above_a_new_maximum_leave_within_seconds_although_they_are_busy(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda group: 100
+        adaptive = cluster.adapt(minimum=0, maximum=6)
+        await asyncio.sleep(120)
+        assert numbers(cluster) == [0, 1, 2]
+        adaptive.maximum = 2
+        await asyncio.sleep(4)
+        assert len(numbers(cluster)) == 1 and len(cluster.released) == 2
+        await asyncio.sleep(120)
+        assert len(slurm.alive) == 1
+        assert slurm.faults
+        slurm.faults.clear()  # busy jobs were released
+
+    run(tmp_path, story)
+
+
+def test_a_minimum_above_the_maximum_is_said_in_these_words(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        adaptive = cluster.adapt(minimum=6, maximum=2)
+        message = "adapt: the minimum of 6 workers is above the maximum of 2"
+        with pytest.raises(InputError, match=message):
+            check_bounds(adaptive, cluster._pool.groups[""])
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("maximun", "did you mean maximum"), ("gpus", "adapt has Adaptive, grace, group")],
+)
+def test_an_unknown_keyword_of_adapt_is_an_error(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"adapt: unknown keyword {name}") as error:
+        check_options(["minimum", "maximum_memory", "interval", "hold", "wait_count", name])
+    assert hint in (error.value.problems[0].hint or "")
 
 
 def test_a_moment_of_less_demand_cancels_no_pending_job(tmp_path: Path) -> None:

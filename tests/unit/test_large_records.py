@@ -10,6 +10,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.usage import make_usage
+from gpujobs.deploy.group import PoolJob, PoolJobs
 
 from .report_data import RECORD, START
 
@@ -29,3 +30,26 @@ def report_time(jobs: int) -> float:
 def test_the_time_of_a_report_grows_as_the_jobs() -> None:
     """Eight times the jobs take much less than 64 times the time."""
     assert report_time(4000) < 24 * min(report_time(500) for _ in range(2))
+
+
+def poll_time(jobs: int) -> float:
+    """Return the CPU time in which the owner of ``jobs`` jobs takes over a report on them."""
+    (group,) = RECORD.groups
+    submission = replace(RECORD.submissions[0], count=jobs)
+    groups = (replace(group, workers=jobs, workers_per_job=1),)
+    record = replace(RECORD, groups=groups, submissions=(submission,), targets=())
+    pool = PoolJobs({"": 3600})
+    report = judge(record, FolderState(), {}, now=START + 60)
+    for job in report.jobs:
+        pool.add(PoolJob(job, 0.0))
+    times = []
+    for now in range(1, 6):
+        began = time.process_time()
+        pool.update(report, now)
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def test_the_time_of_the_owners_poll_grows_as_the_jobs() -> None:
+    """Four times the jobs take much less than 16 times the time."""
+    assert poll_time(4000) < 6 * poll_time(1000)

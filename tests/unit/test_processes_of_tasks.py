@@ -1,0 +1,62 @@
+"""Processes that a task starts, in workers that are forks of the process of their nannies.
+
+A worker has only what a server of Python's own would have given it. tests/real/test_worker_processes.py does this with dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.processes import patience
+
+PROGRAM = """
+import concurrent.futures, multiprocessing, os, signal, sys, time
+from gpujobs.injob import workerhost
+
+def work(method, results):
+    context = multiprocessing.get_context(method)
+    process = context.Process(target=sys.exit, args=(3,))
+    process.start()
+    process.join()
+    waiting = context.Process(target=time.sleep, args=(60,))
+    waiting.start()
+    waiting.terminate()
+    waiting.join()
+    with context.Pool(2) as pool:
+        found = pool.map(abs, [-1, -2, -3])
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
+        found += executor.map(pow, [2, 3], [5, 2])
+    results.put([process.exitcode, waiting.exitcode, *found])
+
+if __name__ == "__main__":
+    assert not workerhost.start()
+    context = multiprocessing.get_context("forkserver")
+    results = context.SimpleQueue()
+    worker = context.Process(target=work, args=(sys.argv[1], results))
+    worker.start()
+    print(results.get(), flush=True)
+    worker.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_worker_that_was_forked_starts_processes_in_each_way(tmp_path: Path, method: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, str(program), method]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=patience(30))
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert output == "[3, -15, 1, 2, 3, 32, 9]\n", errors
+    assert not errors
