@@ -96,7 +96,7 @@ class QueueFit:
         queue, wanted = self.queue, self.profile.gpu_type
         if not queue.gpus_per_node:
             raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
-        if wanted and wanted not in queue.named_types:
+        if wanted and not queue.type_name(wanted):
             message = f"its GPUs are {', '.join(queue.named_types) or 'of no named type'}"
             limit = "gpu_types" if queue.gpu_types else "gpu_type"
             raise QueueMismatch("gpu_type", message, limit=limit)
@@ -179,7 +179,8 @@ class QueueFit:
             )
             hint = f"workers.threads: {max(1, cpus // number)}"
             raise QueueMismatch("workers.threads", message, hint=hint)
-        if memory and workers.memory and workers.memory * number > memory:
+        share = worker_share(workers.memory or 0, 1)
+        if memory and workers.memory and share * number > memory:
             message = (
                 f"{number} workers of {size_text(workers.memory)}; "
                 f"the job has {size_text(memory)} on a node"

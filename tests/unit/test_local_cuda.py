@@ -13,8 +13,9 @@ from dask_cuda import LocalCUDACluster
 
 from gpujobs.clusters.freequeues import this_machine
 from gpujobs.deploy import GPUJobQueueCluster, GPULocalCluster
-from gpujobs.deploy.keywords import LOCAL, spec_of
+from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import device_list, options_of_scheduler
+from gpujobs.deploy.vocabulary import LOCAL
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine, Plan, make_plan
 from gpujobs.planning.render import render
