@@ -128,6 +128,8 @@ class DirectiveWriter:
             meaning = self.scheduler.meaning(directive.text)
         except NotHere as error:
             return error.hint
+        except ValueError:
+            return ""
         if meaning.rest:
             return str(meaning)
         keys = str(meaning) or "leave it out: jobs have it anyway"

@@ -48,10 +48,12 @@ def option_groups(line: str) -> list[list[str]]:
     """Return the options of a directive, each with the words of its value."""
     found: list[list[str]] = []
     for word in shlex.split(line):
-        if re.match("--?[A-Za-z]", word) or not found:
+        if re.match("--?[A-Za-z]", word):
             found.append([word])
-        else:
+        elif found:
             found[-1].append(word)
+        else:
+            raise ValueError(f"{word} is not an option")
     return found
 
 
