@@ -176,7 +176,7 @@ class Workers(model.Model):
 
 
 # -- the profile -----------------------------------------------------------------------------------
-NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,39}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 GROUP_NAME = r"[A-Za-z][A-Za-z0-9_]{0,39}"
 """Without "-", which separates the parts of a worker's name."""
 RESERVED_GROUPS = ("n", "jobs", "memory", "cores", "minimum", "maximum", "head", "self")
@@ -198,6 +198,12 @@ def _group_name(value: object) -> str:
     if text in RESERVED_GROUPS:
         raise ValueError(f"{text!r} is reserved; use another name for the group")
     return text
+
+
+def _name(value: object) -> str:
+    """Return a name, in which ``_`` becomes ``-``: ids of clusters have none."""
+    refusal = ": up to 40 letters, digits and '-', not starting with '-'"
+    return fields.matched(value, NAME, refusal).replace("_", "-")
 
 
 def _gpus(value: object) -> int | Literal["auto"]:
@@ -239,11 +245,7 @@ class InDirective(model.Scalar[model.T]):
 IN_DIRECTIVE = InDirective(model.WORD.parse, model.WORD.json_schema)
 NUMBER_IN_DIRECTIVE = InDirective(model.COUNT.parse, model.COUNT.json_schema)
 OPTIONS = model.Table(model.WORD, model.Scalar(option_value, {"type": ["string", "number"]}))
-_NAME = model.matching(
-    NAME,
-    ": up to 40 letters, digits and '-', not starting with '-'",
-    schema={"type": ["string", "number"], "pattern": f"^{NAME}$"},
-)
+_NAME = model.Scalar(_name, {"type": ["string", "number"], "pattern": f"^{NAME}$"})
 _GROUP_NAME = model.Scalar(
     _group_name,
     {"type": "string", "pattern": f"^{GROUP_NAME}$", "not": {"enum": list(RESERVED_GROUPS)}},

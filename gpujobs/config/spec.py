@@ -41,6 +41,8 @@ class ClusterSpec:
     """Keys of the profile whose values are the site's `defaults`; of `env`, also each variable."""
     queue_order: tuple[str, ...] = ()
     """Keys of queues that `queue: auto` tries first, in this order; the others follow."""
+    notes: tuple[str, ...] = ()
+    """About the keywords in Python that it was made of."""
     queue_key: str = ""
     """The queue whose values the site and the profile have (see `in_queue`)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Generator, Mapping
@@ -28,11 +29,15 @@ from ..clusters.report import ClusterReport, JobReport
 from ..clusters.scale import check_group_names
 from ..errors import InputError
 from ..injob.names import LOOPBACK
-from ..schedulers import JobState
+from ..schedulers import JobState, get_scheduler
 from . import credentials
 from .display import Controls, JobsDisplay
-from .keywords import JOBQUEUE, Setting, Vocabulary, profile_of
+from .jobnumbers import Setting
+from .keywords import profile_of
 from .options import Configuration
+from .vocabulary import JOBQUEUE, Vocabulary
+
+logger = logging.getLogger("gpujobs")
 
 REFRESH_INTERVAL = 1000
 """Milliseconds between two updates of the list of workers."""
@@ -254,7 +259,11 @@ class HostCluster(ConnectedCluster):
         **keywords: Any,
     ) -> None:
         """Return when the dask scheduler runs. Raises InputError, and the errors of the host."""
-        profile = profile_of(keywords, n_workers, configuration, HOST)
+        name = batch_schedulers[0] if batch_schedulers else ""
+        scheduler = get_scheduler(name)() if name else None
+        profile, notes = profile_of(keywords, n_workers, configuration, HOST, scheduler)
+        for note in notes:
+            logger.warning("%s", note)
         text = json.dumps(profile.plain, indent=1, default=str)
         self._handle = RemoteCluster(
             host, text.encode(), batch_schedulers, site=site, soonest=soonest

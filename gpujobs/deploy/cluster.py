@@ -30,7 +30,7 @@ from . import credentials
 from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
-from .keywords import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, document_of, job_notes, spec_of
+from .keywords import document_of, spec_of
 from .options import (
     ClusterOptions,
     JobQueueCluster,
@@ -42,6 +42,7 @@ from .options import (
 )
 from .pool import JobPool
 from .scaler import Scaler
+from .vocabulary import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary
 
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------
 LEASE_INTERVAL = 10_000
@@ -147,9 +148,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             },
             configuration,
         )
-        notes = job_notes({**configuration.values, **keywords})
         with hints_in_python():
-            self._open(with_order(spec, soonest=soonest), options, n_workers, notes)
+            self._open(with_order(spec, soonest=soonest), options, n_workers)
 
     @classmethod
     def from_profile(

@@ -13,6 +13,7 @@ from ..config.profile import DIRECTIVE_KEYS
 from ..config.site import Account, Option, Site
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
+from ..schedulers.words import NotHere
 from ..text import did_you_mean, matches
 from .bash import Diagnostics
 from .containers import Container
@@ -112,21 +113,44 @@ class DirectiveWriter:
             return
         find = scheduler.clash if directive.by_user else scheduler.repeated
         if refused := scheduler.refusal(directive.text):
-            self._report(directive, f" is refused: {scheduler.refused[refused]}")
+            reason, hint = scheduler.refused[refused], self._hint(directive)
+            self._report(directive, f" is refused: {reason}", hint=hint)
         elif clash := find(directive.text, writers):
-            first = writers[clash]
-            self._report(directive, f": {clash} is written by {first.writer}", first.position)
+            first, hint = writers[clash], self._hint(directive)
+            message = f": {clash} is written by {first.writer}"
+            self._report(directive, message, first.position, hint)
         for option in options:
             writers.setdefault(option, directive)
 
-    def _report(self, directive: Directive, message: str, related: Position | None = None) -> None:
+    def _hint(self, directive: Directive) -> str:
+        """Return the keys to write instead of a directive; "" if no key means it."""
+        try:
+            meaning = self.scheduler.meaning(directive.text)
+        except NotHere as error:
+            return error.hint
+        except ValueError:
+            return ""
+        if meaning.rest:
+            return str(meaning)
+        keys = str(meaning) or "leave it out: jobs have it anyway"
+        if not directive.by_user and meaning.settings:
+            return f"`request` has the resources of a job; a default is `defaults: {{{keys}}}`"
+        return keys
+
+    def _report(
+        self,
+        directive: Directive,
+        message: str,
+        related: Position | None = None,
+        hint: str = "",
+    ) -> None:
         text = f"`{directive.text}`{message}"
-        self.diagnostics.add(Problem(text, directive.position, related=related))
+        self.diagnostics.add(Problem(text, directive.position, hint=hint, related=related))
 
     def unchecked_lines(self) -> tuple[str, ...]:
         """Return the directives without their prefix."""
-        lines = self.scheduler.joined([directive.text for directive in self._of_site])
-        return (*lines, *(directive.text for directive in self._of_profile))
+        directives = (*self._of_site, *self._of_profile)
+        return tuple(self.scheduler.joined([directive.text for directive in directives]))
 
     def submit_arguments(self) -> tuple[str, ...]:
         """Return the words after the command that submits the jobs; `lines` has checked them."""

@@ -426,7 +426,7 @@ class _Planner:
             start_workers=start_workers,
             lifetime=lifetime,
             devices=self._devices(sum(group.gpus for group in groups)),
-            notes=tuple(self.diagnostics.notes),
+            notes=(*self.spec.notes, *self.diagnostics.notes),
         )
 
     def _planner(self, name: str, spec: ClusterSpec, root: str) -> GroupPlanner:

@@ -55,7 +55,10 @@ class QueueFit:
         per_job, nodes = self.layout.divide(gpus, self.queue, most)
         fit = replace(self, request=self.multi_node_request) if nodes > 1 else self
         on_node = per_job // nodes
-        workers, cpus = fit._workers_on(on_node), fit._cpus(on_node, nodes)
+        of_gpus = self.queue.gpus_per_node or 1
+        if self.layout.scheduler.on_this_machine:  # other GPUs have no workers that need CPUs
+            of_gpus = min(of_gpus, gpus)
+        workers, cpus = fit._workers_on(on_node), fit._cpus(on_node, nodes, of_gpus)
         return fit._shape(gpus // per_job, nodes=nodes, gpus=per_job, workers=workers, cpus=cpus)
 
     def cpu_shape(self, count: int) -> JobShape:
@@ -96,14 +99,15 @@ class QueueFit:
         queue, wanted = self.queue, self.profile.gpu_type
         if not queue.gpus_per_node:
             raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
-        if wanted and wanted not in queue.named_types:
+        if wanted and not queue.type_name(wanted):
             message = f"its GPUs are {', '.join(queue.named_types) or 'of no named type'}"
             limit = "gpu_types" if queue.gpu_types else "gpu_type"
             raise QueueMismatch("gpu_type", message, limit=limit)
 
-    def _cpus(self, gpus: int, nodes: int) -> int | None:
-        """Return the CPUs on a node for ``gpus`` of its GPUs; None if they are not known."""
-        own, share = shape.cpus_per_node(self.profile, self.queue, nodes), self._cpu_share(gpus)
+    def _cpus(self, gpus: int, nodes: int, of_gpus: int) -> int | None:
+        """Return the CPUs on a node for ``gpus`` of its ``of_gpus`` GPUs; None: not known."""
+        own = shape.cpus_per_node(self.profile, self.queue, nodes)
+        share = self._cpu_share(gpus, of_gpus)
         cpus = own or share
         asks_per_cpu = "gpus_per_cpu" in placeholders.names(" ".join(self.request))
         if not cpus or not asks_per_cpu or self.queue.gpu_fractions:
@@ -116,11 +120,11 @@ class QueueFit:
             raise QueueMismatch("cpus_per_job", message, hint=f"cpus_per_job: {whole * nodes}")
         return whole
 
-    def _cpu_share(self, gpus: int) -> int | None:
-        """Return the CPUs of a node that belong to ``gpus`` of its GPUs; None: not known."""
+    def _cpu_share(self, gpus: int, of_gpus: int) -> int | None:
+        """Return the CPUs of a node that belong to ``gpus`` of its ``of_gpus``; None: not known."""
         queue = self.queue
         if queue.cpus_per_node:
-            return max(1, queue.cpus_per_node * gpus // (queue.gpus_per_node or 1))
+            return max(1, queue.cpus_per_node * gpus // of_gpus)
         return queue.cpus_per_gpu and queue.cpus_per_gpu * gpus
 
     def _memory(self, request: MemoryRequest) -> int | None:
@@ -172,14 +176,18 @@ class QueueFit:
     def _check_workers(self, number: int, *, cpus: int | None, memory: int | None) -> None:
         """Check ``number`` workers of a node against the CPUs and the memory of the job there."""
         workers = self.profile.workers
-        if cpus and workers.threads * number > cpus and "threads" in workers.given:
+        limited = "threads" in workers.given and not self.layout.scheduler.on_this_machine
+        if limited and cpus and workers.threads * number > cpus:
             message = (
                 f"{plural(number, 'worker')} of {plural(workers.threads, 'thread')}; "
                 f"the job has {plural(cpus, 'CPU')} on a node"
             )
-            hint = f"workers.threads: {max(1, cpus // number)}"
+            hint = f"workers.threads: {cpus // number}"
+            if cpus < number:
+                hint = f"cpus_per_job: {workers.threads * number}"
             raise QueueMismatch("workers.threads", message, hint=hint)
-        if memory and workers.memory and workers.memory * number > memory:
+        share = worker_share(workers.memory or 0, 1)
+        if memory and workers.memory and share * number > memory:
             message = (
                 f"{number} workers of {size_text(workers.memory)}; "
                 f"the job has {size_text(memory)} on a node"
@@ -407,6 +415,7 @@ class QueueChooser:
         if limit := exceeded(limits, shape.jobs):
             raise QueueMismatch("gpus", limit.message(shape.jobs), place=limit.key)
         self._note_single_gpus(queue, shape)
+        self._note_threads(queue, shape)
         self._note_any_type(key, queue, shape)
         self._note_more_than_there_is(queue, shape)
         self._note_not_requested(spec, shape)
@@ -453,6 +462,12 @@ class QueueChooser:
                 f"on one node cannot use NVLink; gpus_per_job={queue.gpus_per_node} keeps a node "
                 "together"
             )
+
+    def _note_threads(self, queue: Queue, shape: JobShape) -> None:
+        """Note that workers on this machine have more threads than it has CPUs."""
+        threads, cpus = shape.jobs * shape.workers * shape.worker_threads, queue.cpus_per_node
+        if self.machine and shape.gpus and cpus and threads > cpus:
+            self.diagnostics.note(f"{threads} threads of workers on {plural(cpus, 'CPU')}")
 
     def _check_layout(self, queue: Queue) -> None:
         allowed = queue.layouts or self.site.layouts

@@ -368,14 +368,19 @@ def requested_memory(
     """
     if not wanted:
         return share and request.at_most(share)
-    memory, limit = request.at_least(wanted), queue.memory_per_node
-    if limit and memory > limit * request.nodes:
-        wish = f"jobs of {size_text(memory)}"
+    if wanted < MIB:
+        message = f"a job of {size_text(wanted)}; it needs at least {size_text(MIB)}"
+        raise QueueMismatch(key, message)
+    limit = queue.memory_per_node and queue.memory_per_node * request.nodes
+    if limit and wanted > limit:
+        wish = f"jobs of {size_text(wanted)}"
         if key == "memory_per_job":
             wish += f" on {plural(request.nodes, 'node')}"
-        message = f"{wish}; its nodes have {size_text(limit)} for jobs"
+        message = f"{wish}; its nodes have {size_text(limit // request.nodes)} for jobs"
         raise QueueMismatch(key, message, limit="memory_per_node")
-    return memory
+    # Of a node whose memory is no multiple of the unit, a job has at most whole units.
+    memory = request.at_least(wanted)
+    return request.at_most(limit) if limit and memory > limit else memory
 
 
 # -- the part of a node's other resources, such as its disk, that belongs to a job -----------------

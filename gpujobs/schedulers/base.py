@@ -23,6 +23,7 @@ from ..text import did_you_mean
 from .formats import find_integer
 from .inventory import Inventory
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply, Statuses
+from .words import Meaning, OptionValue, Reader, meaning
 
 logger = logging.getLogger("gpujobs")
 
@@ -65,6 +66,10 @@ class Scheduler(ABC):
     """Options that gpujobs writes itself (see `options`)."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options that break a promise of gpujobs, and why."""
+    option_keys: ClassVar[Mapping[str, Reader]] = {}
+    """Options that mean keys of a profile, and their readers (see `words`)."""
+    short_clock: ClassVar[bool] = False
+    """``4:00`` is a walltime of four hours."""
     spans_nodes_hint: ClassVar[str] = "write {nodes} in `request` of the site file"
     """Cure for a request that `spans_nodes` finds to be for one node."""
     repeatable: ClassVar[frozenset[str]] = frozenset()
@@ -166,6 +171,23 @@ class Scheduler(ABC):
             if item.startswith("-") and not re.fullmatch(r"-\d+", item):
                 found.add(item.split("=")[0])
         return found
+
+    def meaning(self, line: str) -> Meaning:
+        """Return the keys of a profile that the directive ``line`` means, and the rest of it.
+
+        Raises NotHere for a value that no job can have, ValueError if it cannot be parsed.
+        """
+        return meaning(line, self.option_keys, self.option_values, self.option_text)
+
+    def option_values(self, group: Sequence[str]) -> Iterable[OptionValue]:
+        """Return the options of ``group``, an option and the words of its value."""
+        return [(group[0], " ".join(group[1:]))]
+
+    def option_text(self, option: str, value: str) -> str:
+        """Return an option and its value as text of a directive."""
+        if re.search(r"[\s\[\]&|<>!;*?]", value) and not option.startswith("-pe"):
+            value = f'"{value}"'
+        return f"{option} {value}".rstrip()
 
     def spans_nodes(self, request: Sequence[str]) -> bool:
         """Return whether ``request``, with its placeholders, requests all nodes of a job."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ..injob.names import ranges
+from . import words
 from .base import Scheduler
 from .formats import find_integer, names_ids, quoted_path
 from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses, of_ids
@@ -149,6 +150,26 @@ _MOST_DETAILS = 100
 """Jobs of one `bjobs -UF`: the record of each has the text of the script."""
 
 
+_WRITTEN = ("mode=shared", "j_exclusive=yes", "j_exclusive=no", "mps=no")
+"""Parts of the value of -gpu that are written, or that change nothing for the job's workers."""
+
+
+def _gpus(value: str) -> words.Settings:
+    """Read ``num=2:gmodel=A100:j_exclusive=yes``."""
+    parts = [part.strip() for part in value.split(":")]
+    found: dict[str, str | int] = {"gpus_per_job": 1}
+    for part in parts:
+        name, _, text = part.partition("=")
+        if name == "num" and text.removesuffix("/host").isdecimal():
+            found["gpus_per_job"] = int(text.removesuffix("/host"))
+        elif name == "gmodel":
+            found["gpu_type"] = text
+        elif part and part not in _WRITTEN:
+            hint = "`request` of the site file has the line that requests GPUs"
+            raise words.NotHere(f"{part} has no key: jobs have {', '.join(_WRITTEN[:2])}", hint)
+    return found
+
+
 class LSF(Scheduler):
     """IBM Spectrum LSF 10.1, and its open relatives, which have no ``-gpu``."""
 
@@ -179,6 +200,17 @@ class LSF(Scheduler):
         "-env": "it selects the variables that reach the job: name them in `env`",
         "-wa": "gpujobs has its own clock, and ends the job before the run limit",
     }
+    option_keys: ClassVar = {
+        "-gpu": _gpus,
+        "-n": words.number("cpus_per_job"),
+        "-W": words.walltime(words.lsf_seconds),
+        "-q": words.to("queue"),
+        "-P": words.to("account"),
+        "-J": words.to("name"),
+        "-U": words.to("reservation"),
+        **dict.fromkeys(("-o", "-oo", "-e", "-eo"), words.logs),
+    }
+    short_clock = True
     spans_nodes_hint = "write span[ptile={cpus_per_node}] in `request` of the site file"
     repeatable = frozenset({"-R"})  # those of the site are joined
     first_index = 1
@@ -229,7 +261,10 @@ class LSF(Scheduler):
         return super().spans_nodes(request) and not any("hosts=1]" in line for line in request)
 
     def clash(self, line: str, taken: Iterable[str]) -> str:
-        return self._first_of(self.options(line), taken)  # -R, too
+        options = self.options(line)
+        if options == {"-R"} and _selects_only(line):  # it is joined with those of the site
+            return ""
+        return self._first_of(options, taken)
 
     def joined(self, lines: Sequence[str]) -> list[str]:
         # IBM's LSF merges several -R itself, others refuse a second one.
@@ -345,6 +380,13 @@ def _requirement_values(lines: Iterable[str]) -> list[str]:
     return values if is_pairs and "-R" not in values else []
 
 
+def _selects_only(line: str) -> bool:
+    """Return whether a -R has nothing but a condition on hosts."""
+    values = _requirement_values([line])
+    sections = [name for value in values for name in re.findall(r"(\w+)\[", value)]
+    return bool(values) and all(map(_is_mergeable, values)) and {*sections} <= {"select"}
+
+
 def _is_mergeable(requirement: str) -> bool:
     """Return whether it has sections only, or none; alternatives cannot be merged."""
     rest = re.sub(r"\w+\[[^\[\]]*\]", "", requirement).strip()
@@ -356,7 +398,8 @@ def _merged_requirement(requirements: Iterable[str]) -> str:
     for requirement in requirements:
         found = re.findall(r"(\w+)\[([^\]]*)\]", requirement) or [("select", requirement)]
         for name, body in found:
-            sections.setdefault(name, []).append(body)
+            alternatives = name == "select" and "||" in body
+            sections.setdefault(name, []).append(f"({body})" if alternatives else body)
     separators = {"select": " && ", "rusage": ":"}
     return " ".join(
         f"{name}[{separators.get(name, ' ').join(bodies)}]"

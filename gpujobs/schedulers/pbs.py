@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import ClassVar
 
 from ..injob.names import ranges
+from . import words
 from .base import Scheduler
-from .formats import find_integer, integer, members, names_ids, quoted_path
+from .formats import clock_seconds, find_integer, integer, members, names_ids, quoted_path
 from .inventory import Inventory
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
 from .pbs_inventory import MAX_ARRAY_SIZE, Attributes, PBSInventory, json_attributes
@@ -212,7 +213,7 @@ class PBS(Scheduler):
     )
     node_launcher = ("pbs_tmrsh", "{node}")
     mpi_command = ("mpiexec", "-n", "{ranks}", "--bind-to", "none")
-    managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-J", "-l walltime"})
+    managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-r", "-S", "-J", "-l walltime"})
     refused: ClassVar = {
         "-V": "a job inherits nothing from the shell that submits it: name variables in `env`",
         "-I": "an interactive job waits for a terminal",
@@ -223,6 +224,19 @@ class PBS(Scheduler):
     }
     with_value: ClassVar = frozenset("aAcCeJjklmMNopPqrRSuvW")
     """Letters of options that have a value."""
+    option_keys: ClassVar = {
+        **dict.fromkeys(("-l select", "-l nodes"), words.chunk),
+        "-l ncpus": words.number("cpus_per_job"),
+        **dict.fromkeys(("-l ngpus", "-l gpus"), words.number("gpus_per_job")),
+        "-l mem": words.memory,
+        "-l walltime": words.walltime(clock_seconds),
+        "-q": words.to("queue"),
+        "-A": words.to("account"),
+        "-N": words.to("name"),
+        **dict.fromkeys(("-o", "-e"), words.logs),
+        **dict.fromkeys(("-j", "-k"), words.only(r"\w+", "")),
+        "-r": words.only("n", words.STARTED_AGAIN, "requeue: 1"),
+    }
     multi_cluster = True
     memory_unit = ""  # bytes
     largest_array = 1000  # max_array_size is 10000 unless the site chose otherwise
@@ -282,6 +296,18 @@ class PBS(Scheduler):
                 raise ValueError(f"-{letter} needs a value")
             found |= _options_of(letter, value)
         return found
+
+    def option_values(self, group: Sequence[str]) -> list[words.OptionValue]:
+        letter, value = group[0][1], " ".join([group[0][2:], *group[1:]]).strip()
+        if letter != "l":
+            return [(f"-{letter}" if letter in self.with_value else group[0], value)]
+        parts = [part.strip().partition("=") for part in re.split(r",(?=\s*\w+=)", value)]
+        return [(f"-l {name}", text) for name, _, text in parts]
+
+    def option_text(self, option: str, value: str) -> str:
+        if option.startswith("-l "):
+            return f"{option}={value}" if value else option
+        return super().option_text(option, value)
 
     def repeated(self, line: str, taken: Iterable[str]) -> str:
         options, others = self.options(line), set(taken)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from xml.etree import ElementTree
 
 from ..injob.names import ranges
+from . import words
 from .base import Scheduler
 from .formats import clock_seconds, integer, members
 from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses, of_ids
@@ -200,6 +201,18 @@ class GridEngine(Scheduler):
         "-hold_jid": "a dependency on another cluster is the key `after`",
         "-hold_jid_ad": "a dependency on another cluster is the key `after`",
     }
+    option_keys: ClassVar = {
+        **dict.fromkeys(("-l gpu", "-l gpus", "-l ngpus"), words.number("gpus_per_job")),
+        "-l h_rt": words.walltime(clock_seconds),
+        "-pe": lambda value: words.number("cpus_per_job")(value.rpartition(" ")[2]),
+        "-q": words.to("queue"),
+        "-N": words.to("name"),
+        "-ar": words.to("reservation"),
+        **dict.fromkeys(("-o", "-e"), words.logs),
+        "-j": words.only("y|yes", "the output and the errors of a job are in one log"),
+        "-cwd": words.only("", ""),
+        "-r": words.only("n|no", words.STARTED_AGAIN, "requeue: 1"),
+    }
     name_rule = (
         r"[A-Za-z_][A-Za-z0-9_-]{0,63}",
         "up to 64 letters, digits, - and _, no digit or - first",
@@ -243,6 +256,17 @@ class GridEngine(Scheduler):
             elif word.startswith("-") and not _NO_OPTION.fullmatch(word):
                 found.add(word)
         return found
+
+    def option_values(self, group: Sequence[str]) -> list[words.OptionValue]:
+        if group[0] != "-l":
+            return [(group[0], " ".join(group[1:]))]
+        parts = [part.strip().partition("=") for part in " ".join(group[1:]).split(",")]
+        return [(f"-l {name}", text) for name, _, text in parts]
+
+    def option_text(self, option: str, value: str) -> str:
+        if option.startswith("-l "):
+            return f"{option}={value}" if value else option
+        return super().option_text(option, value)
 
     def spans_nodes(self, request: Sequence[str]) -> bool:
         on_one_node = any(re.match(r"-pe\s+smp\s", line) for line in request)

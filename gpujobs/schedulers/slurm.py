@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from ..injob.names import JOB_REQUEST, ranges
+from . import words
 from .base import Scheduler
 from .formats import find_integer, integer, members, quoted_path
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Statuses, of_ids
@@ -127,6 +128,21 @@ _FAMILIES = (
 """Each option of a family overrides the others; gres/gpu is ``--gres=gpu``."""
 
 
+def _gres(value: str) -> words.Settings | None:
+    """Read ``gpu:a100:4,lscratch:100``, of which only the GPUs are a key."""
+    found = [part.removeprefix("gres/") for part in value.split(",")]
+    of_gpus = [part for part in found if part.split(":")[0] == "gpu"]
+    if not of_gpus:
+        return None
+    settings = words.gpus(",".join(part[len("gpu:") :] or "1" for part in of_gpus))
+    others = ",".join(part for part in found if part not in of_gpus)
+    return settings and {**settings, **({words.REST: others} if others else {})}
+
+
+def _memory(value: str) -> words.Settings | None:
+    return words.memory(f"{value}M" if value.isdecimal() else value)
+
+
 class Slurm(Scheduler):
     """Slurm 20.11 and newer."""
 
@@ -173,6 +189,20 @@ class Slurm(Scheduler):
         "requeue": "a job that is started again has lost its dask scheduler; see the key `requeue`",
         "test-only": "sbatch would submit nothing",
         "wrap": "sbatch would run this command instead of the script",
+    }
+    option_keys: ClassVar = {
+        **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), words.gpus),
+        "gres": _gres,
+        "cpus-per-task": words.number("cpus_per_job"),
+        "mem": _memory,
+        "time": words.walltime(words.slurm_seconds),
+        "partition": words.to("queue"),
+        "account": words.to("account"),
+        "job-name": words.to("name"),
+        "reservation": words.to("reservation"),
+        "nodes": words.one_node,
+        **dict.fromkeys(("ntasks", "ntasks-per-node"), words.one_task),
+        **dict.fromkeys(("output", "error"), words.logs),
     }
     memory_unit = "M"
     largest_array = 1000  # MaxArraySize is 1001 unless the site raised it
@@ -235,6 +265,22 @@ class Slurm(Scheduler):
             if not (_takes_value(word) or following.startswith("-") or not following):
                 raise ValueError(f"{following} is not an option")
         return found
+
+    def option_values(self, group: Sequence[str]) -> list[words.OptionValue]:
+        word, *values = group
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.lower()
+            known = (full for full in self.option_keys if _abbreviates(name, full))
+            name = name if name in self.option_keys else next(known, name)
+        else:
+            name, equals, value = _LONG_OPTIONS.get(word[1], word), word[2:], word[2:]
+        return [(name, " ".join([*([value] if equals else []), *values]))]
+
+    def option_text(self, option: str, value: str) -> str:
+        if option.startswith("-"):
+            return super().option_text(option, value)
+        return f"--{option}={shlex.quote(value)}" if value else f"--{option}"
 
     def _first_of(self, options: Set[str], names: Iterable[str]) -> str:
         matches = (name for name in names if any(_abbreviates(option, name) for option in options))

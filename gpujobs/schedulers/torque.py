@@ -66,7 +66,7 @@ class Torque(PBS):
     node_launcher = ("pbsdsh", "-u")
     reservation_is_queue = False
     reservation_directive = "-W x=FLAGS:ADVRES:{reservation}"
-    managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-m", "-r", "-S", "-t", "-l walltime"})
+    managed = frozenset({"-N", "-o", "-e", "-j", "-k", "-r", "-S", "-t", "-l walltime"})
     refused: ClassVar = {
         **PBS.refused,
         "-l select": "only PBS Professional has it, Torque accepts and ignores it"

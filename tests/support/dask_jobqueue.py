@@ -57,7 +57,7 @@ EXAMPLES = [
     Example("cheyenne", "PBS", configuration={
         "name": "dask-worker", "cores": 36, "memory": "109 GB", "processes": 9, "interface": "ib0",
         "queue": "regular", "walltime": "00:30:00", "resource-spec": "select=1:ncpus=36:mem=109GB",
-    }, refused=("resource-spec",)),
+    }),
     Example("cheyenne", "Slurm", configuration={
         "name": "dask-worker", "cores": 1, "memory": "25 GB", "processes": 1, "interface": "ib0",
         "account": "PXYZ123", "walltime": "00:30:00", "job-extra": {"-C geyser": None},
@@ -81,37 +81,37 @@ EXAMPLES = [
         "local-directory": "$TMPDIR", "queue": "mpi_1", "account": "myAccount",
         "walltime": "48:00:00", "resource-spec": "select=1:ncpus=28:mem=120GB",
         "job-extra": ["-m n"],
-    }, refused=("resource-spec", "job-extra")),
-    Example("page", "PBS", keywords=_PBS_PAGE, refused=("shebang", "resource_spec")),
+    }),
+    Example("page", "PBS", keywords=_PBS_PAGE),
     Example("page-yaml", "PBS", configuration={
         **{key.replace("_", "-"): value for key, value in _PBS_PAGE.items()}, "interface": "ib0",
-    }, refused=("shebang", "resource-spec")),
+    }),
     Example("tmpdir", "PBS", keywords={
         "queue": "regular", "project": "DaskOnPBS", "local_directory": "$TMPDIR", "cores": 24,
         "processes": 6, "memory": "16GB", "resource_spec": "select=1:ncpus=24:mem=100GB",
-    }, refused=("resource_spec",)),
+    }),
     Example("zsh", "PBS", keywords={
         "cores": 24, "processes": 6, "shebang": "#!/usr/bin/env zsh", "memory": "6GB",
         "project": "P48500028", "queue": "premium", "walltime": "02:00:00", "interface": "ib0",
         "resource_spec": "select=1:ncpus=36:mem=109G",
-    }, refused=("shebang", "resource_spec")),
+    }),
     Example("class", "PBS", keywords={
         "queue": "regular", "account": "myaccountingstring", "cores": 24, "memory": "500 GB",
     }),
     Example("deployment", "SGE", keywords={
         "queue": "default.q", "walltime": "1500000", "processes": 10, "memory": "20GB",
         "resource_spec": "m_mem_free=20G",
-    }, refused=("resource_spec", "walltime")),
+    }, refused=("walltime",)),
     Example("class", "SGE", keywords={
         "queue": "regular", "project": "myproj", "cores": 24, "memory": "500 GB",
     }),
     Example("deployment", "LSF", keywords={
         "queue": "general", "project": "cpp", "walltime": "00:30", "cores": 15, "memory": "25GB",
-    }, refused=("walltime",)),
+    }),
     Example("class", "LSF", keywords={
         "queue": "general", "project": "DaskonLSF", "cores": 15, "memory": "25GB",
         "use_stdin": True,
-    }, refused=("use_stdin",)),
+    }),
     Example("deployment", "Slurm", keywords={
         "cores": 8, "processes": 4, "memory": "16GB", "project": "woodshole",
         "walltime": "01:00:00", "queue": "normal",
@@ -130,7 +130,7 @@ EXAMPLES = [
     Example("lifetime", "Slurm", keywords={
         "walltime": "01:00:00", "cores": 4, "memory": "16gb",
         "worker_extra_args": ["--lifetime", "55m", "--lifetime-stagger", "4m"],
-    }, refused=("worker_extra_args",)),
+    }),
     Example("class", "Slurm", keywords={
         "queue": "regular", "account": "myaccount", "cores": 24, "memory": "500 GB",
     }),

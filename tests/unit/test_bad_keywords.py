@@ -39,13 +39,13 @@ def counted_site(home: Path) -> Path:
 @each(
     ("keywords", "said"),
     [
-        ({"memory": 16}, "16 needs a unit"), ({"memory": "-1GB"}, "is not a size"), ({"cores": 0}, "at least 1"), ({"cores": "x"}, "not a whole number"),
-        ({"processes": 0}, "at least 1"), ({"processes": 4, "gpus_per_job": 2}, "one worker per GPU"), ({"cores": 1, "processes": 2}, "too few"),
+        ({"memory": 16}, "a job of 16B; it needs at least 1MiB"), ({"memory": "-1GB"}, "is not a size"), ({"cores": 0}, "at least 1"), ({"cores": "x"}, "not a whole number"),
+        ({"processes": 0}, "at least 1"), ({"processes": 3, "gpus_per_job": 2}, "no whole number of workers"), ({"cores": 1, "processes": 2}, "too few"),
         ({"walltime": "forever"}, "is not a time"), ({"walltime": 30}, "needs a unit"), ({"directives": "--x"}, "must be a list"),
         ({"job_extra_directives": "--x"}, "must be a list"), ({"queue": "a\n#SBATCH --x"}, "control character"), ({"account": "a\nrm"}, "control character"),
         ({"name": "x\ny"}, "control character"), ({"gpus_per_job": -1}, "less than 0"), ({"waltime": "1h"}, "did you mean `walltime`?"),
         ({"job_extra": ["x"]}, "does not start with"), ({"security": True}, "network="), ({"n_workers": -1}, "n_workers"), ({"n_workers": "4"}, "n_workers"),
-        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"scheduler": "job"}, "not used with scheduler='job'"), ({"job_mem": "4"}, "needs a unit"), ({"shebang": "x"}, "use `shell`"), ({"run": ["x"]}, "gpujobs submit"),
+        ({"scheduler": "remote"}, "neither 'local' nor 'job'"), ({"scheduler": "job"}, "not used with scheduler='job'"), ({"job_mem": "4"}, "a job of 4B"), ({"nanny": "x"}, "use worker_class"), ({"run": ["x"]}, "gpujobs submit"),
         ({"worker_options": {"name": "x"}}, "is set by gpujobs"), ({"worker_extra_args": ["x"]}, "does not follow an option"),
     ],
     ids=lambda keywords: json.dumps(keywords, default=str)[:40],

@@ -19,9 +19,12 @@ from gpujobs.config.hints import in_python
 from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
 from gpujobs.deploy.group import WorkerGroup
-from gpujobs.deploy.keywords import PARAMETERS, extra_args_settings, job_notes, spec_of
+from gpujobs.deploy.jobnumbers import JobNumbers
+from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import Amount, ClusterOptions, configured
+from gpujobs.deploy.vocabulary import PARAMETERS, extra_args_settings
 from gpujobs.errors import InputError
+from gpujobs.injob.names import WorkerSize
 from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import JobRoles, render_jobs
 
@@ -121,11 +124,11 @@ VALUES: dict[str, tuple[Any, str]] = {
     "project": ("p1", "p1"),
     "walltime": ("02:00:00", "2:00"),
     "cores": (8, "--nthreads=8"),
-    "memory": ("28GB", "--memory-limit=28GiB"),
+    "memory": ("28GiB", "--memory-limit=28GiB"),
     "processes": (2, r"gpus?\S*[:=]2\b"),
     "job_cpu": (8, "--cpus-per-task=8"),
     "ncpus": (8, "-n 8"),
-    "job_mem": ("28GB", "--mem=28672M"),
+    "job_mem": ("28GiB", "--mem=28672M"),
     "mem": (28 * 2**30, "mem=28672MB"),
     "interface": ("ib0", "--interface=ib0"),
     "protocol": ("wss://", "--schemes=wss?\\b"),
@@ -136,6 +139,9 @@ VALUES: dict[str, tuple[Any, str]] = {
     "extra": (["--pid-file", "w.pid"], "--pid-file=w.pid"),
     "job_script_prologue": (["module load a", "module load b"], "module load a\nmodule load b\n"),
     "env_extra": (["module load a", "module load b"], "module load a\nmodule load b\n"),
+    "job_directives_skip": (["--mem"], ""),
+    "header_skip": (["--mem"], ""),
+    "worker_command": ("dask_cuda.cli", "dask_cuda"),
 }
 """A value of each keyword that becomes part of a plan, and its trace in a script."""
 
@@ -145,6 +151,8 @@ def value_of(name: str, kind: str) -> tuple[Any, str]:
     if name in ("job_extra_directives", "job_extra"):
         line = "--comment=x" if kind == "Slurm" else "-P p1"
         return [line], line
+    if name == "resource_spec":
+        return "select=1:ncpus=4:ngpus=2" if kind == "PBS" else "gpu=2", r"gpus?\S*[:=]2\b"
     return VALUES.get(name, ("x", ""))
 
 
@@ -171,6 +179,8 @@ def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> N
             planned(batch_scheduler, here, {name: "x"})
         problem = caught.value.problems[0]
         assert (str(problem.position), problem.hint) == (f"keyword {name}", row.text)
+    elif row.here == "noted":
+        assert f"{name}: {row.text}" in planned(batch_scheduler, here, {name: "x"}).notes
     elif name in OF_THE_CLASS:
         parameters = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
         assert name in parameters or name == "config_name"
@@ -195,6 +205,8 @@ def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, k
             problem = caught.value.problems[0]
             expected = f"dask configuration jobqueue.{section}.{key}"
             assert (str(problem.position), problem.hint) == (expected, row.text)
+        elif row.here == "noted":
+            assert f"{name}: {row.text}" in planned(section, site(home, section), {}).notes
         else:
             assert re.search(trace, script(planned(section, site(home, section), {})))
 
@@ -333,13 +345,13 @@ def test_the_users_mappings_are_not_changed(home: Path) -> None:
 
 # -- one job --------------------------------------------------------------------------------------------------------------
 def test_cores_and_memory_are_requested(home: Path) -> None:
-    plan = planned("slurm", site(home, "slurm"), {"cores": 8, "memory": "28GB", "gpus_per_job": 2})
+    plan = planned("slurm", site(home, "slurm"), {"cores": 8, "memory": "28GiB", "gpus_per_job": 2})
     assert "--cpus-per-task=8" in plan.groups[0].lines and "--mem=28672M" in plan.groups[0].lines
     assert "--nthreads=4" in script(plan) and "--memory-limit=14GiB" in script(plan)
 
 
 def test_cores_and_memory_apart_from_the_request(home: Path) -> None:
-    keywords = {"cores": 4, "job_cpu": 8, "memory": "8GB", "job_mem": "16GB", "gpus_per_job": 2}
+    keywords = {"cores": 4, "job_cpu": 8, "memory": "8GiB", "job_mem": "16GiB", "gpus_per_job": 2}
     text = script(planned("slurm", site(home, "slurm"), keywords))
     assert "--cpus-per-task=8" in text and "--mem=16384M" in text
     assert "--nthreads=2" in text and "--memory-limit=4GiB" in text
@@ -348,8 +360,8 @@ def test_cores_and_memory_apart_from_the_request(home: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--resources", "GPU=2", "--nthreads", "2", "--memory-limit", "4GB"],
-        ["--resources GPU=2 --nthreads 2", "--memory-limit=4GB"],
+        ["--resources", "GPU=2", "--nthreads", "2", "--memory-limit", "4GiB"],
+        ["--resources GPU=2 --nthreads 2", "--memory-limit=4GiB"],
     ],
 )
 def test_worker_extra_args_keep_their_meaning(home: Path, words: list[str]) -> None:
@@ -456,7 +468,7 @@ def test_scale_by_memory_that_is_not_known(home: Path) -> None:
     ("keywords", "noted"),
     [
         ({"cores": 4, "memory": "8GB"}, True),
-        ({"cores": 4, "processes": 4}, False),
+        ({"cores": 32, "processes": 1}, False),
         ({"cores": 32, "gpus_per_job": 4}, False),
         ({"cores": 1}, False),
         ({"cores": None}, False),
@@ -466,7 +478,9 @@ def test_scale_by_memory_that_is_not_known(home: Path) -> None:
 def test_one_worker_where_dask_jobqueue_starts_several_is_noted(
     keywords: dict[str, Any], noted: bool
 ) -> None:
-    assert [note.partition(":")[0] for note in job_notes(keywords)] == ["cores=4"] * noted
+    assert [note.partition(":")[0] for note in JobNumbers(keywords, WorkerSize()).notes()] == [
+        "cores=4"
+    ] * noted
 
 
 @pytest.mark.parametrize(

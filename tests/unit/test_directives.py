@@ -126,7 +126,7 @@ def test_lines_of_another_batch_scheduler(
     [
         ("lsf", "-env all", "`env`"),
         ("lsf", '-env "none"', "`env`"),
-        ("lsf", '-R "select[big]"', "-R is written by the site"),
+        ("lsf", '-R "span[hosts=1]"', "-R is written by the site"),
         ("sge", "-w v", "submit nothing"),
         ("sge", "-verify", "submit nothing"),
         ("sge", "-r y", "started again"),

@@ -13,8 +13,9 @@ from dask_cuda import LocalCUDACluster
 
 from gpujobs.clusters.freequeues import this_machine
 from gpujobs.deploy import GPUJobQueueCluster, GPULocalCluster
-from gpujobs.deploy.keywords import LOCAL, spec_of
+from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import device_list, options_of_scheduler
+from gpujobs.deploy.vocabulary import LOCAL
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine, Plan, make_plan
 from gpujobs.planning.render import render
@@ -148,6 +149,19 @@ def test_errors_name_the_keyword(home: Path, keywords: dict[str, Any], error: st
     with pytest.raises(InputError) as caught:
         planned(**keywords)
     assert error in str(caught.value)
+
+
+@pytest.mark.parametrize(("threads", "noted"), [(4, False), (8, True)])
+def test_threads_are_limited_by_no_share_of_the_cpus(home: Path, threads: int, noted: bool) -> None:
+    plan = planned(threads_per_worker=threads)
+    assert plan.groups[0].shape.worker_threads == threads
+    assert ("16 threads of workers on 8 CPUs" in plan.notes) is noted
+
+
+def test_one_worker_takes_the_cpus_of_the_machine(home: Path) -> None:
+    spec = spec_of({"threads_per_worker": 8}, "local", 1, ("local",), vocabulary=LOCAL)
+    plan = make_plan(spec, python=PYTHON, machine=MACHINE, elastic=True)
+    assert plan.groups[0].shape.cpus == 8 and not plan.notes
 
 
 def test_the_same_protocol_twice(home: Path) -> None:

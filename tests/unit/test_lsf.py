@@ -114,7 +114,7 @@ def test_several_r_become_one(given: list[str], joined: list[str]) -> None:
 @pytest.mark.parametrize(
     ("directive", "why"),
     [
-        ('-R "select[big]"', "-R is written by"), ("-q other", "-q is written by"), ('-gpu "num=1"', "-gpu is written by"),
+        ('-R "span[hosts=1]"', "-R is written by"), ("-q other", "-q is written by"), ('-gpu "num=1"', "-gpu is written by"),
         ("-J mine", "-J is written by"), ("-o x", "-o is written by"), ("-W 5", "-W is written by"), ("-K", "wait for the job"),
         ("-Is", "interactive"), ("-n 4", "-n is written by"),
     ],
