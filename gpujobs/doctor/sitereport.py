@@ -254,6 +254,17 @@ class Comparison:
                     return True
         return False
 
+    def user_warnings(self) -> Iterator[Check]:
+        """Yield each queue in which no job of the user who asks can start."""
+        site = self.site_file.site
+        names = set(map(site.queue_name, site.queues))
+        for live in self.survey.queues:
+            if live.name in names and not live.for_user:
+                message = f"your jobs cannot start in {live.name}: {live.restriction}"
+                yield warning(
+                    "user", message, "`sacctmgr show associations user=$USER` lists yours"
+                )
+
     def preemption_warnings(self) -> Iterator[Check]:
         """Yield that workers cannot use the grace time of queues of the file to transfer data."""
         site = self.site_file.site
@@ -439,7 +450,8 @@ def live_findings(
         checks = [_compared("live", f"{name} reports {number}", len(found))]
         if not any(node.gpus for node in survey.nodes):
             checks.append(warning("GPUs", f"not compared: {name} reports none"))
-        checks += [*comparison.account_warnings(), *comparison.preemption_warnings()]
+        checks += [*comparison.account_warnings(), *comparison.user_warnings()]
+        checks += comparison.preemption_warnings()
     refused, check = _test_scripts(client, site_file, settings)
     return [*found, *refused], [*checks, check]
 
