@@ -21,7 +21,8 @@ project = "gpujobs"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "examples/**", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+_PAGES = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT")
+include_patterns = ["docs/**", "examples/**", *(f"{name}.md" for name in _PAGES)]
 exclude_patterns = [".*", "**/.*", "build", "dist", "gpujobs", "tests", "tools"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4

@@ -33,6 +33,16 @@ def nearest(word: str, known: Iterable[str], similarity: float = 0.6) -> str:
     return "".join(difflib.get_close_matches(word, list(known), n=1, cutoff=similarity))
 
 
+def alike(word: str, known: Iterable[str], most: int = 4) -> list[str]:
+    """Return the known words that begin with ``word`` or are like it, the most similar first."""
+    import difflib
+
+    words = list(known)
+    longer = [one for one in words if word and one.startswith(word)]
+    similar = difflib.get_close_matches(word, words, n=most, cutoff=0.6)
+    return list(dict.fromkeys((*longer, *similar)))[:most]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question for the `nearest` word, "" if none is similar."""
     if near := nearest(word, known):
@@ -112,6 +122,11 @@ def clock_text(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return ``1 job`` or ``2 jobs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def note_text(note: str) -> str:
+    """Return ``note: …``, or a note that says itself that it is a warning."""
+    return note if note.startswith("warning: ") else f"note: {note}"
 
 
 def quoted(log: Iterable[str]) -> list[str]:

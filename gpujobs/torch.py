@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from .errors import GpujobsError, JobFailedError
+from .text import plural
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -48,7 +49,7 @@ def run_ddp(
     names, gpus = _workers(client)
     wanted = len(names) if n_workers is None else n_workers
     if not 1 <= wanted <= len(names):
-        message = f"run_ddp needs {max(wanted, 1)} workers; {len(names)} are connected"
+        message = f"run_ddp needs {plural(max(wanted, 1), 'worker')}; only {len(names)} connected"
         raise GpujobsError(message, hint=f"client.wait_for_workers({max(wanted, 1)}) before it")
     names = dict(list(names.items())[:wanted])
     found = _run(client, names, [_Call(_look, gpus and not backend)] * wanted)

@@ -203,6 +203,7 @@ def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
     from ..clusters import scale
 
     errors: list[GpujobsError] = []
+    ended = {record.id for record in records if _had_ended(record)}
     for record in records:  # the jobs of all of them exit at the same time
         scale.end(record)
     for record in records:
@@ -211,9 +212,20 @@ def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
         except GpujobsError as error:
             errors.append(error)
             continue
-        outcome = "had ended already" if record.finished else "is cancelled"
+        outcome = "had ended already" if record.id in ended else "is cancelled"
         progress.write(f"{record.id} {outcome}")
     _raise_last(errors)
+
+
+def _had_ended(record: ClusterRecord) -> bool:
+    """Return whether a cluster has ended by itself; its jobs may still be about to exit."""
+    from ..clusters.folder import FolderReader
+    from ..injob.folder import EndKind
+
+    if record.finished:
+        return True
+    ended = FolderReader(record.path).read().ended
+    return ended is not None and ended.kind is not EndKind.CANCELLED
 
 
 def _raise_last(errors: Sequence[GpujobsError]) -> None:

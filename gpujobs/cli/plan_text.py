@@ -20,6 +20,7 @@ from ..text import (
     alternatives,
     charges_text,
     measured_size_text,
+    note_text,
     plural,
     short_size_text,
     size_text,
@@ -113,7 +114,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     stated = [row for row in rows if all(row)]
     width = max(len(name) for name, _ in stated)
     lines = [f"{name:<{width}}  {value}" for name, value in stated]
-    lines += [f"note: {note}" for note in _notes(plan)]
+    lines += map(note_text, _notes(plan))
     return "\n".join(lines)
 
 

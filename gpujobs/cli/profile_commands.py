@@ -213,7 +213,9 @@ def _print_scripts(spec: ClusterSpec, plan: Plan, number: int | None) -> None:
 
     scripts = prepare.scripts_of(spec, plan, _example_id(plan))
     if number is not None and number >= len(scripts):
-        raise InputError(f"there are {len(scripts)} scripts, numbered from 0")
+        raise InputError(
+            f"--job {number}: there is {plural(len(scripts), 'script')}, numbered from 0"
+        )
     command, *arguments = plan.scheduler.submit_command()
     words = [spec.site.site.commands.get(command, command), *arguments]
     folder = f"{plan.root}/{_example_id(plan)}"

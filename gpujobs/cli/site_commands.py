@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InputError, UnavailableError
-from ..text import table
+from ..text import plural, table
 from . import options
 from .live import echo, progress, show
 
@@ -55,7 +55,7 @@ def init_site(name: str | None, output: Path | None) -> None:
     echo(sitereport.report_text(report))
     progress.write(sitereport.summary(report))
     open_questions = text.count(sitedraft.TO_BE_FILLED_IN)
-    progress.write(f"{output}: {open_questions} comments are to be filled in")
+    progress.write(f"{output}: {plural(open_questions, 'comment')} to be filled in")
 
 
 # -- sites check, sites show -----------------------------------------------------------------------
@@ -186,7 +186,8 @@ def verify_site(
     _check_writable(path)
     trials = verify.Verification(loaded, settings, options.open_ledger())
     jobs, minutes = trials.cost()
-    text = f"{jobs} jobs, at most {minutes:.0f} GPU minutes and ten minutes of time"
+    gpu_minutes = plural(round(minutes), "GPU minute")
+    text = f"{plural(jobs, 'job')}, at most {gpu_minutes} and ten minutes of time"
     if not agreed:
         click.confirm(f"{site}: {text}. Submit them?", abort=True, err=True)
     progress.write(f"{site}: {text}")

@@ -32,7 +32,7 @@ from ..errors import GpujobsError, JobFailedError
 from ..injob.demand import RULES
 from ..injob.names import is_slice
 from ..schedulers import JobState
-from ..text import clock_text, measured_size_text, plural, quoted, table
+from ..text import clock_text, measured_size_text, note_text, plural, quoted, table
 from . import live
 from .live import echo, progress
 
@@ -133,7 +133,8 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
     for note in report.notes:
-        yield f"  note     {note}"
+        kind, _, text = note_text(note).partition(": ")
+        yield f"  {kind:<8} {text}"
 
 
 def _connections(report: ClusterReport) -> Iterator[str]:
@@ -293,6 +294,10 @@ class StatusView:
         self._reports = self._monitor.reports()
         if not self._cluster_ids and not self._everything:
             self._reports = [report for report in self._reports if not _is_final(report)]
+        if not self._cluster_ids:  # what `doctor` has started is no cluster of the user's
+            self._reports = [
+                one for one in self._reports if not (one.record.trial and _is_final(one))
+            ]
 
     def _choose(self) -> list[ClusterRecord]:
         return choose(self._ledger, self._cluster_ids, everything=self._everything)
@@ -388,9 +393,13 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
         _show_usage(cluster)
         return
     progress.write(
-        f"all {report.target} workers are connected; "
+        f"{_all_workers(report.target)} connected; "
         f"gpujobs connect {cluster.record.argument} shows how to use them"
     )
+
+
+def _all_workers(number: int) -> str:
+    return "the worker is" if number == 1 else f"all {number} workers are"
 
 
 def _show_usage(cluster: ClusterHandle) -> None:

@@ -7,6 +7,7 @@ import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -31,13 +32,37 @@ def connect(cluster: str, **options: object) -> Client:
     Raises NoSuchClusterError, and GpujobsError if its dask scheduler does not run (yet, or any
     more).
     """
-    from distributed import Client
-
     record = Ledger().get(cluster)
     state = read_state(record.path)
     address = address_of(record, state)
     silence_ucx(urlsplit(address).scheme)
-    return Client(address, security=security_of(record, state), **options)
+    client = _client_class(_dashboard_link(record, state))
+    return client(address, security=security_of(record, state), **options)
+
+
+def _client_class(link: str | None) -> type[Client]:
+    """Return dask's Client with this link to the dashboard: dask takes that of the node."""
+    from distributed import Client as DaskClient
+
+    class Client(DaskClient):  # type: ignore[misc]
+        dashboard_link = link
+
+    return Client
+
+
+def _dashboard_link(record: ClusterRecord, state: FolderState) -> str | None:
+    """Return the link to the dashboard; None if it is off.
+
+    One on a loopback interface is reached through the tunnel that `gpujobs connect` prints.
+    """
+    from distributed.utils import format_dashboard_link
+
+    if not state.dashboard or record.dashboard == "off":
+        return None
+    host = LOOPBACK
+    if record.dashboard != "local" and state.head is not None and state.address:
+        host = urlsplit(state.address).hostname or LOOPBACK
+    return str(format_dashboard_link(host, state.dashboard))
 
 
 def silence_ucx(*protocols: str) -> None:
@@ -123,14 +148,17 @@ def dashboard_node(record: ClusterRecord, state: FolderState) -> str:
 def _dashboard_lines(record: ClusterRecord, state: FolderState, host: str, port: int) -> list[str]:
     user = user_name()
     login = f"{user}@{socket.getfqdn()}"
+    name = "dashboard"
+    if not find_spec("bokeh"):  # a plain install: the jobs may have another Python
+        name = "dashboard, if the Python of the jobs has bokeh"
     node = dashboard_node(record, state)
     if not node or host == LOOPBACK:
         # That of a dask scheduler in a Python process listens on the loopback interface only.
         host = LOOPBACK if state.head is None else host
-        first = f"# dashboard: http://{host}:{port}/status, or from your own computer:"
+        first = f"# {name}: http://{host}:{port}/status, or from your own computer:"
         tunnel = f"{port}:{host}:{port} {login}"
     else:
-        first = f"# dashboard: only from {node} itself; from your own computer:"
+        first = f"# {name}: only from {node} itself; from your own computer:"
         tunnel = f"{port}:{LOOPBACK}:{port} -J {login} {user}@{node}"
     return [first, f"#   ssh -N -L {tunnel}", f"#   http://localhost:{port}/status"]
 

@@ -187,6 +187,8 @@ class ClusterRecord:
     """Seconds in which the workers of a job that has started connect."""
     unlisted: dict[str, float] = field(default_factory=dict)
     """Jobs that the batch scheduler does not list, by number: since when (epoch seconds)."""
+    trial: bool = False
+    """Of `doctor` or `sites verify`: `status --all` does not list it once it has ended."""
     version: int = VERSION
 
     @property

@@ -195,7 +195,8 @@ def parse(text: str, source: str) -> Document:
     if document.plain is None or document.plain == "":
         raise InputError(Problem("is empty; a mapping of keys was expected", Position(source)))
     if not document.is_mapping:
-        raise InputError(Problem("must be a mapping of keys at the top", document.place))
+        hint = missing_space(document.place.text)
+        raise InputError(Problem("must be a mapping of keys at the top", document.place, hint=hint))
     return document
 
 
@@ -226,12 +227,21 @@ class _Reader:
             else:
                 context = f" ({error.context})" if error.context else ""
                 message = f"{error.problem}{context}"
-            self._refuse(f"not valid YAML: {message}", self._mark(error))
+            self._refuse(f"not valid YAML: {message}", self._mark(error), self._hint(error))
         except YAMLError as error:
             self._refuse(f"not valid YAML: {error}", None)
         if self.problems:
             raise InputError(self.problems)
         return root
+
+    def _hint(self, error: MarkedYAMLError) -> str:
+        """Return a hint if a key without a space after its colon may be the cause, else ""."""
+        problem = str(error.problem)
+        if error.problem_mark is None or not any(words in problem for words in _OF_A_KEY):
+            return ""
+        before = self.lines[: error.problem_mark.line + 1]
+        found = ((number, missing_space(line)) for number, line in enumerate(before, 1))
+        return next((f"line {number}: {hint}" for number, hint in found if hint), "")
 
     def _mark(self, error: MarkedYAMLError) -> StreamMark | None:
         """Return the place of a syntax error; the end of the file is not a helpful one."""
@@ -311,9 +321,20 @@ class _Reader:
         line = self.lines[mark.line] if mark.line < len(self.lines) else ""
         return Position(self.source, mark.line + 1, mark.column + 1, line, width)
 
-    def _refuse(self, message: str, mark: StreamMark | None) -> NoReturn:
+    def _refuse(self, message: str, mark: StreamMark | None, hint: str = "") -> NoReturn:
         place = self._place(mark) if mark else Position(self.source)
-        raise InputError([*self.problems, Problem(message, place)])
+        raise InputError([*self.problems, Problem(message, place, hint=hint)])
+
+
+_OF_A_KEY = ("mapping values are not allowed", "could not find expected ':'")
+"""Words of ruamel.yaml about a line that is neither a key nor a value."""
+_NO_SPACE = re.compile(r"\s*([A-Za-z_]\w*):[^\s:/]")
+
+
+def missing_space(text: str) -> str:
+    """Return a hint if a line of YAML has a key without the space after its colon, else ""."""
+    found = _NO_SPACE.match(text)
+    return f"a space is missing after `{found[1]}:`" if found else ""
 
 
 def _scalar(event: events.ScalarEvent) -> str | None:

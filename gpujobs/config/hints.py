@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..text import nearest
+from ..text import alike, nearest
+from .document import missing_space
 
 _ENV, _GPUS, _SETUP = "env", "gpus", "environment.setup"
 _CPUS, _MEMORY, _LINE = "cpus_per_job", "memory_per_job", "directives"
@@ -17,6 +18,7 @@ WORDS: dict[str, str] = {
     # sbatch, and other batch schedulers
     **dict.fromkeys(("partition", "partitions", "queues"), "queue"),
     **dict.fromkeys(("time", "time_limit", "wall_time", "max_walltime", "runtime"), "walltime"),
+    **dict.fromkeys(("wallclock", "wallclock_limit", "wall_clock", "h_rt"), "walltime"),
     **dict.fromkeys(("mem", "memory", "mem_per_node", "mem_per_cpu", "mem_per_gpu"), _MEMORY),
     **dict.fromkeys(("cpus", "cores", "ncores", "ncpus", "cpus_per_task", "job_cpu"), _CPUS),
     **dict.fromkeys(("ngpus", "gpu", "gres", "nodes", "ntasks", "num_gpus", "select"), _GPUS),
@@ -119,6 +121,8 @@ _FIRST = {"Workers": "count", "Container": "image", "Network": "protocol", "Envi
 """The key of these sections that a plain value is probably meant for."""
 
 _OF_A_SITE = ("Site", "Queue")
+_MOST_LISTED = 12
+"""Keys of a section that are listed for a word that is like none of them."""
 _SAME_LEVEL, _ELSEWHERE = 0.8, 0.87
 """How similar a word must be to a key: to be a misspelling of it, not another word."""
 
@@ -137,6 +141,8 @@ def unknown_key(
     ``place`` ends with a dot, ``known`` are the keys of the section, ``keys`` the dotted ones of
     the whole file. ``python``: the file is made of keywords.
     """
+    if hint := missing_space(word):
+        return hint
     word, known = word.replace("-", "_"), sorted(known)
     target = _INSIDE.get(model, {}).get(word)
     if model not in _OF_A_SITE:
@@ -148,7 +154,7 @@ def unknown_key(
         fitting = (key for key in keys if key.startswith("groups.") is bool(group))
         there = (f"{group}{key.removeprefix('groups.')}" for key in fitting)
         here = [f"{place}{key}" for key in known]
-        return misspelled(word, here, list(there)) or f"keys: {', '.join(known)}"
+        return misspelled(word, here, list(there)) or _keys_like(word, known, model)
     if " " in target:
         return target
     if target == _LINE and model not in _OF_A_SITE:
@@ -158,6 +164,16 @@ def unknown_key(
         target = f"{group}{target}"
     details = f": {_DETAILS[target]}" if target in _DETAILS and not place else ""
     return f"use {keyword_text(target) if python else f'`{target}`'}{details}"
+
+
+def _keys_like(word: str, known: Sequence[str], model: str) -> str:
+    """Return all keys of a small section; of a large one those like ``word``, and where all are."""
+    if len(known) <= _MOST_LISTED:
+        return f"keys: {', '.join(known)}"
+    kind = "site" if model in _OF_A_SITE else "profile"
+    found = alike(word, known)
+    similar = f"similar keys: {', '.join(found)}; " if found else ""
+    return f"{similar}`gpujobs schema {kind}` lists all"
 
 
 def unknown_keyword(

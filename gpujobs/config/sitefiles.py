@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from ..text import matches, nearest
+from ..text import alike, matches, nearest
 from .document import Document, read
 from .model import build
 from .site import Site
@@ -314,11 +314,11 @@ def _named_path(name: str) -> Path:
     if name in paths:
         return paths[name]
     message = f"there is no site `{name}`"
-    hint = "`gpujobs sites list` shows their files"
+    hint = "`gpujobs sites list` shows all; `gpujobs sites init` drafts one"
     if near := nearest(name, paths, 0.7):
         hint = f"did you mean {near}? `gpujobs sites list` shows all"
-    else:
-        message += f"; known: {', '.join(paths)}"
+    elif similar := alike(name, paths):
+        hint = f"similar names: {', '.join(similar)}; {hint}"
     if same := [path for path in ignored_files() if path.stem == name]:
         hint = f"rename {same[0]} to {name}.yaml"
     raise NoSuchSiteError(Problem(message, hint=hint))
@@ -411,6 +411,17 @@ def site_of_this_host() -> str:
         hint="use --site NAME (`gpujobs sites list`), or --site local to run on this machine; "
         "`gpujobs sites init -o NAME.yaml` drafts a site file for the batch scheduler of this host",
     )
+
+
+def selects_this_host(site: Mapping[str, object]) -> bool | None:
+    """Return whether variables, host or cluster names of a site match here; None: it has none."""
+    if not any(site.get(key) for key in ("environment_variables", "hostnames", "cluster_names")):
+        return None
+    patterns = _texts(site, "hostnames")
+    for host in (socket.gethostname(), socket.getfqdn()) if patterns else ():
+        if any(matches(pattern, host) for pattern in patterns):
+            return True
+    return _matches_variables(site) or _matches_cluster(site)
 
 
 def _only(names: Iterable[str], message: str) -> str:

@@ -236,11 +236,16 @@ def _options(workers: Workers) -> dict[str, object]:
     return {"workers": {"options": workers.options}} if workers.options else {}
 
 
+_SETTING = "--set workers.memory=40GiB"
+"""An example."""
+
+
 def _setting_document(setting: str) -> Document:
     key, equals, text = setting.partition("=")
     place = Position(f"--set {setting}")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-        hint = f"--set {key}=VALUE" if key and not equals else "--set workers.memory=40GiB"
+        name, _, value = key.partition(":")
+        hint = f"--set {name}={value or 'VALUE'}" if key and not equals else _SETTING
         raise InputError(Problem("must be KEY=VALUE", place, hint=hint))
     document = Document(parse_value(text, place.source), place)
     for section in reversed(key.split(".")):

@@ -26,7 +26,7 @@ from ..clusters.scale import check_group_names
 from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
-from ..text import did_you_mean
+from ..text import did_you_mean, plural
 from .display import Controls, JobsDisplay, JobTable
 from .group import PoolJob, WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
@@ -166,7 +166,7 @@ def check_bounds(adaptive: Adaptive, group: WorkerGroup) -> None:
         message = f"adapt: the minimum of {adaptive.minimum} workers is above the maximum"
         raise InputError(f"{message} of {adaptive.maximum}")
     bounds = f"{adaptive.minimum} to {adaptive.maximum} workers"
-    message = f"adapt: no number of jobs of {group.size} workers has {bounds}"
+    message = f"adapt: no number of jobs of {plural(group.size, 'worker')} has {bounds}"
     raise InputError(message, hint=f"workers come in whole jobs: use multiples of {group.size}")
 
 

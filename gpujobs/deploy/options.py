@@ -181,7 +181,8 @@ class Amount:
         workers, size = self._workers(group), group.size
         jobs = group.jobs_for(workers)
         if jobs * size != workers:
-            log(f"{workers} workers are {plural(jobs, 'job')} of {size}: {jobs * size} workers")
+            these = "1 worker is" if workers == 1 else f"{workers} workers are"
+            log(f"{these} {plural(jobs, 'job')} of {size}: {plural(jobs * size, 'worker')}")
         if self.jobs is not None and self.n is None:
             return max(jobs, math.ceil(self.jobs))
         return jobs

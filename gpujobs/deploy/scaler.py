@@ -399,7 +399,10 @@ async def wait_for(
             jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
                 jobs += pool.jobs.last_failure()
-                raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
+                waited = f"{parse_timedelta(timeout):g} s"
+                raise TimeoutError(
+                    f"{found} of {plural(n_workers, 'worker')} after {waited}: {jobs}"
+                )
             progress.show(
                 f"{found}/{n_workers} workers, {jobs}", clock_text(time.monotonic() - started)
             )
@@ -436,9 +439,9 @@ def _check_reachable(scaler: Scaler, n_workers: int) -> None:
         if halt.scope <= Scope.SCALE and halt.error:
             raise halt.error
     if reasons:
-        raise InputError(f"waiting for {n_workers} workers, but {'; '.join(reasons)}")
+        raise InputError(f"waiting for {plural(n_workers, 'worker')}, but {'; '.join(reasons)}")
     planned = n_workers - missing
-    message = f"waiting for {n_workers} workers, but only {planned} were asked for"
+    message = f"waiting for {plural(n_workers, 'worker')}, but only {planned} were asked for"
     raise InputError(message, hint="scale() first")
 
 

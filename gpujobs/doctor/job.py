@@ -20,14 +20,14 @@ from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters import scale, submit
 from ..clusters.folder import discard, private_folder
-from ..clusters.freequeues import site_client
+from ..clusters.freequeues import read_with, site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.prepare import make_cluster_plan, site_notes, space_problems
 from ..clusters.report import ClusterReport, JobReport, numa_text
 from ..config.document import Document
 from ..config.site import Site
-from ..config.sitefiles import SiteFile
+from ..config.sitefiles import SiteFile, selects_this_host
 from ..config.spec import ClusterSpec, make_spec, with_settings
 from ..errors import GpujobsError, InputError, RefusedError
 from ..injob.folder import DamagedError, parse_json, read_file
@@ -163,17 +163,42 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
     """Check commands, batch scheduler, shared folder, network interface and versions."""
     site = site_file.site
     yield passed("site", f"{site_file.name} ({site.scheduler}): {site_file.path}")
-    for note in site_notes(site):
-        yield warning(
-            "cluster", note, "`gpujobs sites init -o NAME.yaml` drafts a site file for this one"
-        )
-    yield from _check_commands(site_client(site_file))
+    client = site_client(site_file)
+    for note in list(site_notes(site)) or _notes_of_host(site_file):
+        yield warning("cluster", note, DRAFT)
+    yield from _check_commands(client)
+    yield from _check_queues(site_file, client)
     yield _check_directory(site.directory, site.quota_command)
     yield _check_interface(site.network.interface)
     versions = jobcheck.versions()
     yield passed("versions", ", ".join(f"{name} {number}" for name, number in versions.items()))
     if "ucxx" in site.network.protocols:
         yield _check_ucxx()
+
+
+DRAFT = "`gpujobs sites init -o NAME.yaml` drafts a site file for this one"
+
+
+def _notes_of_host(site_file: SiteFile) -> Iterator[str]:
+    """Yield that the site file has names of hosts, and this one is none of them."""
+    if selects_this_host(site_file.document.value) is False:
+        yield f"this host, {socket.gethostname()}, is none that {site_file.name} names"
+
+
+def _check_queues(site_file: SiteFile, client: SchedulerClient) -> Iterator[Check]:
+    """Yield that the batch scheduler of this host has none of the site's queues."""
+    kind, site = client.scheduler.inventory, site_file.site
+    if kind is None or not site.queues:
+        return
+    inventory = kind(client.scheduler.cluster)
+    try:
+        there = {node.queue for node in read_with(client, inventory, inventory.nodes)}
+    except GpujobsError:  # `_check_scheduler` says why
+        return
+    names = set(map(site.queue_name, site.queues))
+    if there and "" not in there and not names & there:
+        message = f"this is not {site_file.name}: {client.scheduler.name} has none of its queues"
+        yield warning("queues", f"{message} ({', '.join(sorted(names))})", DRAFT)
 
 
 def _check_commands(client: SchedulerClient) -> Iterator[Check]:
@@ -367,7 +392,7 @@ def submit_request(
 ) -> ClusterRecord:
     """Submit a cluster. ``program``: see `plan_request`."""
     spec, plan = plan_request(site_file, settings, request, program)
-    record = submit.submit(spec, plan, ledger)
+    record = ledger.update(submit.submit(spec, plan, ledger).id, trial=True)
     logger.info(
         "%s: %s with %s in queue %s; to end it: gpujobs cancel %s",
         record.id,

@@ -196,7 +196,7 @@ class Comparison:
         yield from self._unknown_names()
         yield from self._cpu_request_problem()
         if most and site.max_array_size and site.max_array_size > most:
-            yield self._problem(f"arrays have at most {most} jobs", "max_array_size")
+            yield self._problem(f"arrays have at most {plural(most, 'job')}", "max_array_size")
 
     def _queue_problems(self, key: str, queue: Queue) -> Iterator[Problem]:
         site = self.site_file.site
@@ -254,6 +254,17 @@ class Comparison:
                     return True
         return False
 
+    def user_warnings(self) -> Iterator[Check]:
+        """Yield each queue in which no job of the user who asks can start."""
+        site = self.site_file.site
+        names = set(map(site.queue_name, site.queues))
+        for live in self.survey.queues:
+            if live.name in names and not live.for_user:
+                message = f"your jobs cannot start in {live.name}: {live.restriction}"
+                yield warning(
+                    "user", message, "`sacctmgr show associations user=$USER` lists yours"
+                )
+
     def preemption_warnings(self) -> Iterator[Check]:
         """Yield that workers cannot use the grace time of queues of the file to transfer data."""
         site = self.site_file.site
@@ -294,7 +305,8 @@ class Comparison:
         numbers = sorted({node.gpus for node in nodes if node.gpus is not None})
         if numbers and self._reports_gpus and queue.gpus_per_node not in numbers:
             listed = " or ".join(map(str, numbers))
-            yield self._problem(f"its nodes have {listed} GPUs", "queues", key, "gpus_per_node")
+            noun = "GPU" if numbers == [1] else "GPUs"
+            yield self._problem(f"its nodes have {listed} {noun}", "queues", key, "gpus_per_node")
 
     def _size_problems(
         self, key: str, queue: Queue, nodes: Sequence[LiveNode]
@@ -433,14 +445,22 @@ def live_findings(
     else:
         nodes = len({node.name for node in survey.nodes})
         number = f"{plural(len(survey.queues), 'queue')}, {plural(nodes, 'node')}"
-        checks = [passed("live", f"{name} reports {number}")]
-        if not any(node.gpus for node in survey.nodes):
-            checks.append(warning("GPUs", f"not compared: {name} reports none"))
         comparison = Comparison(site_file, survey)
         found = [Finding(problem) for problem in comparison.problems()]
-        checks += [*comparison.account_warnings(), *comparison.preemption_warnings()]
+        checks = [_compared("live", f"{name} reports {number}", len(found))]
+        if not any(node.gpus for node in survey.nodes):
+            checks.append(warning("GPUs", f"not compared: {name} reports none"))
+        checks += [*comparison.account_warnings(), *comparison.user_warnings()]
+        checks += comparison.preemption_warnings()
     refused, check = _test_scripts(client, site_file, settings)
     return [*found, *refused], [*checks, check]
+
+
+def _compared(name: str, result: str, differences: int) -> Check:
+    """Return a check that is ok if the file agrees with the batch scheduler."""
+    if not differences:
+        return passed(name, result)
+    return warning(name, f"{result}; {plural(differences, 'finding')} below")
 
 
 def _test_scripts(
@@ -461,4 +481,5 @@ def _test_scripts(
     if not tested:
         remedy = "if the site requires an account: --set account=…"
         return [], warning("scripts", "not tested: no profile can be planned", remedy)
-    return findings(refused), passed("scripts", f"{plural(tested, 'script')}: {command}")
+    found = findings(refused)
+    return found, _compared("scripts", f"{plural(tested, 'script')}: {command}", len(found))

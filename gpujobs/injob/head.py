@@ -220,7 +220,7 @@ class Head(Job):
             return
         registered = self.folder.registered()
         if enough_workers(self.options, registered):
-            log(f"run: starts with {len(registered)} workers")
+            log(f"run: starts; workers: {len(registered)}")
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
             self._client_time = time.monotonic()

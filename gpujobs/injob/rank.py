@@ -328,7 +328,7 @@ def _check_world(world: MPI.Comm, options: RankOptions) -> None:
     """Raise RuntimeError if the number of ranks or nodes is wrong."""
     if (found := world.Get_size()) != options.size:
         raise RuntimeError(
-            f"MPI's world has {found} ranks, but {options.size} were started: mpi4py's MPI library "
+            f"the size of MPI's world is {found}, not {options.size}: mpi4py's MPI library "
             "is not the launcher's (`mpi.command` of the site)"
         )
     if (found := len(set(world.allgather(node_name())))) != options.nodes:

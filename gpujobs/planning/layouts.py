@@ -35,7 +35,7 @@ def check_whole_nodes(gpus: int, queue: Queue, reason: str) -> None:
     fewer = max(1, gpus // per_node) * per_node
     more = (gpus // per_node + 1) * per_node
     choices = " or ".join(str(number) for number in sorted({fewer, more}))
-    message = f"{reason} of {per_node} GPUs"
+    message = f"{reason} of {plural(per_node, 'GPU')}"
     raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=f"gpus: {choices}")
 
 
@@ -102,7 +102,7 @@ class Layout:
             hint = f"gpus_per_job: {per_node}, or layout: mpi for one job of several nodes"
             raise QueueMismatch("gpus_per_job", message, limit="gpus_per_node", hint=hint)
         if queue.exclusive and per_job != per_node:
-            message = f"it gives whole nodes of {per_node} GPUs"
+            message = f"it gives whole nodes of {plural(per_node, 'GPU')}"
             raise QueueMismatch("gpus_per_job", message, limit="exclusive")
         if gpus % per_job:
             fewer = max(per_job, gpus // per_job * per_job)

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..injob.names import HEAD, job_worker_names
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.base import all_commands
-from ..text import did_you_mean
+from ..text import did_you_mean, plural
 from . import workeroptions
 from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
@@ -478,7 +478,7 @@ class _Planner:
 
     def _check_start(self, start: int, n_workers: int, *loc: str) -> None:
         if start > n_workers:
-            message = f"{'.'.join(loc)} is {start}, but there will be {n_workers} workers"
+            message = f"{'.'.join(loc)} is {start}, but there will be {plural(n_workers, 'worker')}"
             self.diagnostics.profile_error(message, *loc)
 
     def _note_differences(self, groups: tuple[JobGroup, ...]) -> None:

@@ -91,7 +91,7 @@ class QueueFit:
         """Return the number of workers on the ``gpus`` GPUs of a job on one node."""
         size = self.profile.workers.size
         if gpus % size.gpus:
-            message = f"{gpus} GPUs of a job on a node; a worker has {size.gpus}"
+            message = f"{plural(gpus, 'GPU')} of a job on a node; a worker has {size.gpus}"
             raise QueueMismatch("workers.gpus_per_worker", message, limit="gpus_per_node")
         return size.workers(gpus)
 
@@ -189,7 +189,7 @@ class QueueFit:
         share = worker_share(workers.memory or 0, 1)
         if memory and workers.memory and share * number > memory:
             message = (
-                f"{number} workers of {size_text(workers.memory)}; "
+                f"{plural(number, 'worker')} of {size_text(workers.memory)}; "
                 f"the job has {size_text(memory)} on a node"
             )
             hint = f"at most {size_text(memory // number)}"
@@ -446,12 +446,12 @@ class QueueChooser:
         if not queue.nodes or not queue.gpus_per_node:
             return
         if shape.nodes > queue.nodes:
-            message = f"jobs of {shape.nodes} nodes; it has {queue.nodes}"
+            message = f"jobs of {plural(shape.nodes, 'node')}; it has {queue.nodes}"
             raise QueueMismatch("gpus", message, limit="nodes")
         gpus, most = shape.jobs * shape.gpus, queue.nodes * queue.gpus_per_node
         if gpus > most:
             self.diagnostics.note(
-                f"{gpus} GPUs wanted; the queue has {most}: "
+                f"{plural(gpus, 'GPU')} wanted; the queue has {most}: "
                 f"{plural(gpus - most, 'GPU')} will not come while this cluster runs"
             )
 

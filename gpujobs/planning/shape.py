@@ -422,7 +422,7 @@ def cpus_per_node(profile: Profile, queue: Queue, nodes: int) -> int | None:
     if wanted is None:
         return None
     if wanted % nodes:
-        message = f"{plural(wanted, 'CPU')} cannot be divided equally among {nodes} nodes"
+        message = f"{plural(wanted, 'CPU')} cannot be divided equally among {plural(nodes, 'node')}"
         raise QueueMismatch("cpus_per_job", message)
     if limit and wanted > limit * nodes:
         message = (
@@ -440,6 +440,6 @@ def worker_threads(profile: Profile, cpus: int | None, workers: int) -> int:
     if profile.cpus_per_job is None or not cpus or "threads" in profile.workers.given:
         return profile.workers.threads
     if cpus < workers:
-        message = f"{plural(cpus, 'CPU')} on a node are too few for its {workers} workers"
+        message = f"{plural(cpus, 'CPU')} on a node are too few for its {plural(workers, 'worker')}"
         raise QueueMismatch("cpus_per_job", message)
     return cpus // workers

@@ -13,6 +13,7 @@ from ..config.spec import group_specs
 from ..errors import Position, Problem
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE, is_encrypted
 from ..injob.network import on_loopback, port_range
+from ..text import plural
 from .bash import Diagnostics
 from .shape import JobGroup
 
@@ -275,6 +276,8 @@ def check_ports(diagnostics: Diagnostics, groups: Sequence[JobGroup]) -> None:
         workers = group.shape.workers // group.shape.nodes
         wanted = 2 * workers + 1 + dashboard
         if ports and (there := len(port_range(ports))) < wanted:
-            message = f"{workers} workers on a node and the dask scheduler need {wanted} ports"
+            message = (
+                f"{plural(workers, 'worker')} on a node and the dask scheduler need {wanted} ports"
+            )
             place = _network_position(diagnostics, group.queue_key, "ports")
             diagnostics.add(Problem(f"{message}, but `network.ports` has {there}", place))

@@ -55,7 +55,7 @@ class LiveQueue:
     restriction: str = ""
     """Which users it is for, as text; "" for all."""
     for_user: bool = True
-    """False if no account of the user who asks is named among those that may use it."""
+    """False if no account, or no QOS, of the user who asks is among those that may use it."""
     user_gpus: Mapping[str, int] = field(default_factory=dict)
     """The most GPUs of one user, by type; "" for GPUs of any type."""
 

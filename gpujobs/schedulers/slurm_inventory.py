@@ -54,6 +54,13 @@ class SlurmInventory(Inventory):
         accounts = _accounts(ask(["sacctmgr", "-n", "-P", *associations]))
         show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
         partitions = _partitions(ask(show))
+        own_qos: tuple[str, ...] = ()
+        if any(
+            _restricted(one, "AllowQos") or _restricted(one, "DenyQos")
+            for one in partitions.values()
+        ):
+            associations[-1] = "format=User,QOS"
+            own_qos = _own_qos(ask(["sacctmgr", "-n", "-P", *associations]), user)
         qos = {}
         if re.search(r"\b(limits|safe|all)\b", enforced):
             show = ["show", "qos", "format=Name,MaxTRESPU"]
@@ -64,7 +71,7 @@ class SlurmInventory(Inventory):
         late_signal = _late_signal(settings)
         return Survey(
             queues=tuple(
-                _queue(name, partitions.get(name, {}), accounts, qos, late_signal)
+                _queue(name, partitions.get(name, {}), (accounts, own_qos), qos, late_signal)
                 for name in (name.rstrip("*") for name in ordered)
             ),
             nodes=tuple(node for row in rows for node in _nodes(row)),
@@ -151,22 +158,21 @@ def _number_shared(gpus: str) -> int:
 def _queue(
     name: str,
     settings: Mapping[str, str],
-    accounts: Sequence[str],
+    own: tuple[Sequence[str], Sequence[str]],
     qos: Mapping[str, Mapping[str, int]],
     late_signal: str,
 ) -> LiveQueue:
-    """Return a queue from the settings of its partition, for a user who has these accounts.
+    """Return a queue from the settings of its partition, for a user with ``own`` accounts and QOS.
 
     ``qos``: the most GPUs of one user in each QOS; ``late_signal``: of those with a grace time.
 
     sinfo abbreviates its limits: ``2-1K`` for 1024 nodes, ``1`` for MaxNodes=1, and from 26.05 on
     it does not say that a partition is exclusive.
     """
-    values = {name: settings.get(name, "ALL") for name in _USERS}
-    found = {name: value.split(",") for name, value in values.items() if value not in _ALL}
+    found = {name: names for name in _USERS if (names := _restricted(settings, name))}
     texts = [f"{_USERS[name]} {_listed(names)}" for name, names in found.items()]
     # Newer releases also admit subaccounts of those listed, so this is not certain.
-    allowed = set(found.get("AllowAccounts", accounts)) - set(found.get("DenyAccounts", ()))
+    for_user = _admits(found, "Accounts", own[0]) and _admits(found, "Qos", own[1])
     fewest = integer(settings.get("MinNodes", ""))
     return LiveQueue(
         name=name,
@@ -178,9 +184,21 @@ def _queue(
         open=settings.get("State", "UP") == "UP",
         hidden="YES" in (settings.get("Hidden"), settings.get("RootOnly")),
         restriction="; ".join(texts),
-        for_user=not accounts or bool(allowed & set(accounts)),
+        for_user=for_user,
         user_gpus=qos.get(settings.get("QoS", ""), {}),
     )
+
+
+def _restricted(settings: Mapping[str, str], name: str) -> list[str]:
+    """Return the names in a setting of a partition such as AllowQos; [] if it excludes no user."""
+    value = settings.get(name, "ALL")
+    return [] if value in _ALL else value.split(",")
+
+
+def _admits(found: Mapping[str, Sequence[str]], kind: str, own: Sequence[str]) -> bool:
+    """Return whether a partition admits one of the user's ``own`` accounts, or QOS."""
+    allowed = set(found.get(f"Allow{kind}", own)) - set(found.get(f"Deny{kind}", ()))
+    return not own or bool(allowed & set(own))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -192,6 +210,13 @@ def _listed(names: Sequence[str]) -> str:
 def _accounts(stdout: str) -> tuple[str, ...]:
     pairs = (line.split("|") for line in stdout.splitlines())
     return tuple(dict.fromkeys(pair[0] for pair in pairs if len(pair) == 2 and pair[1]))
+
+
+def _own_qos(stdout: str, user: str) -> tuple[str, ...]:
+    """Return the QOS in lines ``ada|normal,gpu`` of a user."""
+    pairs = (line.split("|") for line in stdout.splitlines())
+    names = (pair[1].split(",") for pair in pairs if len(pair) == 2 and pair[0] == user)
+    return tuple(dict.fromkeys(name for own in names for name in own if name))
 
 
 def _gpus_of_qos(stdout: str) -> dict[str, dict[str, int]]:

@@ -379,7 +379,7 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     script = {**PROFILE, "run_on": "ranks", "run": ["all.py"]}
     done = cli("submit", str(cli.write("p.yaml", script)), "--wait")
     assert done.returncode == 5
-    assert "MPI's world has 1 ranks, but 6 were started" in done.stderr
+    assert "the size of MPI's world is 1, not 6" in done.stderr
     backend.wait_empty(15, done.stdout.strip())
 
 

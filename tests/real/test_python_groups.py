@@ -81,7 +81,7 @@ def test_what_groups_refuse(make: Callable[..., Any]) -> None:
         make(groups=GROUPS, n_workers=2)
     with pytest.raises(InputError, match="has no groups, so no 'gpu'"):
         make().scale(gpu=4)
-    with pytest.raises(InputError, match="waiting for 1 workers, but only 0 were asked for"):
+    with pytest.raises(InputError, match="waiting for 1 worker, but only 0 were asked for"):
         cluster.wait_for_workers(1)
 
 

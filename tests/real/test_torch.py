@@ -161,7 +161,7 @@ def test_too_few_workers_and_no_torch(home_of_module: Path) -> None:
     with cluster_of(without(home_of_module, "torch"), workers=1) as cluster:
         cluster.wait_for_workers(1, timeout=patience(60))
         with cluster.get_client() as client:
-            with pytest.raises(GpujobsError, match="run_ddp needs 2 workers; 1 are connected"):
+            with pytest.raises(GpujobsError, match="run_ddp needs 2 workers; only 1 connected"):
                 run_ddp(client, print, n_workers=2)
             with pytest.raises(
                 GpujobsError, match=r"worker .* cannot import torch: No module named torch"

@@ -117,7 +117,9 @@ def test_local_machine_has_too_few_gpus(home: Path) -> None:
 
 
 def test_no_such_site(home: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no site `nosuch`; known: .*local"):
+    with pytest.raises(
+        InputError, match=r"no site `nosuch`\n  hint: .*`gpujobs sites list` shows all"
+    ):
         make_spec(home, "gpus: 1\n", "nosuch")
     (home / "svd.yaml").write_text("site: nosuch\n")
     with pytest.raises(InputError, match=r"svd\.yaml:1:7: there is no site"):

@@ -152,10 +152,36 @@ def test_11_unknown_keys_get_a_suggestion(home: Path, key: str, meant: str) -> N
     assert "unknown key" in message and f"`{meant}`" in message and "svd.yaml:2:" in message
 
 
-def test_11_an_unknown_key_that_is_like_no_other_gets_all_keys(home: Path) -> None:
+def test_11_an_unknown_key_that_is_like_no_other_gets_all_keys_of_a_small_section(
+    home: Path,
+) -> None:
+    message = error_of(home, "gpus: 1\nhead: {zzz: 1}\n")
+    assert "unknown key `head.zzz`" in message and "hint: keys: account, cpus, " in message
+
+
+def test_11_of_a_large_section_it_gets_only_keys_that_are_alike(home: Path) -> None:
     message = error_of(home, "groups:\n  cpu: {gpus: 0, zzz: 1}\n")
     assert "unknown key `groups.cpu.zzz`" in message
-    assert "hint: keys: account, " in message and "start_timeout" not in message
+    assert message.endswith("hint: `gpujobs schema profile` lists all")
+    message = error_of(home, "gpus: 1\nclient_limit: 1h\n")
+    assert "hint: similar keys: client_timeout; `gpujobs" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("gpus:2", "gpus"),
+        ("gpus:2\nwalltime: 1h", "line 1: a space is missing after `gpus"),
+        ("gpus: 2\nwalltime:1h\nrun: [true]", "line 2: a space is missing after `walltime"),
+        ("gpus: 2\nworkers:{count: 1}", "workers"),
+    ],
+)
+def test_11_a_missing_space_after_a_colon(home: Path, text: str, key: str) -> None:
+    assert f"{key}:`" in error_of(home, f"{text}\n").partition("hint: ")[2]
+
+
+def test_11_an_address_lacks_no_space(home: Path) -> None:
+    assert "space" not in error_of(home, "http://example.org\n")
 
 
 def test_12_all_errors_in_one_run(home: Path) -> None:
@@ -268,7 +294,8 @@ def test_words_of_other_programs_mean_keys() -> None:
         ("gpus: 1\nworkers: 4", "workers: {count: 4} for CPU workers; `gpus` has a worker each"),
         ("gpus: 1\nenvironment: {container: mine}", "container: {image: mine}"),
         ("gpus: 1\nnetwork: ucxx", "network: {protocol: ucxx}"),
-        ("gpus: 1\ncolour: red", "keys: account, after"),
+        ("gpus: 1\ncolour: red", "`gpujobs schema profile` lists all"),
+        ("gpus: 1\nwallclock: 1h", "use `walltime`"),
         ("gpus: 1\nstart_timeout: 0", "`start_timeout` must be longer than 0 seconds"),
     ],
 )  # fmt: skip

@@ -103,7 +103,7 @@ def test_what_contradicts_groups(home: Path, changes: str, message: str) -> None
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ("a: {start_workers: 2}", "groups.a.start_workers is 2, but there will be 1 workers"),
+        ("a: {start_workers: 2}", "groups.a.start_workers is 2, but there will be 1 worker"),
         ("a: {queue: nosuch}", "p.yaml:2:14: group a: site s has no queue `nosuch`"),
         ("a: {walltime: 3d}", "p.yaml:2:17: group a: no queue fits"),
         ("a: {gpus: 0, workers: {rmm_pool_size: 0.5}}", "group a: `workers.rmm_pool_size` is an option of CUDA workers"),

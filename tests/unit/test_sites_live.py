@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config.sitefiles import load_site
-from gpujobs.doctor.sitereport import Comparison
+from gpujobs.doctor.sitereport import Comparison, _compared
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 
 from ..support.surveys import survey_of
@@ -140,6 +140,48 @@ def test_a_grace_time_that_jobs_do_not_notice(
     survey = survey_of("slurm", answers)
     found = list(Comparison(load_site("./s.yaml"), survey).preemption_warnings())
     assert [check.name for check in found] == ["preemption"] * number
+
+
+@pytest.mark.parametrize(
+    ("allowed", "why"),
+    [
+        ("AllowAccounts=p1 AllowQos=ALL", ""),
+        ("AllowAccounts=p3,p4", "only for accounts p3, p4"),
+        ("DenyAccounts=p1,p2", "not for accounts p1, p2"),
+        ("AllowQos=gpu,long", ""),
+        ("AllowQos=long", "only for QOS long"),
+        ("AllowQos=gpu DenyQos=gpu", "only for QOS gpu; not for QOS gpu"),
+    ],
+)
+def test_a_queue_in_which_no_job_of_this_user_can_start(home: Path, allowed: str, why: str) -> None:
+    answers = {
+        "scontrol show partition": f"PartitionName=main MaxTime=1-00:00:00 State=UP {allowed}\n",
+        "sacctmgr -n -P show associations user=ada format=User,QOS": "ada|normal,gpu\n|x\n",
+    }
+    (home / "s.yaml").write_text(TYPED.replace("  gpu:", "  main:"))
+    found = Comparison(load_site("./s.yaml"), survey_of("slurm", answers)).user_warnings()
+    assert [check.result for check in found] == (
+        [f"your jobs cannot start in main: {why}"] if why else []
+    )
+
+
+def test_nothing_is_said_of_users_that_are_not_known(home: Path) -> None:
+    answers = {
+        "scontrol show partition": "PartitionName=main AllowQos=long AllowAccounts=p3\n",
+        "sacctmgr -n -P show associations": "",
+    }
+    (home / "s.yaml").write_text(TYPED.replace("  gpu:", "  main:"))
+    survey = survey_of("slurm", answers)
+    assert not list(Comparison(load_site("./s.yaml"), survey).user_warnings())
+
+
+def test_what_differs_is_not_called_ok() -> None:
+    assert str(_compared("live", "slurm reports 1 queue", 0).state) == "ok"
+    found = _compared("live", "slurm reports 1 queue", 2)
+    assert (str(found.state), found.result) == (
+        "warning",
+        "slurm reports 1 queue; 2 findings below",
+    )
 
 
 def test_the_gpus_of_one_user(home: Path) -> None:
