@@ -246,7 +246,7 @@ class Head(Job):
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
         deadline = time.monotonic() + _CLIENT_TIMEOUT
-        while not self.folder.read("workers.json").get("had_client"):
+        while not self.folder.registry().get("had_client"):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
