@@ -16,6 +16,8 @@ _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.S)
 _REPEAT = re.compile(r"[*+?]\??|\{\d*,\d*\}\??")
 _GROUP = re.compile(r"\(([^()]*)\)([*+?]|\{[^}]*\})?")
 _MOST_STEPS = 10**7
+_LEAST_COLUMN = 8
+"""Characters of a column that is cut short."""
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -139,13 +141,55 @@ def alternatives(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return ``header`` and ``rows`` as aligned columns, two spaces apart."""
+def age_text(seconds: float) -> str:
+    """Return 41 as ``41s``, 754 as ``12m``, 5400 as ``1h30m`` and 216000 as ``2d12h``.
+
+    It is rounded down to minutes after the first, and to hours after two days.
+    """
+    whole = max(0, int(seconds))
+    unit = 1 if whole < 60 else 60 if whole < 2 * 86400 else 3600
+    return walltime_text(whole - whole % unit)
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    columns: int | None = None,
+    spare: Sequence[str] = (),
+) -> str:
+    """Return ``header`` and ``rows`` as aligned columns, two spaces apart.
+
+    It fits in ``columns`` characters, if these are given: those of the headers ``spare`` that do
+    not fit are left out, the first one first, and then the last column is cut short.
+    """
     cells = [list(header), *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
+    for name in spare:
+        if columns is None or _width(cells) <= columns:
+            break
+        place = cells[0].index(name)
+        cells = [[*row[:place], *row[place + 1 :]] for row in cells]
+    if columns is not None:
+        before = _width([row[:-1] for row in cells]) + 2
+        cells = [
+            [*row[:-1], shortened(row[-1], max(_LEAST_COLUMN, columns - before))] for row in cells
+        ]
+    widths = _widths(cells)
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
     )
+
+
+def shortened(text: str, length: int) -> str:
+    """Return ``text``, with "…" at its end if it has more than ``length`` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells)]
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    return sum(width + 2 for width in _widths(cells)) - 2
 
 
 def repeats_repeats(pattern: str) -> bool:

@@ -7,6 +7,8 @@ import errno
 import json
 import logging
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
@@ -23,12 +25,58 @@ if TYPE_CHECKING:
     from ..clusters.report import ClusterReport
 
 _BAR_COLUMNS = 20
-_STYLES = {
-    r"\b(RUNNING|DONE|COMPLETED)\b": "green",
-    r"\b(SUBMITTED|PENDING|STARTING|SUSPENDED|LEAVING)\b": "yellow",
-    r"\b(FAILED|CANCELLED|TIMEOUT|PREEMPTED|NODE_FAIL|OUT_OF_MEMORY|LOST)\b": "red",
+_STATES = {
+    **dict.fromkeys(("RUNNING", "DONE", "COMPLETED"), "green"),
+    **dict.fromkeys(("SUBMITTED", "PENDING", "STARTING", "SUSPENDED", "LEAVING"), "yellow"),
+    **dict.fromkeys(("FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "LOST"), "red"),
+    **dict.fromkeys(("NODE_FAIL", "OUT_OF_MEMORY"), "red"),
 }
-"""Of states, by regular expressions."""
+"""Colours of states; they are readable on light and dark."""
+_STATE = re.compile(rf"\b({'|'.join(_STATES)})\b")
+_LABELS = {"error": "red", "warning": "yellow", "note": "blue", "hint": "cyan"}
+_LABEL = re.compile(rf"^( *)({'|'.join(_LABELS)}):", re.M)
+_PLACE = re.compile(r"(?<![^ \n])[^\s:]+\.ya?ml:\d+(?::\d+)?(?=:)")
+
+
+def has_colors(file: TextIO) -> bool:
+    """Return whether text for ``file`` has colours: `--color`, else NO_COLOR and the terminal."""
+    context = click.get_current_context(silent=True)
+    if context and context.color is not None:
+        return context.color
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return file.isatty()
+
+
+def with_labels(text: str) -> str:
+    """Return a message with colours for its labels and for places in files."""
+    text = _PLACE.sub(lambda found: click.style(found[0], bold=True), text)
+    return _LABEL.sub(_with_label, text)
+
+
+def _with_label(found: re.Match[str]) -> str:
+    indent, label = found.groups()
+    return indent + click.style(f"{label}:", fg=_LABELS[label], bold=True)
+
+
+def with_states(text: str) -> str:
+    """Return text with colours for the states in it, but not for headers of tables."""
+    return "\n".join(
+        line if _is_header(line) else _STATE.sub(_state, line) for line in text.split("\n")
+    )
+
+
+def _state(found: re.Match[str]) -> str:
+    return click.style(found[0], fg=_STATES[found[0]])
+
+
+def _is_header(line: str) -> bool:
+    return not any(character.islower() or character.isdigit() for character in line)
+
+
+def columns() -> int | None:
+    """Return the characters in a row of the terminal; None if stdout is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
 
 
 def terminal(file: TextIO) -> Console | None:
@@ -37,7 +85,7 @@ def terminal(file: TextIO) -> Console | None:
         return None
     from rich.console import Console
 
-    console = Console(file=file, highlight=False)
+    console = Console(file=file, highlight=False, no_color=not has_colors(file))
     if console.is_dumb_terminal:
         return None
     return console
@@ -72,6 +120,12 @@ class ReportProgress(Progress):
             return
         line = progress_line(report, clock, self._live.console.width)
         self._live.update(line, refresh=True)
+
+    def write(self, text: str) -> None:
+        """Write a line that stays, above the progress; its labels have colours."""
+        self.clear()
+        text = printable(text)
+        print(with_labels(text) if has_colors(sys.stderr) else text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the progress from a terminal."""
@@ -114,12 +168,11 @@ def progress_line(report: ClusterReport, clock: str, columns: int) -> Renderable
 
 
 def styled(text: str) -> RenderableType:
-    """Return text with colours for the states in it. It is not markup."""
+    """Return text for rich with colours for the states in it. It is not markup."""
     from rich.text import Text
 
-    found = Text(printable(text), overflow="fold")
-    for states, style in _STYLES.items():
-        found.highlight_regex(states, style)
+    found = Text.from_ansi(with_states(printable(text)))
+    found.overflow = "fold"
     return found
 
 
@@ -133,11 +186,16 @@ progress = ReportProgress()
 """The one line of progress of this process: all messages must be written above it."""
 
 
-def echo(text: str) -> None:
-    """Print data to stdout, without control characters. Raises OSError if it is full or closed."""
+def echo(text: str, *, states: bool = False) -> None:
+    """Print data to stdout, without control characters. Raises OSError if it is full or closed.
+
+    ``states``: the states in it have colours, on a terminal.
+    """
     if sys.stdout is None:  # `>&-`
         raise OSError(errno.EBADF, "stdout is closed")
-    click.echo(printable(text))
+    coloured = has_colors(sys.stdout)
+    text = printable(text)
+    click.echo(with_states(text) if coloured and states else text, color=coloured)
 
 
 def show(as_json: bool, document: Callable[[], object], text: Callable[[], str]) -> None:

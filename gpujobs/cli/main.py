@@ -28,6 +28,15 @@ HOSTED = (
 """The commands that can run on another host; the others run here."""
 
 
+GROUPS = {
+    "Every day": ("submit", "status", "logs", "connect", "scale", "cancel"),
+    "Sizes and results": ("plan", "queues", "report", "nodes", "clean"),
+    "Sites": ("sites", "doctor"),
+    "More": ("run", "render", "schema", "completion"),
+}
+"""The commands in the order of `gpujobs --help`."""
+
+
 class ErrorHandlingGroup(click.Group):
     """Turns exceptions of commands into one message and an exit code."""
 
@@ -51,6 +60,19 @@ class ErrorHandlingGroup(click.Group):
             live.discard_output()
             progress.write(f"error: {error}")
             sys.exit(1)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in `GROUPS`."""
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                limit = formatter.width - width - 6
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), self.commands[name].get_short_help_str(limit))
+                        for name in names
+                    ]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,7 +100,14 @@ class ErrorHandlingGroup(click.Group):
     metavar="HOST",
     help="Run the command on this login node, through ssh.",
 )
-def main(host: str | None) -> None:
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colours: auto is those of a terminal without NO_COLOR.",
+)
+@click.pass_context
+def main(ctx: click.Context, host: str | None, color: str) -> None:
     """Dask on the GPUs of a batch cluster.
 
     \b
@@ -88,6 +117,7 @@ def main(host: str | None) -> None:
     gpujobs connect ID              show how to connect from Python
     gpujobs cancel ID               end a cluster
     """
+    ctx.color = {"always": True, "never": False}.get(color)
 
 
 @main.command()

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import click
 from ..errors import InputError, UnavailableError
 from ..text import plural, table
 from . import options
-from .live import echo, progress, show
+from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
     from ..config.document import Document
@@ -259,9 +259,10 @@ def sites() -> None:
 
 
 @sites.command("list")
+@click.argument("words", nargs=-1)
 @options.json_option
-def list_sites(as_json: bool) -> None:
-    """List the sites and the paths of their files.
+def list_sites(words: tuple[str, ...], as_json: bool) -> None:
+    """List the sites and the paths of their files; with WORDS those that have all of them.
 
     NOT VERIFIED is the number of lines of the file that are marked as such by a comment, without
     those that the record of `sites verify` confirms; VERIFIED is its date, and what failed.
@@ -269,6 +270,7 @@ def list_sites(as_json: bool) -> None:
     from ..config import sitefiles
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
+    listed = [site for site in listed if _has_words(site, words)]
     show(as_json, lambda: {"version": 1, "sites": listed}, lambda: _sites_table(listed))
     for path in sitefiles.ignored_files():
         progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
@@ -293,10 +295,16 @@ def schema(kind: str) -> None:
     echo(json.dumps(model.json_schema(described), indent=1))
 
 
+def _has_words(site: dict[str, str | int | None], words: Iterable[str]) -> bool:
+    text = " ".join(str(value) for value in site.values()).lower()
+    return all(word.lower() in text for word in words)
+
+
 def _sites_table(listed: list[dict[str, str | int | None]]) -> str:
     keys = ("name", "scheduler", "not_verified", "verified", "path", "description")
     rows = [[str(site[key] or "") for key in keys] for site in listed]
-    return table(("SITE", "SCHEDULER", "NOT VERIFIED", "VERIFIED", "FILE", "DESCRIPTION"), rows)
+    header = ("SITE", "SCHEDULER", "NOT VERIFIED", "VERIFIED", "FILE", "DESCRIPTION")
+    return table(header, rows, columns(), spare=("FILE", "NOT VERIFIED", "VERIFIED"))
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..clusters import cleanup
@@ -22,17 +23,21 @@ from ..clusters.report import (
     NOT_WITH_MIG,
     ClusterReport,
     ClusterState,
+    Json,
     WorkerGpu,
     cluster_json,
     job_cells,
     job_counts,
+    job_json,
     numa_text,
 )
+from ..clusters.times import cluster_times, job_times
 from ..errors import GpujobsError, JobFailedError
 from ..injob.demand import RULES
+from ..injob.folder import EndKind
 from ..injob.names import is_slice
 from ..schedulers import JobState
-from ..text import clock_text, measured_size_text, note_text, plural, quoted, table
+from ..text import age_text, clock_text, measured_size_text, note_text, plural, quoted, table
 from . import live
 from .live import echo, progress
 
@@ -45,36 +50,99 @@ SHOWN_NAMES = 4
 """Names of missing workers that are listed before they are cut short."""
 SHOWN_CPUS = 20
 """Characters of a list of CPUs before it is cut short."""
+WALLTIME_CURE = "a longer `walltime`, or checkpoints and `requeue`"
+"""For a cluster whose walltime was too short."""
+FOLDED = 4
+"""Equal jobs that are one row on a terminal."""
 SHOWN_LOGS = 2
 """Failed jobs whose last lines are printed."""
 
 
-def status_table(reports: Sequence[ClusterReport]) -> str:
-    """Return one line for each cluster."""
-    header = ("CLUSTER", "SITE", "STATE", "WORKERS", "JOBS", "AGE", "")
-    return table(header, [_cluster_row(report) for report in reports])
+def status_table(reports: Sequence[ClusterReport], columns: int | None = None) -> str:
+    """Return one line for each cluster; see `table`."""
+    header = ("CLUSTER", "SITE", "STATE", "WORKERS", "JOBS", "SUBMITTED", "TIME", "LEFT", "")
+    now = time.time()
+    rows = [_cluster_row(report, now) for report in reports]
+    return table(header, rows, columns, spare=("SITE", "SUBMITTED", "JOBS"))
 
 
 def status_json(reports: Sequence[ClusterReport]) -> str:
     """Return all clusters as JSON."""
-    document = {"version": 2, "clusters": [cluster_json(report) for report in reports]}
+    now = time.time()
+    document = {"version": 2, "clusters": [_cluster_json(report, now) for report in reports]}
     return json.dumps(document, indent=1)
 
 
+def _cluster_json(report: ClusterReport, now: float) -> dict[str, Json]:
+    jobs: list[Json] = [
+        {**job_json(job), **job_times(report, job, now).json()} for job in report.jobs
+    ]
+    return {**cluster_json(report), **cluster_times(report, now).json(), "jobs": jobs}
+
+
 def status_text(
-    report: ClusterReport, activities: Mapping[str, WorkerActivity] | None = None
+    report: ClusterReport,
+    activities: Mapping[str, WorkerActivity] | None = None,
+    columns: int | None = None,
 ) -> str:
     """Return one cluster in full, with the last lines of the logs of failed jobs.
 
     ``activities``: of workers by their names, for a table of the workers instead of their GPUs.
+    ``columns``: of the terminal, for which equal jobs are one row.
     """
-    lines = [*_facts(report), "", table(JOB_HEADER, [job_cells(job) for job in report.jobs])]
-    workers = _gpu_table(report) if activities is None else worker_table(report, activities)
+    now = time.time()
+    lines = [*_facts(report, now), "", _job_table(report, now, columns)]
+    if activities is None:
+        workers = _gpu_table(report, columns)
+    else:
+        workers = worker_table(report, activities, columns)
     if workers:
         lines += ["", workers]
     for job in [job for job in report.jobs if job.log][:SHOWN_LOGS]:
         lines += last_lines("run" if job.run_failed else f"job {job.number}", job.log)
     return "\n".join(lines)
+
+
+def _job_table(report: ClusterReport, now: float, columns: int | None) -> str:
+    """Return a row for each job; equal ones are folded on a terminal."""
+    rows = []
+    for job in report.jobs:
+        *cells, remarks = job_cells(job)
+        times = job_times(report, job, now)
+        rows.append((*cells, _age(times.elapsed), _age(times.left), remarks))
+    if columns is not None:
+        rows = folded(rows)
+    return table((*JOB_HEADER[:-1], "TIME", "LEFT", ""), rows, columns, spare=("GPUS", "WORKERS"))
+
+
+def folded(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return rows of jobs, in which one stands for `FOLDED` or more that follow each other.
+
+    Those differ in their numbers and ids only: ``2..84`` are their numbers, and ``83 jobs`` is the
+    first remark.
+    """
+    found: list[tuple[str, ...]] = []
+    for _, group in groupby(rows, key=lambda row: row[2:]):
+        equal = list(group)
+        if len(equal) < FOLDED:
+            found += equal
+            continue
+        first, last = equal[0], equal[-1]
+        remarks = ", ".join(filter(None, (plural(len(equal), "job"), first[-1])))
+        ids = first[1] if first[1] == last[1] else f"{first[1]}..{last[1]}"
+        found.append((f"{first[0]}..{last[0]}", ids, *first[2:-1], remarks))
+    return found
+
+
+def _age(seconds: float | None) -> str:
+    return "-" if seconds is None else age_text(seconds)
+
+
+def clock_of(moment: float, now: float) -> str:
+    """Return a moment by the clock here: ``14:05`` of today, else ``2026-11-25 14:05``."""
+    found, today = time.localtime(moment), time.localtime(now)
+    same_day = (found.tm_year, found.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", found)
 
 
 def last_lines(name: str, log: Iterable[str]) -> list[str]:
@@ -99,29 +167,34 @@ def summary(report: ClusterReport) -> str:
     return report.reason
 
 
-def _cluster_row(report: ClusterReport) -> tuple[str, ...]:
-    record = report.record
+def _cluster_row(report: ClusterReport, now: float) -> tuple[str, ...]:
+    record, times = report.record, cluster_times(report, now)
     return (
         record.id,
         record.site,
         report.state,
         "-" if report.finished else f"{report.connected}/{record.workers}",
         job_counts(report.jobs) or "-",
-        clock_text(max(0.0, time.time() - record.created)),
+        clock_of(record.created, now),
+        _age(times.elapsed),
+        _age(times.left),
         "; ".join(filter(None, (*report.folder.damaged[:1], summary(report)))),
     )
 
 
-def _facts(report: ClusterReport) -> Iterator[str]:
+def _facts(report: ClusterReport, now: float) -> Iterator[str]:
     record = report.record
     title = (f"{record.id} on {record.site}", report.state.value, summary(report))
     yield ": ".join(part for part in title if part)
+    yield f"  time     {', '.join(_times(report, now))}"
     if not report.finished:
         yield from _connections(report)
     if record.attempts > 1:
         yield f"  attempt  {report.attempt} of {record.attempts}"
     if report.exit_code is not None:
         yield f"  exit     {report.exit_code}"
+    if report.kind is EndKind.WALLTIME:
+        yield f"  cure     {WALLTIME_CURE}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
     if report.folder.address and not report.finished:
@@ -135,6 +208,15 @@ def _facts(report: ClusterReport) -> Iterator[str]:
     for note in report.notes:
         kind, _, text = note_text(note).partition(": ")
         yield f"  {kind:<8} {text}"
+
+
+def _times(report: ClusterReport, now: float) -> Iterator[str]:
+    times = cluster_times(report, now)
+    yield f"submitted {clock_of(report.record.created, now)}"
+    if times.elapsed is not None:
+        yield f"{'ran' if report.finished else 'running for'} {age_text(times.elapsed)}"
+    if times.left is not None:
+        yield f"{age_text(times.left)} of the walltime left"
 
 
 def _connections(report: ClusterReport) -> Iterator[str]:
@@ -156,7 +238,7 @@ def _missing_workers(report: ClusterReport) -> str:
     return f"; missing: {', '.join(names)}"
 
 
-def _gpu_table(report: ClusterReport) -> str:
+def _gpu_table(report: ClusterReport, columns: int | None) -> str:
     """Return the connected workers with their GPUs; "" if there are none."""
     gpus = [gpu for job in report.jobs for gpu in job.gpus]
     with_gpus = {gpu.worker for gpu in gpus}
@@ -167,7 +249,7 @@ def _gpu_table(report: ClusterReport) -> str:
         return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
     header = ("WORKER", "NODE", "GPU", "UUID", "MEMORY", "BUSY", "USED", "CPUS", "NUMA")
-    return table(header, rows)
+    return table(header, rows, columns, spare=("UUID", "CPUS", "MEMORY"))
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
@@ -191,7 +273,11 @@ def _memory(n_bytes: int | None) -> str:
     return "-" if n_bytes is None else measured_size_text(n_bytes)
 
 
-def worker_table(report: ClusterReport, activities: Mapping[str, WorkerActivity]) -> str:
+def worker_table(
+    report: ClusterReport,
+    activities: Mapping[str, WorkerActivity],
+    columns: int | None = None,
+) -> str:
     """Return a row for each connected worker, "" if there are none; see `status_text`."""
     if report.finished or not report.connected:
         return ""
@@ -206,7 +292,7 @@ def worker_table(report: ClusterReport, activities: Mapping[str, WorkerActivity]
         for name in job.connected
     ]
     header = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
-    return table(header, rows)
+    return table(header, rows, columns, spare=("GPU", "NODE"))
 
 
 def _activity_cells(found: WorkerActivity | None) -> tuple[str, str, str, str]:
@@ -265,7 +351,7 @@ class StatusView:
         if as_json:
             echo(status_json([_with_details(report) for report in self._reports]))
         elif text := self._text(watched=watched):
-            echo(text)
+            echo(text, states=True)
         else:
             progress.write(_NONE_ACTIVE)
         named = as_json or watched or self._cluster_ids
@@ -306,10 +392,13 @@ class StatusView:
         """Return the clusters as text, "" if there are none."""
         if not self._reports:
             return ""
+        columns = live.columns()
         if not self._cluster_ids:
-            return status_table(self._reports)
+            return status_table(self._reports, columns)
         details = map(_with_details, self._reports)
-        return "\n".join(map(_watched_text if watched else status_text, details))
+        if watched:
+            return "\n".join(_watched_text(report, columns) for report in details)
+        return "\n".join(status_text(report, columns=columns) for report in details)
 
     def _sleep(self) -> None:
         """Sleep until the next refresh, and find the clusters that were submitted meanwhile."""
@@ -338,7 +427,7 @@ def _with_details(report: ClusterReport) -> ClusterReport:
     return replace(report, jobs=tuple(jobs))
 
 
-def _watched_text(report: ClusterReport) -> str:
+def _watched_text(report: ClusterReport, columns: int | None) -> str:
     """Return a cluster in full, with the tasks of its workers and the last output of `run`."""
     activities: Mapping[str, WorkerActivity] = {}
     lines: list[str] = []
@@ -349,7 +438,7 @@ def _watched_text(report: ClusterReport) -> str:
             lines = ["", f"{error}; tasks are not known"]
     if output := tail(report.record.path, "run.log", _OUTPUT_LINES):
         lines += last_lines("run", output)
-    return "\n".join([status_text(report, activities), *lines])
+    return "\n".join([status_text(report, activities, columns), *lines])
 
 
 # -- wait for a cluster, as `gpujobs submit --wait` does -------------------------------------------

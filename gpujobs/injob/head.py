@@ -268,7 +268,7 @@ class Head(Job):
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
         deadline = time.monotonic() + _CLIENT_TIMEOUT
-        while not self.folder.read("workers.json").get("had_client"):
+        while not self.folder.registry().get("had_client"):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
@@ -405,7 +405,7 @@ class Head(Job):
         if self.command is None or now - self._clients_time < _CLIENTS_INTERVAL:
             return
         self._clients_time = now
-        if self.folder.read("workers.json").get("clients", 1):
+        if self.folder.registry().get("clients", 1):
             self._client_time = now
             note.unlink(missing_ok=True)
         elif now - self._client_time > _NO_CLIENT_SECONDS and not note.exists():

@@ -12,7 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from .folder import EXIT_FAILED, EXIT_STOPPED, SCRIPT_ENDED, Ended, EndKind, Folder
+from .folder import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    SCRIPT_ENDED,
+    Ended,
+    EndKind,
+    Folder,
+    RegisteredWorker,
+)
 from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
@@ -179,6 +187,9 @@ class Job:
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
         self._seen: dict[int, float] = {}
+        self._registered: Mapping[str, RegisteredWorker] | None = None
+        self._with_workers: set[int] = set()
+        """Nodes that have a worker in `_registered`."""
         """When each node of an allocation last had a worker."""
         self._lost: set[int] = set()
         """Nodes of an allocation that are lost."""
@@ -284,24 +295,36 @@ class Job:
                 return
             raise self.worker_failure(failed[0])
         registered = self.folder.registered()
-        if not self.options.client_owns and (message := shared_gpu_message(registered)):
-            raise failure(message)
+        if registered is not self._registered:
+            self._check_new(registered)
         if self.worker_processes and not self.all_registered:
             self._check_registered(set(registered))
-        self._check_nodes(set(registered))
+        self._check_nodes()
 
-    def _check_nodes(self, registered: set[str]) -> None:
+    def _check_new(self, registered: Mapping[str, RegisteredWorker]) -> None:
+        """Look at all workers once for each version of their file."""
+        if not self.options.client_owns and (message := shared_gpu_message(registered)):
+            raise failure(message)
+        prefixes = {n: job_name(self.folder.cluster_id, n) for n in self.options.node_numbers}
+        self._with_workers = {
+            number
+            for number, prefix in prefixes.items()
+            if any(f"{name}-".startswith(f"{prefix}-") for name in registered)
+        }
+        self._registered = registered
+
+    def _check_nodes(self) -> None:
         """Note nodes that have lost their workers: not every launcher reports a lost node."""
         now = time.monotonic()
         for number in self.options.node_numbers:
-            prefix = job_name(self.folder.cluster_id, number)
-            if any(f"{name}-".startswith(f"{prefix}-") for name in registered):
+            if number in self._with_workers:
                 self._seen[number] = now
             elif now - self._seen.get(number, now) > _NODE_TIMEOUT:
                 self._seen[number] = float("inf")
                 # A node that has released its workers has removed the file.
                 if node := self.folder.read(node_file(number)).get("node"):
-                    report_lost(self.folder, number, node, f"{prefix} on {node}: workers are gone")
+                    name = job_name(self.folder.cluster_id, number)
+                    report_lost(self.folder, number, node, f"{name} on {node}: workers are gone")
 
     def node_lost(self, reason: str) -> None:
         """Go on without a node."""

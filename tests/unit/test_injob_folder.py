@@ -70,6 +70,22 @@ def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
     assert Folder(str(tmp_path)).registered() == {}
 
 
+def test_the_file_of_workers_is_parsed_once_for_each_version(tmp_path: Path) -> None:
+    """4,000 workers take 70 ms to parse, and each job of the cluster looks every second."""
+    folder = Folder(str(tmp_path))
+    row = {"address": "tls://10.0.0.1:1", "threads": 1, "memory": 2**30}
+    folder.write("workers.json", {"workers": {"a": row}})
+    first = folder.registered()
+    assert [*first] == ["a"]
+    assert folder.registered() is first
+    folder.write("workers.json", {"workers": {"b": row}})  # as many bytes
+    assert [*folder.registered()] == ["b"]
+    (tmp_path / "workers.json").unlink()
+    assert folder.registered() == {}
+    folder.write("workers.json", {"workers": {"a": row}})
+    assert [*folder.registered()] == ["a"]
+
+
 def test_reason_in_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert reason_in(log) == ""
