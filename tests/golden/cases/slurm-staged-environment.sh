@@ -22,11 +22,7 @@ exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
-<<<<<<< HEAD
-    trap '' TERM INT HUP
-=======
-    builtin trap '' TERM INT
->>>>>>> setup
+    builtin trap '' TERM INT HUP
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
     if [ "$code" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
