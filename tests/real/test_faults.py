@@ -158,6 +158,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
 
 
+@pytest.mark.waits
 @pytest.mark.stub
 def test_a_worker_that_does_not_register_ends_the_cluster(local: Cli) -> None:
     wrapper = local.work / "python"
@@ -239,6 +240,7 @@ def test_a_cluster_folder_of_another_user_is_refused(local: Cli) -> None:
         assert list(theirs.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 def test_submit_prints_its_cluster_as_json(local: Cli) -> None:
     done = local("submit", str(local.write("p.yaml", {**CPU, "run": ["true"]})), "--json", "--wait")

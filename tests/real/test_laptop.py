@@ -56,7 +56,7 @@ def extend(node: LoginNode, line: str) -> None:
         file.write(f"{line}\n")
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("installed", [False, slow_variant(True)])
 def test_a_program_runs_from_the_laptop(laptop: Cli, node: LoginNode, installed: bool) -> None:
     """With gpujobs on the PATH of the login shell, or with a Python alone."""
     if installed:
@@ -77,7 +77,8 @@ def test_a_program_runs_from_the_laptop(laptop: Cli, node: LoginNode, installed:
     assert ("sends gpujobs" in done.stderr) is not installed
 
 
-@pytest.mark.parametrize("version", [slow_variant("3.12"), "3.13"])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_another_python_of_the_login_node(laptop: Cli, node: LoginNode, version: str) -> None:
     """It is newer than the laptop's, and has no packages."""
     found = list(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
@@ -181,6 +182,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.waits
 def test_a_lost_tunnel_is_opened_again(laptop: Cli, node: LoginNode) -> None:
     """The tunnel is opened again when the connection is lost; the cluster does not end with it."""
     profile = {"gpus": 1, "environment": {"python": sys.executable}}

@@ -32,6 +32,7 @@ print("ended")
 """
 
 
+@pytest.mark.waits
 @pytest.mark.filterwarnings("default")
 def test_a_cluster_without_tasks_ends(cli: Cli, backend: Backend) -> None:
     """A task that waits for a worker keeps the cluster; a client that only looks on does not."""

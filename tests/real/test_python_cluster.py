@@ -404,6 +404,7 @@ def test_a_job_cancelled_from_outside_is_replaced(
     assert gone["number"] == 0
 
 
+@pytest.mark.slow
 def test_a_waiting_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:

@@ -50,6 +50,7 @@ def states(record: dict[str, Any]) -> dict[str, str]:
     return {line["key"]: line["state"] for line in record["marked"]}
 
 
+@pytest.mark.waits
 @pytest.mark.conformance("sge")
 def test_all_trials(cli: Cli, backend: Backend) -> None:
     path = marked_site(cli, "good")

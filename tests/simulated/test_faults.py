@@ -11,7 +11,7 @@ from gpujobs.batch.client import SchedulerClient
 from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.schedulers import JobId, JobState
 
-from ..conftest import FAKES
+from ..conftest import FAKES, slow_variant
 from ..support.cli import Cli
 from ..support.fakes import FakeBackend
 from ..support.processes import patience, until
@@ -57,7 +57,7 @@ def test_a_refused_submission_leaves_no_job(backend: FakeBackend, submit: Submit
     assert taken(backend) == 0
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [slow_variant(1), 2])
 def test_reply_that_never_comes_is_adopted_once(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, jobs: int
 ) -> None:
@@ -86,6 +86,7 @@ def test_tried_again_until_it_is_there(
     assert states(batch, ids(batch, number)) <= {JobState.RUNNING, JobState.PENDING}
 
 
+@pytest.mark.waits
 def test_a_batch_scheduler_that_stays_away_is_unavailable(
     backend: FakeBackend, submit: Submit
 ) -> None:
