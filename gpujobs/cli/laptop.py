@@ -81,6 +81,8 @@ def make_request(command: click.Command, words: list[str], params: Mapping[str, 
     if profile is not None and profile.exists():
         words = _with_value(command, words, "profile", _add_profile(request, profile))
     if "site" in params and (found := named_site(params)):
+        if command.name == "submit":
+            found.check_named()
         request.add_site(found)
         if params["site"] is not None:
             words = _with_value(command, words, "site", found.name)
@@ -228,8 +230,9 @@ def serve(main: click.Group) -> None:
     os.chdir(Path.home())
     os.environ.update(request["env"])
     os.environ["GPUJOBS_HOST"] = ""  # this is the host
-    paths = [str(folder / "sites"), os.environ.get("GPUJOBS_SITE_PATH", "")]
-    os.environ["GPUJOBS_SITE_PATH"] = os.pathsep.join(filter(None, paths))
+    if folder.parent.name == "sent":  # a job folder brings no sites, whatever its name is
+        paths = [str(folder / "sites"), os.environ.get("GPUJOBS_SITE_PATH", "")]
+        os.environ["GPUJOBS_SITE_PATH"] = os.pathsep.join(filter(None, paths))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_interrupt_at_end, daemon=True).start()
     sys.argv = ["gpujobs", *request["argv"]]

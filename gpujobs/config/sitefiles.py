@@ -168,6 +168,8 @@ class SiteFile:
     """Whether only a profile names the file (see `trust`)."""
     unused: tuple[str, ...] = ()
     """Keys that are not used because the file is received."""
+    acting: tuple[Path, ...] = ()
+    """Which of `files` are received, and have such keys."""
     loosened: str = ""
     """Which file overrides a rule of a file that it extends; "" if none does."""
 
@@ -238,10 +240,12 @@ def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) 
     received = by_profile and is_path(name)
     documents: list[Document] = []
     unused: list[str] = []
+    acting: list[Path] = []
     for document, by_name in layers:
         if received and not by_name:
             document, found = without_acts(document)
             unused += found
+            acting += [Path(document.source)] if found else []
         documents.append(document)
     site, whole = _built(tuple(documents))
     return SiteFile(
@@ -252,6 +256,7 @@ def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) 
         files=tuple(Path(document.source) for document in documents),
         received=received,
         unused=tuple(dict.fromkeys(unused)),
+        acting=tuple(acting),
         loosened=_loosened(documents, whole),
     )
 

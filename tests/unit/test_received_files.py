@@ -245,6 +245,39 @@ def test_only_the_files_of_a_site_travel(received: Path) -> None:
     assert b"SECRET" not in request.message()
 
 
+def test_a_login_node_does_not_get_the_keys_that_act(received: Path) -> None:
+    """There, the file is found by its name. The folder's name and a scalar try to write a key again."""
+    folder = received.parent / "x\nquota_command: [sh]\n#"
+    received.rename(folder)
+    whole = (folder / "machine.yaml").read_text()
+    lines = '"description": x, "setup": true;\n\n true'
+    (folder / "base.yaml").write_text(whole.replace('"description": "x"', lines))
+    (folder / "machine.yaml").write_text("extends: ./base.yaml\nhosts: [attacker]\n")
+    request = Request(["plan"])
+    request.add_site(load_site("./machine.yaml", folder, by_profile=True))
+    names = {"sites/machine.yaml", "sites/base.yaml"}
+    assert set(request.files) == names
+    there = received.parent / "there"
+    there.mkdir()
+    for name in names:
+        content = request.files[name]
+        assert isinstance(content, bytes)
+        (there / Path(name).name).write_bytes(content)
+    site = load_site(str(there / "machine.yaml")).site
+    assert site.setup.split() == ["true;", "true"] and set(site.queues) == {"gpu"}
+    assert not site.commands and not site.hosts and not site.quota_command
+
+
+def test_a_submission_on_a_login_node_is_refused_here(
+    received: Path, run: Run, marks: Path
+) -> None:
+    done = run("--host", "login", "submit", "profile.yaml")
+    assert done.returncode == 2 and "--site machine.yaml" in done.stderr
+    assert left(marks) == set()
+    run("--host", "login", "submit", "profile.yaml", "--site", "./machine.yaml")
+    assert left(marks) == {"ssh"}
+
+
 def test_only_a_job_folder_is_uploaded(received: Path, run: Run, marks: Path) -> None:
     (received / ".ssh").mkdir()
     (received / ".ssh" / "id_rsa").write_text("SECRET")
