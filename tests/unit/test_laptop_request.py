@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.cli.laptop import make_request
+from gpujobs.cli.laptop import make_request, search_path
 from gpujobs.cli.main import main
 from gpujobs.errors import InputError
 
@@ -36,6 +36,15 @@ def test_only_the_profile_and_the_site_are_replaced(
         command = main.commands["submit"]
         params = command.make_context("submit", words.split()).params
         assert " ".join(make_request(command, words.split(), params).argv) == f"submit {sent}"
+
+
+def test_a_job_folder_brings_no_sites_to_a_login_node(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that is called `sites`, with a script that is called as a site file."""
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", "/own")
+    assert search_path(home / "sent" / "0a") == f"{home}/sent/0a/sites:/own"
+    assert search_path(home / "folders" / "0a") == "/own"
 
 
 def test_a_large_profile_is_not_read(home: Path) -> None:
