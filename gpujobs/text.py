@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -26,6 +27,14 @@ class StrEnum(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+def with_home(path: str) -> str:
+    """Return a path with ~ and ~name replaced; an unknown ~name stays, as in a shell.
+
+    `Path.expanduser` raises RuntimeError then.
+    """
+    return os.path.expanduser(path)  # noqa: PTH111
 
 
 def nearest(word: str, known: Iterable[str], similarity: float = 0.6) -> str:

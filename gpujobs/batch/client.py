@@ -13,7 +13,7 @@ from ..errors import RefusedError, UnavailableError, UnusableError
 from ..schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 from ..schedulers.answers import reading
 from ..schedulers.local import INHERIT
-from ..text import printable
+from ..text import printable, with_home
 from . import process
 from .process import HOST, System
 
@@ -437,7 +437,7 @@ class SchedulerClient:
     ) -> CommandResult:
         command, *arguments = argv
         if command in self.commands:
-            command = str(Path(self.commands[command]).expanduser())
+            command = with_home(self.commands[command])
         names = process.inherited() if INHERIT in arguments else self.scheduler.environment
         return self.system.run(
             [command, *arguments],

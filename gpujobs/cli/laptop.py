@@ -81,6 +81,8 @@ def make_request(command: click.Command, words: list[str], params: Mapping[str, 
     if profile is not None and profile.exists():
         words = _with_value(command, words, "profile", _add_profile(request, profile))
     if "site" in params and (found := named_site(params)):
+        if command.name == "submit":
+            found.check_named()
         request.add_site(found)
         if params["site"] is not None:
             words = _with_value(command, words, "site", found.name)
@@ -228,12 +230,20 @@ def serve(main: click.Group) -> None:
     os.chdir(Path.home())
     os.environ.update(request["env"])
     os.environ["GPUJOBS_HOST"] = ""  # this is the host
-    paths = [str(folder / "sites"), os.environ.get("GPUJOBS_SITE_PATH", "")]
-    os.environ["GPUJOBS_SITE_PATH"] = os.pathsep.join(filter(None, paths))
+    os.environ["GPUJOBS_SITE_PATH"] = search_path(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_interrupt_at_end, daemon=True).start()
     sys.argv = ["gpujobs", *request["argv"]]
     main(sys.argv[1:])
+
+
+def search_path(folder: Path) -> str:
+    """Return the search path of sites of a command, whose files are in ``folder``.
+
+    A job folder brings no sites, whatever its name is and those of its scripts are.
+    """
+    own = str(folder / "sites") if folder.parent.name == "sent" else ""
+    return os.pathsep.join(filter(None, [own, os.environ.get("GPUJOBS_SITE_PATH", "")]))
 
 
 def _unpack(data: bytes, folder: Path) -> None:

@@ -343,6 +343,9 @@ def _contradiction(record: ClusterRecord) -> str:
         return f"it has more than {_MOST_WORKERS} workers"
     if sum(planned.count for planned in record.planned) > _MOST_PLANNED:
         return f"`planned` has more than {_MOST_PLANNED} jobs"
+    shown = (record.site, record.contact or "", *(group.queue for group in record.groups))
+    if any(len(text.splitlines()) > 1 for text in shown):  # the others would look like messages
+        return "a name has several lines"
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""

@@ -20,7 +20,7 @@ from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
 from ..planning.plan import Machine, Plan, make_plan
 from ..schedulers import get_scheduler
-from ..text import did_you_mean, matches, measured_size_text
+from ..text import did_you_mean, matches, measured_size_text, with_home
 
 if TYPE_CHECKING:
     from ..planning.render import Script
@@ -181,8 +181,8 @@ def image_notes(plan: Plan) -> Iterator[str]:
     containers = [jobs.container for jobs in plan.all_jobs if jobs.container]
     images = [one.image for one in containers if one.is_path and "$" not in one.image]
     for image in map(Path, dict.fromkeys(images)):
-        if not image.expanduser().exists():
-            there = image.expanduser()
+        there = Path(with_home(str(image)))
+        if not there.exists():
             text = f"container: there is no image {there} on this host; the nodes need it"
             name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
             yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
@@ -254,7 +254,7 @@ def space_problems(root: Path, quota_command: Sequence[str] = ()) -> Iterator[st
 
     ``quota_command``: of the site; without a usable output, only file systems are reported.
     """
-    places = (root, Path(os.path.expanduser("~")))  # noqa: PTH111 - some users have none
+    places = (root, Path(with_home("~")))  # some users have none
     existing = (next(filter(Path.is_dir, (path, *path.parents)), path) for path in places)
     for there in dict.fromkeys(existing):
         with contextlib.suppress(OSError):

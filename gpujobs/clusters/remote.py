@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
 from ..config.sitefiles import NoSuchSiteError, SiteFile, data_folder, load_site
+from ..config.trust import text_without_acts
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
@@ -121,13 +122,15 @@ class Request:
         """Send a site of the user's, and use it by its name.
 
         That is its file, the files beside it that it extends, and its templates. A link is sent
-        only if it leads to a template.
+        only if it leads to a template. Received files are sent without the keys that act: there
+        they are found by their names.
         """
         folder = site.path.parent
         if folder != data_folder("site_configs"):
             for path in (*site.files, *_templates(folder)):
                 if path.is_relative_to(folder):
-                    self.files[f"sites/{path.relative_to(folder)}"] = path
+                    content = text_without_acts(path) if path in site.acting else path
+                    self.files[f"sites/{path.relative_to(folder)}"] = content
         self.env["GPUJOBS_SITE"] = site.name
 
     def message(self) -> bytes:

@@ -24,6 +24,7 @@ from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
 from ..schedulers.base import all_commands
+from ..text import with_home
 from .folder import FolderState, read_state, write_atomically, write_new
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, parse
@@ -163,7 +164,7 @@ def _ask(record: ClusterRecord, state: FolderState, system: System) -> Mapping[J
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     commands = record.commands
     if system is HOST:
-        commands = {name: path for name, path in commands.items() if which(Path(path).expanduser())}
+        commands = {name: path for name, path in commands.items() if which(with_home(path))}
     client = SchedulerClient(scheduler, commands, timeout=_QUERY_TIMEOUT, system=system)
     jobs = record.current_jobs(state.claims).values()
     return client.status(sorted(set(jobs), key=str), [record.id])

@@ -383,7 +383,7 @@ def _item(document: Document, start: str, indent: str) -> Iterator[str]:
 
 def _scalar_text(value: object, indent: str) -> list[str]:
     """Return the lines of a scalar, or of an empty mapping or list."""
-    if isinstance(value, Plain):
+    if isinstance(value, Plain) and "\n" not in value:
         return [str(value)]
     if not isinstance(value, str) or "\n" not in value:
         return [json.dumps(value, ensure_ascii=False)]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from ..text import alike, matches, nearest
+from ..text import alike, matches, nearest, with_home
 from .document import Document, read
 from .model import build
 from .site import Site
@@ -32,6 +32,8 @@ from .trust import check_writers, without_acts
 _BUILT_IN = ("request", "cpu_request")
 """Lists of the batch scheduler if the site has none, so that nothing can be appended to them."""
 _NOTHING = Document({})
+_MOST_LAYERS = 20
+"""Of files that extend each other, and of queues that are like each other."""
 
 
 def over(upper: Document, lower: Document) -> Document:
@@ -73,6 +75,9 @@ def _queue(site: Document, name: str, upper: tuple[str, ...]) -> Document:
     if isinstance(like, str):
         if like in names:
             message = f"`like` forms a cycle: {' → '.join((*names, like))}"
+            raise InputError(Problem(message, position))
+        if len(names) > _MOST_LAYERS:
+            message = f"`like` leads through more than {_MOST_LAYERS} queues"
             raise InputError(Problem(message, position))
         if not isinstance(queues.value.get(like), Mapping):
             known = ", ".join(queues.value)
@@ -163,6 +168,8 @@ class SiteFile:
     """Whether only a profile names the file (see `trust`)."""
     unused: tuple[str, ...] = ()
     """Keys that are not used because the file is received."""
+    acting: tuple[Path, ...] = ()
+    """Which of `files` are received, and have such keys."""
     loosened: str = ""
     """Which file overrides a rule of a file that it extends; "" if none does."""
 
@@ -191,7 +198,7 @@ def site_folders() -> list[Path]:
     from platformdirs import user_config_path
 
     listed = os.environ.get("GPUJOBS_SITE_PATH", "").split(os.pathsep)
-    own = [Path(item).expanduser() for item in listed if item]
+    own = [Path(with_home(item)) for item in listed if item]
     return [*own, user_config_path("gpujobs") / "sites", SYSTEM_SITES, data_folder("site_configs")]
 
 
@@ -233,10 +240,12 @@ def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) 
     received = by_profile and is_path(name)
     documents: list[Document] = []
     unused: list[str] = []
+    acting: list[Path] = []
     for document, by_name in layers:
         if received and not by_name:
             document, found = without_acts(document)
             unused += found
+            acting += [Path(document.source)] if found else []
         documents.append(document)
     site, whole = _built(tuple(documents))
     return SiteFile(
@@ -247,6 +256,7 @@ def load_site(name: str, base: Path | None = None, *, by_profile: bool = False) 
         files=tuple(Path(document.source) for document in documents),
         received=received,
         unused=tuple(dict.fromkeys(unused)),
+        acting=tuple(acting),
         loosened=_loosened(documents, whole),
     )
 
@@ -289,14 +299,18 @@ def _searched(name: str, path: Path, otherwise: Path | None = None) -> Path | No
 
 def _site_path(name: str, base: Path | None) -> Path:
     if is_path(name):
-        path = Path(name).expanduser()
+        path = Path(with_home(name))
         if not path.is_absolute():
             path = (base or working_folder()) / path
     else:
         path = _named_path(name)
-    if path.is_file():
-        return path
-    raise NoSuchSiteError(Problem(_why_no_site_file(path)))
+    try:
+        if path.is_file():
+            return path
+        reason = _why_no_site_file(path)
+    except OSError as error:  # the name is too long, or a folder of it may not be read
+        reason = f"{name[:80]}: {error.strerror}"
+    raise NoSuchSiteError(Problem(reason))
 
 
 def _why_no_site_file(path: Path) -> str:
@@ -357,6 +371,9 @@ def _layers(path: Path, upper: tuple[Path, ...], folder: Path | None) -> tuple[_
     if path in upper:
         cycle = " → ".join(one.stem for one in (*upper, path))
         raise InputError(Problem(f"`extends` forms a cycle: {cycle}", position))
+    if len(upper) >= _MOST_LAYERS:
+        message = f"`extends` leads through more than {_MOST_LAYERS} files"
+        raise InputError(Problem(message, position))
     lower = _lower_path(name, path, (*upper, path), position)
     layers = _layers(lower, (*upper, path), _searched(name, lower, folder))
     return ((document, folder is not None), *layers)

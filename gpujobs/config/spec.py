@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from ..errors import InputError, Position, Problem
 from ..injob.folder import parse_json, read_file
+from ..text import with_home
 from .document import Document, parse_value, read
 from .model import build
 from .profile import Profile, Workers
@@ -130,7 +131,7 @@ def make_spec(
 
 
 def _workdir(text: str) -> Path:
-    path = Path(os.path.expanduser(text))  # noqa: PTH111 - an unknown ~name stays, as in a shell
+    path = Path(with_home(text))
     return path if path.is_absolute() or text.startswith("~") else working_folder() / path
 
 

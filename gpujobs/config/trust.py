@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
-from .document import Document
+from .document import Document, effective_text, parse, read_bytes
 
 ACTS = ("commands", "hosts", "quota_command")
 """Keys of a site with which gpujobs itself runs a command or opens a connection."""
@@ -31,6 +31,13 @@ def without_acts(document: Document) -> tuple[Document, tuple[str, ...]]:
     """Return a received site's document without the keys `ACTS`, and those that it has."""
     found = tuple(key for key in ACTS if document.find((key,)))
     return document.without(*found), found
+
+
+def text_without_acts(path: Path) -> bytes:
+    """Return a received site file for a login node, where its name selects it: without `ACTS`."""
+    # The comments of `effective_text` name the source: the file's path could end a line.
+    document, _ = without_acts(parse(read_bytes(path).decode("utf-8-sig"), "received"))
+    return effective_text(document).encode()
 
 
 _ROOT = 0

@@ -20,7 +20,7 @@ from ..config.model import key_names
 from ..config.profile import Profile
 from ..errors import InputError
 from ..planning.plan import JobGroup, Plan
-from ..text import plural
+from ..text import plural, with_home
 from .group import WorkerGroup
 
 
@@ -247,7 +247,7 @@ class ClusterOptions:
         if logs := given.get("log_directory"):
             if not isinstance(logs, str | Path):
                 raise InputError(f"log_directory: {logs!r} is not the path of a folder")
-            given["log_directory"] = Path(_expanded(str(logs))).expanduser()
+            given["log_directory"] = Path(with_home(_expanded(str(logs))))
         options = cls(**given)
         if options.scheduler not in ("local", "job"):
             raise InputError(f"scheduler: {options.scheduler!r} is neither 'local' nor 'job'")

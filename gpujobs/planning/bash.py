@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
+from ..text import with_home
 
 LINE_WIDTH = 90
 """Characters of command words in a line; a longer word has a line of its own."""
@@ -62,7 +63,7 @@ _PATH_VARIABLE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::-(?P<defau
 def expand_directory(text: str) -> str:
     """Return the site's ``directory`` with ~ and environment variables expanded on this host.
 
-    Raises InputError if a variable without a default is unset or empty.
+    Raises InputError if a variable without a default is unset or empty, or a user is unknown.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -73,7 +74,10 @@ def expand_directory(text: str) -> str:
             raise InputError(f"the site's `directory` is {text}, but ${name} is not set here")
         return default
 
-    return str(Path(_PATH_VARIABLE.sub(value, text)).expanduser())
+    path = with_home(_PATH_VARIABLE.sub(value, text))
+    if path.startswith("~"):
+        raise InputError(f"the site's `directory` is {text}, but there is no such user here")
+    return str(Path(path))
 
 
 # -- errors and notes of planning ------------------------------------------------------------------

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jinja2
+from jinja2.loaders import split_template_path
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..config.document import MAX_BYTES
 from ..config.sitefiles import data_folder, site_folders
 from ..config.trust import check_owners, check_writers
 from ..errors import InputError, Position, Problem
@@ -435,6 +437,8 @@ def load_template(name: str, site_folder: Path | None) -> jinja2.Template:
     except jinja2.TemplateSyntaxError as error:
         position = Position(error.filename or name, error.lineno, 1)
         raise InputError(Problem(str(error.message), position)) from None
+    except RecursionError:
+        raise InputError(f"{name}{SUFFIX} of {site_folder}: too deeply nested") from None
 
 
 def _module_folder(scheduler: type[Scheduler]) -> Path | None:
@@ -449,6 +453,9 @@ def fill(template: jinja2.Template, context: Mapping[str, object]) -> str:
         text = template.render(context)
     except (jinja2.TemplateError, ArithmeticError, TypeError, AttributeError, ValueError) as error:
         raise InputError(Problem(f"template: {error}", _position(error, template))) from None
+    except (RecursionError, MemoryError) as error:
+        reason = "it includes itself" if isinstance(error, RecursionError) else "it is too large"
+        raise InputError(Problem(f"template: {reason}", _position(error, template))) from None
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
@@ -462,8 +469,14 @@ class _CheckedLoader(jinja2.FileSystemLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
-        """Return the source. InputError if other users could have written it."""
-        source = super().get_source(environment, template)
+        """Return the source. InputError if other users could have written it, or it is no text."""
+        path = Path(self.searchpath[0], *split_template_path(template))
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES // 1024} KiB; not a template")
+        try:
+            source = super().get_source(environment, template)
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: not UTF-8 text") from None
         if self._searched:
             check_writers(Path(source[1]), self._site_folder)
         else:

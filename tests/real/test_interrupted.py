@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -41,7 +42,7 @@ sys.addaudithook(count)
 try:
     main()
 finally:
-    print("steps", done, file=sys.stderr)
+    print(f"steps of {home}: {done}", file=sys.stderr)
 """
 """The command, which sends itself a signal at a step: before it changes or reads a file, or starts a program."""
 COMMANDS = {
@@ -54,6 +55,14 @@ COMMANDS = {
     "sacct": ":",
 }
 """A Slurm in which no job starts."""
+
+
+SSH = """#!/bin/bash
+case "$*" in *" -- login "*) ;; *) exit 0 ;; esac  # it looks for a connection, or at its options
+case "$*" in *-Ocheck*|*-Oforward*|*" -M"*) exit 0 ;; esac
+exec env -i SHELL=/bin/sh {env} sh -c "${{@: -1}}"
+"""
+"""ssh to this host, with the home of the login node."""
 
 
 class Host:
@@ -83,6 +92,19 @@ class Host:
             argv, env=self.env, cwd=self.home, text=True, capture_output=True, check=False, timeout=60
         )  # fmt: skip
 
+    @property
+    def login(self) -> Host:
+        """The host that has the queue."""
+        return self
+
+    def age_intents(self) -> None:
+        """Let two minutes pass since interrupted submissions, for which a job may still be accepted."""
+        for path in (self.home / "state" / "gpujobs" / "clusters").glob("*.json"):
+            record = json.loads(path.read_text() or "{}")
+            if record.get("intent"):
+                record["intent"]["time"] = time.time() - 7200
+                path.write_text(json.dumps(record))
+
     def jobs(self) -> list[str]:
         """Return the names of the jobs in the queue."""
         return sorted(path.read_text().strip() for path in self.queue.iterdir())
@@ -93,16 +115,48 @@ class Host:
         old = time.time() - 7200
         for path in (self.root, *self.root.rglob("*")):
             os.utime(path, (old, old), follow_symlinks=False)
-        for path in (self.home / "state" / "gpujobs" / "clusters").glob("*.json"):
-            record = json.loads(path.read_text() or "{}")
-            if record.get("intent"):  # for two minutes, its job may still be accepted
-                record["intent"]["time"] = old
-                path.write_text(json.dumps(record))
+        self.age_intents()
         assert self("status").returncode == 0
         done = self("clean", "--yes")
         assert done.returncode == 0, done.stderr
         left = [path.name for path in self.root.iterdir() if any(path.iterdir())]
         assert left == ["uploads"] and (self.root / "uploads" / "photos").is_dir(), left
+
+
+class Laptop:
+    """A computer whose commands run on a login node, through ssh."""
+
+    def __init__(self, home: Path) -> None:
+        self.login, self.home = Host(home / "login"), home / "laptop"
+        own = Host(self.home)
+        shutil.rmtree(own.queue)
+        self.env = {**own.env, "GPUJOBS_REMOTE": str(self.login.home / "bin" / "gpujobs")}
+        words = " ".join(f"{name}={value}" for name, value in self.login.env.items())
+        for path, text in (
+            (self.home / "bin" / "ssh", SSH.format(env=words)),
+            (self.login.home / "bin" / "gpujobs", self._on_login(0, 0)),
+        ):
+            path.write_text(text)
+            path.chmod(0o700)
+
+    def _on_login(self, step: int, number: int) -> str:
+        program = self.login.home / "program.py"
+        program.write_text(PROGRAM)
+        words = f"{sys.executable} {program} {self.login.home} {step} {number}"
+        return f'#!/bin/sh\nPATH={self.login.env["PATH"]} exec {words} "$@"\n'  # of the login shell
+
+    def __call__(
+        self, *words: str, step: int = 0, number: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command; ``step``: at which it gets a signal, on the login node if it is negative."""
+        on_login = self.login.home / "bin" / "gpujobs"
+        on_login.write_text(self._on_login(max(0, -step), number))
+        argv = [sys.executable, "-c", PROGRAM, str(self.home), str(max(0, step)), str(number)]
+        # The processes of the login node have this stderr, too: it waits for their end.
+        return subprocess.run(
+            [*argv, "--host", "login", *words], env=self.env, cwd=self.home, text=True, capture_output=True,
+            check=False, timeout=60,
+        )  # fmt: skip
 
 
 def after_submit(host: Host) -> None:
@@ -136,41 +190,88 @@ def after_cancel(host: Host) -> None:
     assert host.jobs() == []
 
 
+def after_scale(host: Host) -> None:
+    """The same command succeeds: there are two jobs, and not a third one."""
+    (cluster,) = set(host.jobs())
+    host.age_intents()
+    again = host("scale", cluster, "2")
+    assert again.returncode == 0, again.stderr
+    assert host.jobs() == [cluster] * 2
+    assert host("scale", cluster, "1").returncode == 0
+    assert host.jobs() == [cluster]
+    after_cancel(host)
+
+
+SUBMIT, CANCEL = ["submit", "p.yaml"], ["cancel", "--all"]
 CASES: dict[str, tuple[list[list[str]], list[str], Callable[[Host], None]]] = {
-    "submit": ([], ["submit", "p.yaml"], after_submit),
+    "submit": ([], SUBMIT, after_submit),
     "submit-folder": ([["render", "p.yaml", "-o", "F"]], ["submit", "F"], after_submit_folder),
     "render": ([], ["render", "p.yaml", "-o", "F"], after_render),
-    "cancel": ([["submit", "p.yaml"]], ["cancel", "--all"], after_cancel),
-    "clean": ([["submit", "p.yaml"], ["cancel", "--all"], ["status"]], ["clean", "--yes"], after_cancel),
+    "cancel": ([SUBMIT], CANCEL, after_cancel),
+    "clean": ([SUBMIT, CANCEL, ["status"]], ["clean", "--yes"], after_cancel),
 }  # fmt: skip
 """Commands before, the command, and the check after it; all end with `Host.check_clean`."""
+MORE: dict[str, tuple[list[list[str]], list[str], Callable[[Host], None]]] = {
+    "scale": ([SUBMIT], ["scale", "CLUSTER", "2"], after_scale),
+    "scale-down": ([SUBMIT, ["scale", "CLUSTER", "2"]], ["scale", "CLUSTER", "1"], after_scale),
+    "host-submit": ([], SUBMIT, after_submit),
+    "host-scale": ([SUBMIT], ["scale", "CLUSTER", "2"], after_scale),
+    "host-cancel": ([SUBMIT], CANCEL, after_cancel),
+    "host-clean": ([SUBMIT, CANCEL, ["status"]], ["clean", "--yes"], after_cancel),
+}  # fmt: skip
+"""Those of which `make slow` has half as many; with "host", a step is one of the laptop or of the login node."""
+
+
+def words_of(host: Host | Laptop, words: list[str]) -> list[str]:
+    """Return the words of a command, with the id of the cluster."""
+    return [host.login.jobs()[0] if word == "CLUSTER" else word for word in words]
+
+
+def run_all(host: Host | Laptop, commands: list[list[str]]) -> None:
+    for words in commands:
+        done = host(*words_of(host, words))
+        assert done.returncode == 0, done.stderr
+
+
+def steps_of(done: subprocess.CompletedProcess[str], host: Host | Laptop) -> list[int]:
+    """Return the steps of a command; those on the login node of a laptop are negative."""
+    assert done.returncode == 0, done.stderr
+    counts = dict(re.findall(r"^steps of (\S+): (\d+)$", done.stderr, re.M))
+    own, there = (int(counts.get(str(home), 0)) for home in (host.home, host.login.home))
+    assert own + there > 3, done.stderr
+    steps = list(range(1, own + 1))
+    return steps if isinstance(host, Host) else [*range(-there, 0), *steps]
 
 
 @pytest.mark.parametrize(
     ("name", "kills"),
-    [("submit", 1), *(slow_variant(name, KILLS) for name in CASES)],
-    ids=["one", *CASES],
+    [
+        ("submit", 1),
+        *(slow_variant(name, KILLS) for name in CASES),
+        *(slow_variant(name, KILLS // 2) for name in MORE),
+    ],
+    ids=["one", *CASES, *MORE],
 )
 def test_a_command_that_a_signal_ends(tmp_path: Path, name: str, kills: int) -> None:
-    before, words, check = CASES[name]
-    model = Host(tmp_path / "model")
-    for earlier in before:
-        assert model(*earlier).returncode == 0
-    whole = model(*words)
-    steps = int(whole.stderr.split()[-1])
-    assert steps > 3, whole.stderr
+    before, words, check = {**CASES, **MORE}[name]
+    make: Callable[[Path], Host | Laptop] = Laptop if name.startswith("host-") else Host
+    model = make(tmp_path / "model")
+    run_all(model, before)
+    steps = steps_of(model(*words_of(model, words)), model)
     chosen = random.Random(f"{SEED}-{name}")
-    for number in (signal.SIGKILL, signal.SIGINT):
-        for step in chosen.sample(range(1, steps + 1), min(kills, steps)):
-            host = Host(tmp_path / "host")
-            for earlier in before:
-                assert host(*earlier).returncode == 0
-            ended = host(*words, step=step, number=number)
+    signals = [signal.SIGKILL, signal.SIGINT]
+    if name in MORE and kills == 1:
+        signals = [chosen.choice(signals)]
+    for number in signals:
+        for step in chosen.sample(steps, min(kills, len(steps))):
+            host = make(tmp_path / "host")
+            run_all(host, before)
+            ended = host(*words_of(host, words), step=step, number=number)
             try:
                 assert ended.returncode != 0 or number == signal.SIGINT
                 assert "Traceback" not in ended.stderr, ended.stderr
-                check(host)
-                host.check_clean()
+                check(host.login)
+                host.login.check_clean()
             except AssertionError as error:
-                raise AssertionError(f"{name}, step {step} of {steps}, {number!r}") from error
-            shutil.rmtree(host.home)
+                raise AssertionError(f"{name}, step {step} of {steps[-1]}, {number!r}") from error
+            shutil.rmtree(tmp_path / "host")

@@ -124,15 +124,17 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
 def test_the_end_of_a_dask_scheduler_in_this_process(
     make: Callable[..., Any], home: Path, backend: SlurmBackend, how: str, caplog: Any
 ) -> None:
-    options = {"dashboard_address": ":0"} | ({"idle_timeout": "8s"} if how == "idle" else {})
+    options = {"dashboard_address": ":0"} | ({"idle_timeout": "1h"} if how == "idle" else {})
     cluster = make(scale=1, scheduler_options=options)
     own = cluster.get_client()
     assert cluster.get_client() is own
+    cluster.wait_for_workers(1, timeout=patience(60))
     if how == "shutdown":
-        cluster.wait_for_workers(1, timeout=patience(60))
         with Client(cluster.scheduler_address, security=cluster.security) as client:
             client.shutdown()
-    wait_for_end(cluster, "a client shut the dask" if how == "shutdown" else "was idle for 8 s")
+    else:  # with three seconds from the start on, it might end before the job is submitted
+        cluster.scheduler.idle_timeout = 3
+    wait_for_end(cluster, "a client shut the dask" if how == "shutdown" else "was idle for 3 s")
     reports_its_end(cluster, own, "shut the dask scheduler down|was idle", caplog)
     assert json.loads((cluster.folder / "ended").read_text())["kind"] == how
     backend.wait_empty(30)

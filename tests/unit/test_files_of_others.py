@@ -271,7 +271,7 @@ ROWS: dict[str, tuple[tuple[str, str, str, str, str], Callable[..., None]]] = {
         (
             "yes; `plan` and `submit` name it",
             "never: `commands` and `quota_command` are not used, and `submit` refuses the file until you name it",
-            "never: `hosts` is not used", "with `--host`, the same files", "never",
+            "never: `hosts` is not used", "with `--host`, the same files, without these keys", "never",
         ),
         check_named_by_a_profile,
     ),

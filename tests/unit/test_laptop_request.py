@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.cli.laptop import make_request, named_site
+from gpujobs.cli.laptop import make_request, named_site, search_path
 from gpujobs.cli.main import main
 from gpujobs.errors import InputError
 
@@ -58,6 +58,15 @@ def test_a_command_names_its_site_by_an_option_the_profile_or_a_variable(
     monkeypatch.setenv("GPUJOBS_SITE", "./c.yaml")
     assert name() == name(profile=without) == "c"
     assert name(profile=with_site) == "a" and name(site="./b.yaml") == "b"
+
+
+def test_a_job_folder_brings_no_sites_to_a_login_node(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that is called `sites`, with a script that is called as a site file."""
+    monkeypatch.setenv("GPUJOBS_SITE_PATH", "/own")
+    assert search_path(home / "sent" / "0a") == f"{home}/sent/0a/sites:/own"
+    assert search_path(home / "folders" / "0a") == "/own"
 
 
 def test_a_large_profile_is_not_read(home: Path) -> None:

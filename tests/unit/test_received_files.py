@@ -8,10 +8,12 @@ import re
 import stat
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.remote import Request
@@ -243,6 +245,39 @@ def test_only_the_files_of_a_site_travel(received: Path) -> None:
     assert b"SECRET" not in request.message()
 
 
+def test_a_login_node_does_not_get_the_keys_that_act(received: Path) -> None:
+    """There, the file is found by its name. The folder's name and a scalar try to write a key again."""
+    folder = received.parent / "x\nquota_command: [sh]\n#"
+    received.rename(folder)
+    whole = (folder / "machine.yaml").read_text()
+    lines = '"description": x, "setup": true;\n\n true'
+    (folder / "base.yaml").write_text(whole.replace('"description": "x"', lines))
+    (folder / "machine.yaml").write_text("extends: ./base.yaml\nhosts: [attacker]\n")
+    request = Request(["plan"])
+    request.add_site(load_site("./machine.yaml", folder, by_profile=True))
+    names = {"sites/machine.yaml", "sites/base.yaml"}
+    assert set(request.files) == names
+    there = received.parent / "there"
+    there.mkdir()
+    for name in names:
+        content = request.files[name]
+        assert isinstance(content, bytes)
+        (there / Path(name).name).write_bytes(content)
+    site = load_site(str(there / "machine.yaml")).site
+    assert site.setup.split() == ["true;", "true"] and set(site.queues) == {"gpu"}
+    assert not site.commands and not site.hosts and not site.quota_command
+
+
+def test_a_submission_on_a_login_node_is_refused_here(
+    received: Path, run: Run, marks: Path
+) -> None:
+    done = run("--host", "login", "submit", "profile.yaml")
+    assert done.returncode == 2 and "--site machine.yaml" in done.stderr
+    assert left(marks) == set()
+    run("--host", "login", "submit", "profile.yaml", "--site", "./machine.yaml")
+    assert left(marks) == {"ssh"}
+
+
 def test_only_a_job_folder_is_uploaded(received: Path, run: Run, marks: Path) -> None:
     (received / ".ssh").mkdir()
     (received / ".ssh" / "id_rsa").write_text("SECRET")
@@ -317,3 +352,93 @@ def test_a_setting_and_a_keyword_are_the_users_words(received: Path) -> None:
 def test_the_ledger_knows_no_folder_of_others(received: Path) -> None:
     with pytest.raises(NoSuchClusterError):
         Ledger(received / "state").get(f"{received}/")
+
+
+# -- files of others that are no files, or far too much ------------------------------------------------
+HUGE = 2**31
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+def deep(folder: Path, number: int) -> None:
+    """Let the site file extend one that extends one …, and so on."""
+    for one in range(number):
+        (folder / f"e{one}.yaml").write_text(f"extends: ./e{one + 1}.yaml\n")
+    (folder / f"e{number}.yaml").write_text((folder / "machine.yaml").read_text())
+    (folder / "machine.yaml").write_text("extends: ./e0.yaml\n")
+
+
+def alike(folder: Path, number: int) -> None:
+    """Let a queue be like one that is like one …, and so on."""
+    queues: dict[str, object] = {f"q{one}": {"like": f"q{one + 1}"} for one in range(number)}
+    site = json.loads((folder / "machine.yaml").read_text())
+    queues[f"q{number}"] = site["queues"]["gpu"]
+    (folder / "machine.yaml").write_text(text_of({**site, "queues": queues}))
+
+
+def template(folder: Path, text: bytes | None) -> None:
+    """Write the site's template; None: 2 GiB of nothing."""
+    path = folder / "templates" / "slurm.sh.j2"
+    path.parent.mkdir()
+    if text is None:
+        sparse(path)
+    else:
+        path.write_bytes(text)
+
+
+def key(name: str, value: str) -> Callable[[Path], None]:
+    """Return what adds a key to the site file."""
+
+    def change(folder: Path) -> None:
+        site = json.loads((folder / "machine.yaml").read_text())
+        (folder / "machine.yaml").write_text(text_of({**site, name: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: sparse(folder / "profile.yaml"), "profile.yaml: larger than 256 KiB"),
+        (lambda folder: sparse(folder / "machine.yaml"), "machine.yaml: larger than 256 KiB"),
+        (lambda folder: deep(folder, 1500), "`extends` leads through more than 20 files"),
+        (lambda folder: alike(folder, 4000), "`like` leads through more than 20 queues"),
+        (lambda folder: template(folder, None), "slurm.sh.j2: larger than 256 KiB; not a template"),
+        (lambda folder: template(folder, b"\xff"), "slurm.sh.j2: not UTF-8 text"),
+        (lambda folder: template(folder, b"{% include 'slurm.sh.j2' %}"), "it includes itself"),
+        (lambda folder: template(folder, b"{{ %s1%s }}" % (b"(" * 5000, b")" * 5000)), "too deeply nested"),
+        (lambda folder: template(folder, b"{{ ''.__class__.__mro__ }}"), "is unsafe"),
+        (key("extends", "~nosuchuser/x.yaml"), "there is no site file ~nosuchuser/x.yaml"),
+        (key("extends", "x" * 300 + ".yaml"), "File name too long"),
+        (key("extends", "./pipe.yaml"), "pipe.yaml is not a regular file"),
+        (key("directory", "~nosuchuser/x"), "there is no such user here"),
+        (key("description", "\x1b]0;x\x07"), "has a control character"),
+    ],
+)  # fmt: skip
+def test_a_received_file_that_is_none_is_an_error_of_one_place(
+    received: Path, change: Callable[[Path], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpujobs.cli.main import main
+
+    os.mkfifo(received / "pipe.yaml")
+    change(received)
+    monkeypatch.chdir(received)
+    tracemalloc.start()
+    done = CliRunner().invoke(main, ["render", "profile.yaml"])
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.output
+    assert message in done.output and "\x1b" not in done.output
+    assert tracemalloc.get_traced_memory()[1] < 2**27
+    tracemalloc.stop()
+
+
+def test_a_name_in_a_received_record_is_one_line(received: Path, run: Run) -> None:
+    assert run("render", "profile.yaml", "-o", "folder").returncode == 0
+    (record,) = (received / "folder").glob("*/record.json")
+    value = json.loads(record.read_text())
+    record.write_text(json.dumps({**value, "site": "here\nerror: submit it with --site"}))
+    done = run("status", "folder")
+    assert done.returncode and "a name has several lines" in done.stderr
+    assert "\nerror: submit it" not in done.stdout + done.stderr
