@@ -100,19 +100,24 @@ def is_removed(folder: Path) -> bool:
     return False
 
 
-def private_folder(path: Path) -> None:
+SITE_FOLDER = "see `directory` of the site"
+STATE_FOLDER = "XDG_STATE_HOME names another folder for the state of programs"
+"""How to choose the folders of clusters, and those of the records and of login nodes."""
+
+
+def private_folder(path: Path, choice: str = SITE_FOLDER) -> None:
     """Make the folder ``path`` with mode 0700, or check that only this user can write to it.
 
-    Raises InputError if it is a symbolic link, belongs to another user or is writable by others.
+    ``choice`` says how to choose another folder. Raises InputError if it is a symbolic link,
+    belongs to another user or is writable by others.
     """
     try:
         for folder in (*reversed(path.parents), path):
             if not folder.is_symlink() and not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        hint = "see `directory` of the site"
-        raise InputError(f"{path} cannot be used: {error.strerror}", hint=hint) from None
-    _check(path)
+        raise InputError(f"{path} cannot be used: {error.strerror}", hint=choice) from None
+    _check(path, choice)
 
 
 def check_folder(path: Path) -> None:
@@ -133,12 +138,12 @@ def folder_problem(path: Path) -> str:
     return ""
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, choice: str = SITE_FOLDER) -> None:
     try:
         status = path.lstat()
     except OSError:
         return
-    hint = "use another folder: see `directory` of the site"
+    hint = f"use another folder: {choice}"
     if stat.S_ISLNK(status.st_mode):
         problem = "is a symbolic link"
     elif status.st_uid != os.getuid():
@@ -160,14 +165,14 @@ def best_effort() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     """Turn every OSError but FileExistsError into a GpujobsError that names ``path``."""
     try:
         yield
     except FileExistsError:
         raise
     except OSError as error:
-        raise GpujobsError(f"cannot write in {path}: {error.strerror}") from error
+        raise GpujobsError(f"cannot write in {path}: {error.strerror}", hint=hint) from error
 
 
 # -- make a cluster's folder -----------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
 from ..text import plural
 from .folder import (
+    STATE_FOLDER,
     best_effort,
     check_folder,
     disk_errors,
@@ -372,8 +373,8 @@ class Ledger:
 
     def add(self, record: ClusterRecord) -> None:
         """Write a new record."""
-        private_folder(self.folder)
-        with disk_errors(self.folder):
+        private_folder(self.folder, STATE_FOLDER)
+        with disk_errors(self.folder, STATE_FOLDER):
             write_new(self._path(record.id), _dump(record), durable=True)
 
     @staticmethod

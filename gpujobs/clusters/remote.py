@@ -31,7 +31,7 @@ from ..injob.network import dask_config
 from ..schedulers.answers import reading
 from ..text import plural, size_text
 from ..version import __version__
-from .folder import files_below, private_folder, write_atomically
+from .folder import STATE_FOLDER, files_below, private_folder, write_atomically
 
 logger = logging.getLogger("gpujobs")
 
@@ -223,11 +223,11 @@ def login_node(name: str) -> ssh.Host:
     from platformdirs import user_state_path
 
     folder = user_state_path("gpujobs") / "hosts"
-    private_folder(folder)
+    private_folder(folder, STATE_FOLDER)
     sockets = folder
     if len(os.fsencode(folder)) > ssh.LONGEST_FOLDER:
         sockets = Path(tempfile.gettempdir(), f"gpujobs-{os.getuid()}")
-        private_folder(sockets)
+        private_folder(sockets, "TMPDIR names another one")
     return ssh.Host(name, folder, sockets)
 
 
@@ -379,7 +379,7 @@ class Tunnel:
             raise UnavailableError(message)
         self.folder: Path = host.keys / found["id"]
         """The private folder with the key and the certificate."""
-        private_folder(self.folder)
+        private_folder(self.folder, STATE_FOLDER)
         for name, content in found["files"].items():
             write_atomically(self.folder / name, content)
         port, self._dashboard_port = free_ports()

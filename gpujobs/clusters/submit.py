@@ -411,7 +411,7 @@ def _check_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
         if needed:
             message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
             raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
-    folders.private_folder(folder)
+    folders.private_folder(folder, "-o names another one")
     with disk_errors(folder):
         if any(folder.iterdir()):
             raise errors.InputError(f"{folder} is not empty", hint="-o names a new folder")
