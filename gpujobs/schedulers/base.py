@@ -65,6 +65,8 @@ class Scheduler(ABC):
     """Options that gpujobs writes itself (see `options`)."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options that break a promise of gpujobs, and why."""
+    hold: ClassVar[str] = ""
+    """Directive of a job that waits until a person releases it: the tests submit such jobs."""
     spans_nodes_hint: ClassVar[str] = "write {nodes} in `request` of the site file"
     """Cure for a request that `spans_nodes` finds to be for one node."""
     repeatable: ClassVar[frozenset[str]] = frozenset()

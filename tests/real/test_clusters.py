@@ -19,6 +19,9 @@ from ..support.cli import ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SAVE, SLEEP, WHO
 
+ENDED = ("DONE", "FAILED", "CANCELLED")
+"""States of a cluster that comes back no more."""
+
 
 def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
     """Wait until ``count`` workers of a cluster are connected."""
@@ -29,12 +32,16 @@ def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
             seconds,
             lambda: evidence(cli, cluster),
         )
-    until(
-        lambda: len(cli.status(cluster)["workers"]["connected"]) >= count,
-        seconds,
-        lambda: f"{count} workers of {cluster}\n{evidence(cli, cluster)}",
-        every=0.5,
-    )
+
+    def found() -> bool:
+        report = cli.status(cluster)
+        if len(report["workers"]["connected"]) >= count:
+            return True
+        assert report["state"] not in ENDED, f"{report['reason']}\n{evidence(cli, cluster)}"
+        return False
+
+    wanted = f"{count} workers of {cluster}"
+    until(found, seconds, lambda: f"{wanted}\n{evidence(cli, cluster)}", every=0.5)
 
 
 def says(cli: Cli, cluster: str, text: str, seconds: float = 120) -> None:
