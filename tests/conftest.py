@@ -238,6 +238,8 @@ def make_cli(backend: Backend, home: Path, kind: str, *, stub: bool = False) -> 
     site = without_dashboard(backend.site()) if backend.same_host else backend.site()
     made.site = with_stub(site) if stub else site
     (sites / "here.yaml").write_text(text_of(made.site))
+    if templates := backend.templates():
+        (sites / "templates").symlink_to(templates)
     return made
 
 

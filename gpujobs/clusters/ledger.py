@@ -24,7 +24,6 @@ from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
 from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
-from ..text import plural
 from .folder import (
     OF_STATE,
     best_effort,
@@ -45,8 +44,6 @@ _MOST_WORKERS = 10**6
 """Of all jobs that a cluster ever had; a record with more of them is damaged."""
 _MOST_PLANNED = 10**5
 """Jobs of a job folder: as many as the most GPUs of a profile."""
-_MOST_NAMES = 10
-"""Clusters that an error names."""
 _Count = Annotated[int, range(_MOST_WORKERS + 1)]
 _Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
 
@@ -421,8 +418,8 @@ class Ledger:
             active = {record.id for record in self.all() if not record.finished}
             found = [name for name in found if name in active] or found
         if len(found) > 1:
-            message = f"{plural(len(found), 'cluster')} have an id that begins with {text!r}"
-            raise NoSuchClusterError(message, hint=f"name one: {', '.join(found[:_MOST_NAMES])}")
+            message = f"{len(found)} clusters have an id that begins with {text!r}"
+            raise NoSuchClusterError(message, hint=f"name one: {', '.join(found[:10])}")
         if found and self._is_path(text):
             message = f"{text!r} is a job folder here, and the beginning of {found[0]}"
             raise NoSuchClusterError(message, hint=f"./{text} or {found[0]}")

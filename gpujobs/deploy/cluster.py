@@ -323,7 +323,7 @@ def _notes_of_others() -> list[str]:
     """
     return [
         f"this process has the cluster {cluster.id}, too: its jobs go on until its close()"
-        for cluster in SpecCluster._instances
+        for cluster in list(SpecCluster._instances)
         if isinstance(cluster, GPUJobQueueCluster)
         and cluster.status == Status.running
         and cluster._pool.jobs.active

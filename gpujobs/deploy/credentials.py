@@ -15,13 +15,13 @@ from distributed.security import Security
 
 LOADER = "distributed.client.security-loader"
 """Key of dask's configuration: a function that returns the security for an address, or None."""
-_clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
-"""The clusters of this process."""
+_clusters: weakref.WeakValueDictionary[int, Cluster] = weakref.WeakValueDictionary()
+"""The clusters of this process, by their identity: two that are attached to one are equal."""
 
 
 def offer(cluster: Cluster) -> None:
     """Let clients of this process connect to the address of ``cluster``, while it is open."""
-    _clusters.add(cluster)
+    _clusters[id(cluster)] = cluster
     if dask.config.get(LOADER, None) is None:  # a user's own stays
         dask.config.set({LOADER: f"{__name__}.{security_for.__name__}"})
 
@@ -31,7 +31,7 @@ def security_for(info: Mapping[str, str]) -> Security | None:
 
     The configuration of dask's TLS would be for one cluster, and for all addresses.
     """
-    for cluster in list(_clusters):
+    for cluster in list(_clusters.values()):
         if cluster.scheduler_address == info["address"]:
             return cluster.security
     return None

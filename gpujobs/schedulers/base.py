@@ -70,6 +70,8 @@ class Scheduler(ABC):
     """Options that mean keys of a profile, and their readers (see `words`)."""
     short_clock: ClassVar[bool] = False
     """``4:00`` is a walltime of four hours."""
+    hold: ClassVar[str] = ""
+    """Directive of a job that waits until a person releases it: the tests submit such jobs."""
     spans_nodes_hint: ClassVar[str] = "write {nodes} in `request` of the site file"
     """Cure for a request that `spans_nodes` finds to be for one node."""
     repeatable: ClassVar[frozenset[str]] = frozenset()

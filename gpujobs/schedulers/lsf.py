@@ -186,6 +186,7 @@ class LSF(Scheduler):
     )
     account_directive = "-P {account}"
     reservation_directive = "-U {reservation}"
+    hold = "-H"
     visible_devices = "scheduler"
     node_launcher = ("blaunch", "{node}")
     mpi_command = (

@@ -201,6 +201,7 @@ class PBS(Scheduler):
     inventory: ClassVar[type[Inventory] | None] = PBSInventory
     prefix = "#PBS"
     reservation_directive = "-q {reservation}"
+    hold = "-h"
     reservation_is_queue = True
     environment = ("PBS_CONF_FILE", "PBS_SERVER", "PBS_EXEC", "PBS_DEFAULT", "PBS_HOME")
     request: ClassVar[tuple[str, ...]] = (

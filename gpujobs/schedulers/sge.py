@@ -182,6 +182,7 @@ class GridEngine(Scheduler):
     request = ("-q {queue}", "-pe smp {cpus_per_job}", "-l gpu={gpus_per_job}")
     account_directive = "-P {account}"
     reservation_directive = "-ar {reservation}"
+    hold = "-h"
     node_launcher = ("qrsh", "-inherit", "-nostdin", "-noshell", "{node}")
     mpi_command = ("mpiexec", "-n", "{ranks}", "-ppn", "{ranks_per_node}", "--bind-to", "none")
     managed = frozenset({

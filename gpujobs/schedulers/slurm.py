@@ -161,6 +161,7 @@ class Slurm(Scheduler):
     )
     account_directive = "--account={account}"
     reservation_directive = "--reservation={reservation}"
+    hold = "--hold"
     visible_devices = "scheduler"
     node_launcher = (
         "srun", "--export=ALL", "--overlap", "--nodes={nodes}", "--ntasks={nodes}",

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpujobs.batch.client import SchedulerClient
+from gpujobs.clusters.submit import intent_of
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, get_scheduler
 
@@ -47,18 +49,23 @@ def submit(
 ) -> Iterator[Submit]:
     """Return a function that submits held jobs; all are cancelled at the end."""
     (tmp_path / "here.yaml").write_text(text_of(backend.site()))
+    if templates := backend.templates():
+        (tmp_path / "templates").symlink_to(templates)
     jobs: list[JobId] = []
     submissions: list[str] = []
 
     def go(count: int) -> list[JobId]:
         profile = {"gpus": count, "gpus_per_job": 1, "directives": [backend.hold]}
         made = plan(tmp_path, profile, str(tmp_path / "here.yaml"))
-        text = render(made, name)[0].text.partition("\n\n")[0] + "\ntrue\n"
-        number = batch.submit(text, name, submissions, shared_folder)
-        submissions.append(number)
-        first = batch.scheduler.first_index
-        found = [JobId(number, first + n) for n in range(count)] if count > 1 else [JobId(number)]
-        jobs.extend(found)
+        limit = batch.array_limit() or batch.scheduler.largest_array
+        found: list[JobId] = []
+        for script in render(made, name, limit=limit, site_folder=tmp_path):
+            number = batch.submit(script.text, name, submissions, shared_folder)
+            submissions.append(number)
+            sent = replace(intent_of(script, ""), id=number)
+            sent = replace(sent, first_index=batch.scheduler.first_index)
+            found.extend(sent.jobs.values())
+            jobs.extend(sent.jobs.values())
         return found
 
     yield go

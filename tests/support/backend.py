@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import pytest
+
+from gpujobs.schedulers import get_scheduler
 
 from .cli import NVML
 from .processes import pause, until
@@ -25,10 +30,20 @@ class Backend(ABC):
     """The jobs' processes are those of this host."""
     can_pause = True
     """Tests may let it not answer for a while."""
-    hold = "-h"
-    """Directive of a job that waits until it is released."""
     scheduler_options: Mapping[str, Any] = MappingProxyType({})
     """Of a dask scheduler that the batch scheduler's nodes can reach."""
+
+    @property
+    def hold(self) -> str:
+        """The directive of a job that waits until it is released; skips the test without one."""
+        found = get_scheduler(self.name).hold
+        if not found:
+            pytest.skip(f"the class of {self.name} has no `hold`")
+        return found
+
+    def templates(self) -> Path | None:
+        """Return the folder with templates of the site file, if it has one."""
+        return None
 
     @abstractmethod
     def env(self) -> dict[str, str]:
@@ -77,7 +92,6 @@ class SlurmBackend(Backend):
     """A real Slurm."""
 
     name = "slurm"
-    hold = "--hold"
 
     def __init__(self, slurm: PrivateSlurm) -> None:
         self.slurm = slurm

@@ -13,7 +13,6 @@ class LsfBackend(FakeBackend):
 
     name = "lsf"
     dialect = "lsf"
-    hold = "-H"
     commands = ("bsub", "bjobs", "bhist", "bkill", "blaunch")
     settings: ClassVar[dict[str, Any]] = {
         "queues": {"main": None, "short": 10},

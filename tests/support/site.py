@@ -22,9 +22,6 @@ from .backend import Backend
 from .cli import NVML
 from .processes import patience, until
 
-HOLDS = {"slurm": "--hold", "lsf": "-H"}
-"""The directive of a held job, if it is not -h."""
-
 
 class SiteBackend(Backend):
     """Its first queue with GPUs is the queue ``main`` of the tests, the first one without is ``cpu``.
@@ -42,7 +39,7 @@ class SiteBackend(Backend):
         self.folder, self._nodes = folder, nodes
         self.scheduler = get_scheduler(self.name)(file.site.cluster)
         self.client = SchedulerClient(self.scheduler, file.site.commands, timeout=patience(60.0))
-        self.hold = HOLDS.get(self.name, "-h")
+        self._templates = file.path.parent / "templates"
         queue, shape = next(item for item in file.site.queues.items() if item[1].gpus_per_node)
         self.gpus_per_node = shape.gpus_per_node or 0
         plain = core_value(file.document.value)
@@ -76,6 +73,9 @@ class SiteBackend(Backend):
 
     def site(self) -> dict[str, Any]:
         return dict(self._site)
+
+    def templates(self) -> Path | None:
+        return self._templates if self._templates.is_dir() else None
 
     def queue(self) -> list[str]:
         return [f"{self.scheduler.show_id(job)} {name}" for job, name in self._active().items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 import gpujobs
+from gpujobs.deploy import credentials
 from gpujobs.deploy.credentials import LOADER, security_for
 from gpujobs.errors import InputError
 
@@ -36,6 +38,31 @@ def test_the_address_of_each_cluster_of_this_process_is_enough(home: Path) -> No
             assert workers_seen(another.scheduler_address) == 1
         with gpujobs.GPUJobQueueCluster.from_name(one.id) as attached:
             assert workers_seen(attached.scheduler_address) == 0
+
+
+def test_a_second_view_of_a_cluster_has_its_certificate_when_the_first_is_gone() -> None:
+    views = [View("tls://a:1"), View("tls://a:1")]
+    for view in views:
+        credentials.offer(view)
+    assert views[0] == views[1]
+    del view, views[0]
+    gc.collect()
+    assert security_for({"address": "tls://a:1"}) == "security"
+
+
+class View:
+    """Equal to others of its address, as clusters of dask are to those of their name."""
+
+    security = "security"
+
+    def __init__(self, address: str) -> None:
+        self.scheduler_address = address
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, View)
+
+    def __hash__(self) -> int:
+        return 1
 
 
 def test_an_address_of_another_cluster_gets_no_certificate_of_ours(home: Path) -> None:

@@ -197,6 +197,20 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
         private_folder(tmp_path / "file" / "below")
 
 
+def test_a_state_folder_that_cannot_be_used_is_chosen_by_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for state, said in (
+        (tmp_path / "file" / "below", "cannot be used"),
+        (tmp_path / "file", "cannot write in"),
+    ):
+        with pytest.raises(GpujobsError, match=rf"{said}.*\n  hint: XDG_STATE_HOME"):
+            Ledger(state).add(record())
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(InputError, match=r"chmod 700 .*, or use another folder: XDG_STATE_HOME"):
+        Ledger(tmp_path / "open").add(record())
+
+
 def test_cluster_folder(tmp_path: Path) -> None:
     made = tmp_path / "root" / "svd-0001"
     folder.make(made, encrypted=True)
