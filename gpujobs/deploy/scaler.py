@@ -399,7 +399,8 @@ async def wait_for(
             jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
                 jobs += pool.jobs.last_failure()
-                raise TimeoutError(f"{found} of {n_workers} workers after {timeout} s: {jobs}")
+                seconds = f"{deadline - started:g} s"
+                raise TimeoutError(f"{found} of {n_workers} workers after {seconds}: {jobs}")
             progress.show(
                 f"{found}/{n_workers} workers, {jobs}", clock_text(time.monotonic() - started)
             )
