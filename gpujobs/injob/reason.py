@@ -20,6 +20,8 @@ _CONSEQUENCE = re.compile(
     r"|slurmstepd\S*: .*CANCELLED|Aborted\b"
 )
 """What Slurm and a shell write after a program has failed."""
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d[ T]|\S+ - \S+ - [A-Z]+ - ")
+"""The beginning of a line of a logger."""
 _PATH = re.compile(r"(?<![\w:])[~.]{0,2}/[^\s:,)\"']+")
 """A path, whose folders may be named after errors."""
 
@@ -211,7 +213,7 @@ def _continues(line: str) -> bool:
     """Return whether a line belongs to the message of the exception above it."""
     if not any(map(str.isalnum, line)) or line.startswith(_IGNORED):
         return False
-    others = (_HEADER.fullmatch, _NOISE.search, _CONSEQUENCE.match)
+    others = (_HEADER.fullmatch, _NOISE.search, _CONSEQUENCE.match, _LOGGED.match)
     return not any(other(line) for other in others)
 
 
