@@ -53,6 +53,7 @@ def make_cluster_plan(
         *origin_notes(spec.site),
         *site_notes(spec.site.site),
         *run_notes(plan, folder),
+        *place_notes(plan),
         *image_notes(plan),
         own_modules,
         *space,
@@ -159,6 +160,10 @@ def _line_inside(position: errors.Position, message: str) -> errors.Position:
 # -- notes about site, `run` and image: mistakes that cost a wait in the queue ---------------------
 _SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
 _VARIABLE = re.compile(r"\$(\w|\{)")
+_SOURCED = re.compile(r"^(?:source|\.)[ \t]+([\"']?)([^\s\"';&|]+/[^\s\"';&|]+)\1", re.MULTILINE)
+"""A line of `setup` that reads a file; one in a block, which is indented, may never be reached."""
+_UNKNOWN = re.compile(r"[$`*?\[\]{}\\]")
+"""Characters of a path that only the job's shell knows how to read."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
 
 
@@ -174,6 +179,44 @@ def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
         yield _missing(script, workdir, folder)
     elif script == run[0] and plan.profile.run_on == "head":
         yield from _start_notes(script, workdir)
+
+
+def place_notes(plan: Plan) -> Iterator[str]:
+    """Yield notes about a `workdir`, a Python and files of `setup` that this host does not have."""
+    places = {"workdir": [plan.workdir], "environment.python": [], "setup": []}
+    for jobs in plan.all_jobs:
+        environment = jobs.profile.environment
+        if jobs.container is None:
+            python = environment.python or ""
+            places["environment.python"] += [python] if Path(python).is_absolute() else []
+            places["setup"] += _sourced(environment.setup, plan.workdir)
+    for key, paths in places.items():
+        for path in dict.fromkeys(paths):
+            if not _UNKNOWN.search(path) and _is_missing(path):
+                yield f"{key}: there is no {path} on this host; the nodes need it"
+
+
+def _sourced(setup: str, workdir: str) -> Iterator[str]:
+    """Yield the files that `setup` reads, without those that it may make, or find elsewhere."""
+    for found in _SOURCED.finditer(setup):
+        path, before = found[2], setup[: found.start()]
+        path = path if found[1] else os.path.expanduser(path)  # noqa: PTH111 - of anyone
+        made = any(str(parent) in before for parent in Path(found[2]).parents if parent.name)
+        if Path(path).is_absolute() and not made:
+            yield path
+        elif not made and not re.search(r"\b(cd|pushd)\b", before):
+            yield str(Path(workdir) / path)
+
+
+def _is_missing(path: str) -> bool:
+    """Return whether a path does not exist; what this user may not look at may exist."""
+    try:
+        os.stat(path)  # noqa: PTH116 - the word of a user
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def image_notes(plan: Plan) -> Iterator[str]:

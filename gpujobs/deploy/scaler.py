@@ -399,7 +399,7 @@ async def wait_for(
             jobs = _jobs_text(pool)
             if time.monotonic() > deadline:
                 jobs += pool.jobs.last_failure()
-                waited = f"{parse_timedelta(timeout):g} s"
+                waited = f"{deadline - started:g} s"
                 raise TimeoutError(
                     f"{found} of {plural(n_workers, 'worker')} after {waited}: {jobs}"
                 )

@@ -111,6 +111,7 @@ class Head(Job):
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
         self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
+        self._note_attempt()
         self.start_workers()
         launcher = self.command = self.worker_processes[0]
         self._client_time = time.monotonic()
@@ -221,10 +222,18 @@ class Head(Job):
         registered = self.folder.registered()
         if enough_workers(self.options, registered):
             log(f"run: starts; workers: {len(registered)}")
+            self._note_attempt()
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)
             self._client_time = time.monotonic()
             self._start_witness()
+
+    def _note_attempt(self) -> None:
+        """Divide the log of `run` between the attempts."""
+        if self.options.attempt > 1:
+            self._tell_run(
+                f"{RUN} starts again ({self.options.attempt} of {self.options.attempts} attempts)"
+            )
 
     def _start_witness(self) -> None:
         self._witness = ManagedProcess("the witness", _WITNESS, Path(os.devnull), self.environ)
@@ -256,7 +265,8 @@ class Head(Job):
         self._check_walltime_exit(code)
         if scheduler.wait(_SCHEDULER_EXIT_TIMEOUT) and scheduler.exit_code:
             raise failure(scheduler.exit_message())
-        reason = with_reason(f"run: ended with exit code {code}", reason_in(command.log, code))
+        reason = reason_in(command.log, code, offset=command.log_offset)
+        reason = with_reason(f"run: ended with exit code {code}", reason)
         raise failure(with_memory(reason, self.folder.over_memory()), code)
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import takewhile
 
 _ERROR = re.compile(
     r"error|exception|fatal|fail|cannot|could not|unable|invalid|no such|not found|denied|abort"
@@ -20,6 +21,8 @@ _CONSEQUENCE = re.compile(
     r"|slurmstepd\S*: .*CANCELLED|Aborted\b"
 )
 """What Slurm and a shell write after a program has failed."""
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d[ T]|\S+ - \S+ - [A-Z]+ - ")
+"""The beginning of a line of a logger."""
 _PATH = re.compile(r"(?<![\w:])[~.]{0,2}/[^\s:,)\"']+")
 """A path, whose folders may be named after errors."""
 
@@ -111,12 +114,10 @@ def _findings(lines: Sequence[str]) -> Iterator[tuple[_Rank, str]]:
     at = 0
     while at < len(lines):
         line = lines[at]
-        header = _HEADER.fullmatch(line)
-        if header or _is_place(line):
-            block, is_group = _block(lines[at:], header)
-            end, exception = _group(block) if is_group else _traceback(block)
+        if _HEADER.fullmatch(line) or _is_place(line):
             ignored = at > 0 and lines[at - 1].startswith(_IGNORED)
-            at += end
+            length, exception = _exception(lines[at:])
+            at += length
             if exception and not ignored:
                 chain = [*chain, exception] if chained else [exception]
                 yield _Rank.ERROR, _chain_text(chain)
@@ -158,25 +159,23 @@ def _chain_text(chain: Sequence[str]) -> str:
 
 
 # -- one traceback ---------------------------------------------------------------------------------
-def _block(lines: Sequence[str], header: re.Match[str] | None) -> tuple[list[str], bool]:
-    """Return the lines from the header on without a launcher's prefix, and whether it is a group.
-
-    A group of exceptions ends with the last line that has its frame; others may end earlier.
-    """
+def _exception(lines: Sequence[str]) -> tuple[int, str]:
+    """Return how many lines a traceback has, and its exception as one line; "" if it is cut off."""
+    header = _HEADER.fullmatch(lines[0])
     if header is None:
-        return list(lines), False
+        return _traceback(lines)
     if header[2]:
-        length = next((n for n, line in enumerate(lines) if not _IN_GROUP.match(line)), len(lines))
-        return [_IN_GROUP.sub("", line, count=1) for line in lines[:length]], True
+        own = takewhile(_IN_GROUP.match, lines)
+        return _group([_IN_GROUP.sub("", line, count=1) for line in own])
     prefix = header[1]
     if not prefix or not "".join(lines[1:2]).startswith(prefix):
-        return list(lines), False
-    length = next((n for n, line in enumerate(lines) if not line.startswith(prefix)), len(lines))
-    return [line[len(prefix) :] for line in lines[:length]], False
+        return _traceback(lines)
+    own = takewhile(lambda line: line.startswith(prefix), lines)
+    return _traceback([line.removeprefix(prefix) for line in own])
 
 
 def _traceback(lines: Sequence[str]) -> tuple[int, str]:
-    """Return how many lines a traceback has, and its exception as one line; "" if it is cut off."""
+    """Do `_exception` for lines without a prefix or a frame."""
     at = 1
     while at < len(lines) and (_FRAME.fullmatch(lines[at]) or _NOISE.search(lines[at])):
         at += 1
@@ -194,7 +193,7 @@ def _continues(line: str) -> bool:
     """Return whether a line belongs to the message of the exception above it."""
     if not any(map(str.isalnum, line)) or line.startswith(_IGNORED):
         return False
-    others = (_HEADER.fullmatch, _NOISE.search, _CONSEQUENCE.match)
+    others = (_HEADER.fullmatch, _NOISE.search, _CONSEQUENCE.match, _LOGGED.match)
     return not any(other(line) for other in others)
 
 

@@ -511,6 +511,23 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
+@pytest.mark.stub
+def test_a_program_that_waits_for_another_dask_scheduler_is_noted(
+    cli: Cli, backend: Backend
+) -> None:
+    setup = "export GPUJOBS_NO_CLIENT_SECONDS=3\ntrap 'touch left' EXIT"
+    environment = {"setup": setup, "python": cli.python}
+    cluster = cli.submit({"gpus": 1, "environment": environment, "run": ["sleep", "600"]})
+    note = "run: has had no client for 0.05 min"
+    until(lambda: any(note in one for one in cli.status(cluster)["notes"]), 60, "the note")
+    assert f"gpujobs: {note}" in cli("logs", cluster).stdout
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(30, cluster)
+    assert cli.status(cluster)["reason"] == "cancelled by gpujobs"
+    assert (cli.work / "left").exists()
+
+
 # -- the batch scheduler says no, or nothing -------------------------------------------------------------------------
 @pytest.mark.conformance("sge", "pbs")
 @pytest.mark.stub

@@ -358,15 +358,19 @@ if __name__ == "__main__":
             client.submit(eat).result()
         except KilledWorker:
             print("KilledWorker")
-        time.sleep(3)  # the event of the last restart arrives after the error
+            time.sleep(3)  # the event of the last restart arrives after the error
+            raise
 """
 
 
 def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     local.write("eat.py", HUNGRY)
     profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "eat.py"]}
-    cluster = local.submit(profile, "--wait")
-    said = f"worker {cluster}-0 restarted {{}}: over its memory limit of 0.391 GiB"
+    done = local("submit", str(local.write("p.yaml", profile)), "--wait")
+    cluster = done.stdout.strip()
+    said = f"worker {cluster}-0 restarted {{}}: over its memory limit of 0.391 GiB: memory_per_job"
+    reason = f"run: ended with exit code 1: KilledWorker: {said.format('4 times')}"
+    assert done.returncode == 5 and reason in done.stderr, done.stderr
     output = local("logs", cluster).stdout
     assert "KilledWorker" in output
     assert f"gpujobs: {said.split('{')[0]}" in output  # how often depends on the head's interval

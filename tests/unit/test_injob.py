@@ -391,17 +391,37 @@ def test_a_program_that_waits_for_another_dask_scheduler(
 def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
     head = Head(options(tmp_path))
     scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
-    (tmp_path / "log").write_text(
-        "Traceback (most recent call last):\n    raise error\n"
-        "distributed.scheduler.KilledWorker: Attempted to run task 'f' on 4 different workers\n"
-    )
+    error = "distributed.scheduler.KilledWorker: Attempted to run task 'f' on 4 different workers"
+    code = f"import sys; sys.exit('Traceback (most recent call last):\\n    raise e\\n{error}')"
+    command = [sys.executable, "-c", code.replace("'f'", "f")]
+    process = ManagedProcess("run:", command, tmp_path / "log", dict(os.environ))
+    assert process.wait(20)
     over = {"c-0": {"restarts": 1, "limit": 2**30}, "c-1": {"restarts": 3, "limit": 2**30}}
     (tmp_path / "workers.json").write_text(json.dumps({"over_memory": over}))
     said = "worker c-1 restarted 3 times: over its memory limit of 1 GiB: memory_per_job"
     with pytest.raises(JobExit, match=f"ended with exit code 1: KilledWorker: {said}"):
-        head._command_ended(exited(tmp_path, 1), scheduler)
+        head._command_ended(process, scheduler)
     scheduler.kill()
     scheduler.wait(5)
+
+
+def test_the_log_of_run_has_a_line_between_attempts(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "run.log"
+    for attempt, text in (
+        (1, ""),
+        (2, "OSError: of the first attempt\ngpujobs: run: starts again (2 of 3 attempts)\n"),
+    ):
+        more = {"attempt": attempt, "attempts": 3, "start_workers": 0, "run": ("false",)}
+        head = Head(options(tmp_path, **more))
+        head._start_command()
+        assert head.command and head._witness and head.command.wait(20)
+        head._witness.kill()
+        head._witness.wait(5)
+        assert log.read_text() == text
+        with pytest.raises(JobExit) as caught:
+            head._command_ended(head.command, head._witness)
+        assert "of the first" not in caught.value.reason  # which is in `over-1`
+        log.write_text("OSError: of the first attempt\n")
 
 
 GONE = {"1": "job 1 did not start: node2: launch failed"}

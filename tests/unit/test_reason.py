@@ -122,6 +122,7 @@ Traceback: '  File "/home/ann/fail/a.py", line 3, in f\\n    raise Empty\\n'
         (f"{GROUP}12:00:01 gpujobs: going on\n", "ExceptionGroup: both (2 sub-exceptions): ValueError: a; __main__.Boom: b"),
         (LABELLED, "queue.Empty"),
         (REMOTE, "__main__.Boom: lost"),
+        ('  File "a.py", line 1\nOSError: disk\n2026-11-26 11:00:00,1 - distributed.nanny - WARNING - closing\n', "OSError: disk"),
         (COMPUTE_FAILED, 'Exception: "Empty()"'),
         ("[rank0]: Traceback (most recent call last):\n[rank0]:   File \"/error.py\", line 1\n[rank0]: a.Boom: b\n", "a.Boom: b"),
         ('    raise Error\n  File "/fail/a.py", line 3, in f\n    fail()\nBoom: of a log that is cut\n', "Boom: of a log that is cut"),

@@ -121,6 +121,38 @@ def test_words_that_only_a_shell_understands(home: Path, run: str, word: str) ->
     assert f"no shell runs the command, so it gets `{word}` as it is" in note and "bash, -c" in note
 
 
+def test_places_that_this_host_does_not_have(home: Path) -> None:
+    """The node may see another file system, so these are notes."""
+    (home / "venv" / "bin").mkdir(parents=True)
+    (home / "venv" / "bin" / "activate").touch()
+
+    def said(**profile: Any) -> list[str]:
+        found = notes(home, {"run": ["ls"], "idle_timeout": 0, **profile})
+        return [note for note in found if "the nodes need it" in note]
+
+    there = "on this host; the nodes need it"
+    assert said(workdir="/nosuch/w") == [f"workdir: there is no /nosuch/w {there}"]
+    python = {"environment": {"python": "/nosuch/bin/python"}}
+    assert said(**python) == [f"environment.python: there is no /nosuch/bin/python {there}"]
+    for line, path in {
+        "source venv/bin/activate": "",
+        "source vemv/bin/activate": f"{home}/vemv/bin/activate",
+        "module load x\n. /nosuch/bin/activate && true": "/nosuch/bin/activate",
+        "source ~/nosuch/activate\nexport A=1": str(Path("~/nosuch/activate").expanduser()),
+        "source '~/nosuch/activate'": f"{home}/~/nosuch/activate",  # which bash does not expand
+        "source $HOME/nosuch/activate": "",
+        "source ~/{a,b}/activate": "",
+        "cd /scratch\nsource env/activate": "",
+        "python -m venv own\nsource own/bin/activate": "",
+        "if [ -e /nosuch/x ]; then\n  source /nosuch/x\nfi": "",
+        "[ ! -e /nosuch/x ] || source /nosuch/x": "",
+        "source activate env": "",
+    }.items():
+        found = said(environment={"setup": line, "python": "python"})
+        assert found == ([f"setup: there is no {path} {there}"] if path else []), line
+    assert said(workdir="/nosuch/$A/w", environment={"python": "/nosuch/*/python"}) == []
+
+
 def test_the_python_of_the_jobs(home: Path) -> None:
     made = made_plan(home, "gpus: 1\nidle_timeout: 0\n")
     assert "\npython          /opt/env/bin/python\n" in plan_text(made, "x-0000")

@@ -24,6 +24,17 @@ check() { echo checks; exit 5; }
 """Functions of the environment, as conda and Lmod define them."""
 
 
+LMOD = """\
+module()
+{
+  eval "$(echo 'echo unknown >&2; false')" \\
+    && eval "$(echo :)"
+  _status=$?
+  return $_status
+}
+"""
+
+
 class Ran:
     """What a job left whose script was run in a bare bash."""
 
@@ -124,11 +135,14 @@ def test_a_setup_that_ends_the_job_is_named(
             "a=$(conda activate env) failed (exit code 3); [ 1 = 2 ] failed (exit code 1)",
         ),
         ("trap 'seen=1' DEBUG\nfalse", "false failed (exit code 1)"),
+        ("source ./lmod.sh\nmodule load nosuch", "module load nosuch failed (exit code 1)"),
+        ("source ./lmod.sh\nA=1 module load nosuch", "A=1 module load nosuch failed (exit code 1)"),
     ],
 )
 def test_the_line_of_the_user_is_noted_not_the_inside_of_a_function(
     line: str, noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "lmod.sh").write_text(LMOD)
     found = ran(tmp_path, monkeypatch, f"{FUNCTIONS}{line}")
     assert found.setup == noted and found.started and found.code == 0
 
