@@ -80,7 +80,7 @@ def enter_words(job: JobHere) -> list[str]:
 
 
 def unset_words(job: JobHere, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the words before `enter_words` that hide the request of the job from a shell's step."""
+    """Return the words before `enter_words` that hide the request of the job from the step."""
     names = [name for name in job.scheduler.job_request if name in environ]
     return ["env", *(f"--unset={name}" for name in names)] if names else []
 

@@ -91,7 +91,7 @@ def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("tres", ["gres/gpu=1", "cpu=2,gres/gpu:a100=1", "gres/gpu:1,cpu=2"])
 def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
-    """Slurm 26.05 keeps --gpus-per-task so; before, in SLURM_GPUS_PER_TASK."""
+    """Slurm keeps --gpus-per-task so from 23.11 on; before, in SLURM_GPUS_PER_TASK."""
     of_job = {**environment("slurm", tmp_path), "SLURM_NTASKS": "8"}
     for name in [name for name in of_job if name.startswith("SLURM_GPUS")]:
         del of_job[name]

@@ -20,8 +20,8 @@ from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folder import read_state
-from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob import registry
+from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
 from gpujobs.injob.log import Walltime
