@@ -430,7 +430,7 @@ class SchedulerClient:
         command, *arguments = argv
         if command in self.commands:
             command = str(Path(self.commands[command]).expanduser())
-        names = process.inherited() if INHERIT in arguments else self.scheduler.environment
+        names = os.environ if INHERIT in arguments else self.scheduler.environment
         return self.system.run(
             [command, *arguments],
             stdin=stdin,
