@@ -406,7 +406,7 @@ def test_a_worker_that_is_paused_is_named_while_its_program_waits_and_in_the_rea
     said = re.search(r"worker (\S+)-0 is paused: 3\d\d of 400 MiB", err)
     assert said, err
     before = err.partition("\nends\n")[0]
-    assert f"note: {said[0]}" in before and f"gpujobs: {said[0]}\n" in before
+    assert f"note: {said[0]}" in before and f"gpujobs: {said[0]}" in before
     reason = local.status(said[1])["reason"]
     assert "ended with exit code 3" in reason and reason.endswith(f" ({said[0]})")
 
