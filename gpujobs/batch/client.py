@@ -438,7 +438,7 @@ class SchedulerClient:
         command, *arguments = argv
         if command in self.commands:
             command = with_home(self.commands[command])
-        names = process.inherited() if INHERIT in arguments else self.scheduler.environment
+        names = os.environ if INHERIT in arguments else self.scheduler.environment
         return self.system.run(
             [command, *arguments],
             stdin=stdin,

@@ -109,14 +109,14 @@ def is_available(command: str) -> bool:
     return shutil.which(command) is not None
 
 
-def inherited() -> dict[str, str]:
-    """Return all variables of this process, for steps of the job that it is in."""
-    return without_request(os.environ)
+def become(launcher: Sequence[str], argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a step of its job, in which ``argv`` has all variables of this one.
 
-
-def become(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by a command, with `inherited` variables. Raises OSError."""
-    os.execvpe(argv[0], tuple(argv), inherited())  # noqa: S606 - as in `run`, no shell
+    The ``launcher`` does not get the request of the job (see `JOB_REQUEST`). Raises OSError.
+    """
+    environ = without_request(os.environ)
+    hidden = [f"{name}={value}" for name, value in os.environ.items() if name not in environ]
+    os.execvpe(launcher[0], (*launcher, "env", *hidden, *argv), environ)  # noqa: S606 - no shell
 
 
 def spawn(

@@ -144,7 +144,7 @@ def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bo
 
     job = here.find_job()
     if not job.granted.on_node:
-        process.become([*here.enter_words(job), sys.executable, "-m", "gpujobs", *sys.argv[1:]])
+        process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
     base, name, profile, command = None, "here", Document({}), list(words)
     if command and command[0].endswith((".yaml", ".yml")):
         path = Path(command.pop(0))

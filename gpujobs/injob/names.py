@@ -70,7 +70,7 @@ EXTRA_RANKS = 2
 
 
 def without_request(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` for the launcher of a job step: without `JOB_REQUEST`."""
+    """Return ``environ`` without `JOB_REQUEST`, for the launcher of a step with all resources."""
     return {name: value for name, value in environ.items() if name not in JOB_REQUEST}
 
 

@@ -68,10 +68,10 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     nodes are not known.
     """
     folder, words = Folder(options.folder), options.workers
-    environ = names.without_request(environ)
+    own = names.without_request(environ)
     if options.run_on == "ranks":
         write_rank_script(options, environ)
-        return [ManagedProcess(names.RUN, words, folder.logs / "run.log", environ)]
+        return [ManagedProcess(names.RUN, words, folder.logs / "run.log", own)]
     for number in options.node_numbers:  # of a job that the batch scheduler started again
         for name in (node_file(number), lost_file(number)):
             (folder.path / name).unlink(missing_ok=True)
@@ -81,12 +81,12 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     words = (shutil.which(words[0], path=path) or words[0], *words[1:])
     if not any(names.NODE in word for word in words):
         write_rank_script(options, environ)
-        return [ManagedProcess(title, words, log, environ)]
+        return [ManagedProcess(title, words, log, own)]
     end = next(n for n, word in enumerate(words, 1) if word.endswith(f".{names.RANK_SCRIPT}"))
     write_rank_script(options, environ, words[end:])
     return [
         ManagedProcess(
-            f"{title} of {node}", [w.replace(names.NODE, node) for w in words[:end]], log, environ
+            f"{title} of {node}", [w.replace(names.NODE, node) for w in words[:end]], log, own
         )
         for node in job_nodes(environ)
     ]
@@ -141,7 +141,8 @@ def rank_changes(
     wanted = {name for name in after if _NEEDED.fullmatch(name)}
     wanted |= {name for name in {*before, *after} if before.get(name) != after.get(name)}
     wanted = {name for name in wanted if _NAME.fullmatch(name) and not _LOCAL.fullmatch(name)}
-    return {name: after.get(name) for name in wanted.union(named)}
+    hidden = set(names.JOB_REQUEST).intersection(after)  # from the launcher
+    return {name: after.get(name) for name in wanted.union(named, hidden)}
 
 
 def _before_setup(path: Path) -> dict[str, str] | None:

@@ -18,7 +18,14 @@ from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import EVENTS, IDLE, TRANSFERS, Folder, OverMemory, RegisteredWorker, all_gpus
-from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
+from .gpus import (
+    bind,
+    choose_cpus,
+    interval,
+    let_dask_cuda_measure_slices,
+    paused_message,
+    worker_gpu,
+)
 from .log import log
 from .process import defer_signals
 
@@ -371,8 +378,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         state = self._scheduler.workers.get(worker)
         known = self._over_memory.get(name, {"restarts": 0, "limit": limit})
         if state is not None and state.status is Status.paused:
+            is_first = name not in self._paused
             used = self._paused.setdefault(name, int(state.metrics.get("memory", 0)))
-            self._over_memory[name] = {**known, "paused": used}
+            noted = self._over_memory[name] = {**known, "paused": used}
+            if is_first and not self._in_owner:  # for `logs` of a cluster without `run`
+                log(paused_message(name, noted))
             self._plan_write()
         elif "paused" in known:
             del self._over_memory[name]

@@ -13,9 +13,9 @@ from typing import ClassVar
 from ..config import profile as config
 from ..config.profile import Workers
 from ..config.site import Containers, Site
-from ..injob.names import JOB_REQUEST, MODULES
+from ..injob.names import MODULES
 from ..text import did_you_mean
-from .bash import Bash, Diagnostics, command, with_variables, without
+from .bash import Bash, Diagnostics, command, with_variables
 
 # -- container runtimes: the command that starts a program in an image -----------------------------
 # All of them get the same folders, the same working directory and the variables of the profile.
@@ -179,7 +179,7 @@ class Pyxis(Runtime):
         """Return a job step with all resources of this node, which other steps may use, too."""
         options = "--overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL"
         node = '--nodelist="$SLURMD_NODENAME"'
-        return [*without(JOB_REQUEST), *self.around(["srun", options, node, "--unbuffered"])]
+        return self.around(["srun", options, node, "--unbuffered"])
 
 
 RUNTIMES: dict[str, Runtime] = {

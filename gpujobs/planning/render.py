@@ -179,8 +179,9 @@ def launcher(plan: Plan, jobs: JobGroup) -> Bash:
 
 def _workers_launcher(plan: Plan, jobs: JobGroup) -> Bash:
     """Return the command that starts the supervisor; "" if the batch script does."""
-    words = list(map(with_variables, jobs.launcher))
-    return command([*without(plan.scheduler.job_request), *words] if words else [])
+    asks = any("gpu" in word for word in jobs.launcher)  # by itself
+    hidden = without(plan.scheduler.job_request) if asks else []
+    return command([*hidden, *map(with_variables, jobs.launcher)])
 
 
 def _workers(plan: Plan, jobs: JobGroup) -> Bash:

@@ -406,10 +406,11 @@ def test_a_worker_that_is_paused_is_named_while_its_program_waits_and_in_the_rea
     local.write("paused.py", PAUSED)
     profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "paused.py"]}
     process = local.start("submit", str(local.write("p.yaml", profile)), "--wait")
-    out, err = process.communicate(timeout=patience(120))
+    _, err = process.communicate(timeout=patience(120))
     said = re.search(r"worker (\S+)-0 is paused: 3\d\d of 400 MiB", err)
     assert said, err
-    assert f"note: {said[0]}" in err and f"gpujobs: {said[0]}\n" in out.partition("ends")[0]
+    before = err.partition("\nends\n")[0]
+    assert f"note: {said[0]}" in before and f"gpujobs: {said[0]}" in before
     reason = local.status(said[1])["reason"]
     assert "ended with exit code 3" in reason and reason.endswith(f" ({said[0]})")
 

@@ -17,10 +17,8 @@ from ..support.processes import run, until
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 STRICT = ROOT / "tests" / "fakes" / "slurm"
 """Has an `srun` that refuses what that of Slurm 26.05 refuses."""
-SHOW = """
-import json, os
-print(json.dumps(json.load(open(os.environ["GPUJOBS_FOLDER"] + "/workers.json"))["workers"]))
-"""
+_WORKERS = "json.load(open(os.environ['GPUJOBS_FOLDER'] + '/workers.json'))['workers']"
+SHOW = f"import json, os; print(json.dumps({_WORKERS}))"
 
 
 @pytest.fixture(params=["slurm", SITE])

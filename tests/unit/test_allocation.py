@@ -180,6 +180,8 @@ def test_a_launcher_does_not_get_the_request_of_its_job(folder: Folder) -> None:
     names = {line.partition("=")[0] for line in (folder.logs / "job-0.log").read_text().split()}
     assert {"SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"} <= names
     assert not names & {*JOB_REQUEST}
+    script = (folder.path / "jobs" / "0.ranks.sh").read_text()  # its processes have it again
+    assert "export SLURM_GPUS_PER_NODE=4\n" in script and "SLURM_JOB_ID" not in script
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpujobs.batch.process import inherited
 from gpujobs.clusters import here
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.document import Document
 from gpujobs.errors import InputError
-from gpujobs.injob.names import JOB_REQUEST
 
 from ..support.transcripts import recorded
 
@@ -91,7 +90,7 @@ def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("tres", ["gres/gpu=1", "cpu=2,gres/gpu:a100=1", "gres/gpu:1,cpu=2"])
 def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
-    """Slurm 26.05 keeps --gpus-per-task so; before, in SLURM_GPUS_PER_TASK."""
+    """Slurm keeps --gpus-per-task so from 23.11 on; before, in SLURM_GPUS_PER_TASK."""
     of_job = {**environment("slurm", tmp_path), "SLURM_NTASKS": "8"}
     for name in [name for name in of_job if name.startswith("SLURM_GPUS")]:
         del of_job[name]
@@ -182,10 +181,27 @@ def test_steps_of_a_job_do_not_get_its_request(job: str, monkeypatch: pytest.Mon
     """The command in the hint is for a shell, which has the variables."""
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
     monkeypatch.setenv("SLURM_GPUS", "8")
-    assert "SLURM_JOB_ID" in inherited() and not {*JOB_REQUEST} & {*inherited()}
     found = here.find_job()
     hint = [*here.unset_words(found), *here.enter_words(found)]
     names = ("SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
     assert hint[:5] == ["env", *(f"--unset={name}" for name in names), "srun"]
     assert hint[-1] == "--gres=gpu:4"
     assert here.unset_words(found, {}) == []
+
+
+@pytest.mark.parametrize("job", ["slurm"], indirect=True)
+def test_a_step_has_the_variables_that_its_launcher_did_not_get(
+    job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs read SLURM_CPUS_PER_TASK; `srun` would give the step no more CPUs."""
+    monkeypatch.setenv("SLURM_GPUS_PER_NODE", "a100:4")
+    launcher = tmp_path / "srun"
+    launcher.write_text('#!/bin/sh\necho "${SLURM_GPUS_PER_NODE-none}"\nexec "$@"\n')
+    launcher.chmod(0o755)
+    code = "from gpujobs.batch.process import become; become(['./srun'], ['/usr/bin/env'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    first, *lines = done.stdout.splitlines()
+    assert first == "none"
+    assert {"SLURM_GPUS_PER_NODE=a100:4", "SLURM_CPUS_PER_TASK=8", "SLURM_JOB_ID=2"} <= {*lines}

@@ -616,7 +616,7 @@ def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "_PAUSED_AFTER", 0.05)
     address, mib = "tls://b-0", 2**20
@@ -651,6 +651,7 @@ def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
         ]
 
     asyncio.run(main())
+    assert capsys.readouterr().err.count("gpujobs: worker b-0 is paused: 480 of 512 MiB") == 1
 
 
 def test_the_end_of_run_names_the_workers_that_lack_memory(tmp_path: Path) -> None:

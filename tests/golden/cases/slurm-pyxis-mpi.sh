@@ -102,10 +102,7 @@ if [ -z "${PRTE_MCA_prte_tmpdir_base-}" ] && gpujobs_session=$(mktemp -d "${TMPD
     export PRTE_MCA_prte_tmpdir_base=$gpujobs_session OMPI_MCA_orte_tmpdir_base=$gpujobs_session   # releases 5 and 4
 fi
 rm -f "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB".launch-*
-env -u SLURM_CPUS_PER_GPU -u SLURM_CPUS_PER_TASK -u SLURM_GPUS -u SLURM_GPUS_PER_NODE \
-        -u SLURM_GPUS_PER_SOCKET -u SLURM_GPUS_PER_TASK -u SLURM_GPU_BIND -u SLURM_GRES \
-        -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES -u SLURM_TRES_BIND -u SLURM_TRES_PER_TASK \
-        srun "${container[@]}" \
+srun "${container[@]}" \
         --overlap --ntasks=1 --nodes=1 --mem=0 --cpu-bind=none --mpi=none --export=ALL \
         --nodelist="$SLURMD_NODENAME" --unbuffered \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
