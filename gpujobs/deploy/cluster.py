@@ -293,6 +293,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending
+        await self._dask.finish_clients()
 
     def close(self, timeout: float | None = None) -> Any:
         """End the cluster and its jobs. In a forked process this does nothing: it owns none."""
