@@ -20,6 +20,7 @@ from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
 from ..planning.plan import Machine, Plan, make_plan
 from ..schedulers import get_scheduler
+from ..schedulers.local import INHERIT
 from ..text import did_you_mean, matches, measured_size_text, with_home
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ _AMOUNT = re.compile(r"(?<!\S)\[?(\d{1,18})\]?\**(?!\S)")
 
 
 BASH = "/bin/bash"
+DASK_FILES = ("DASK_ROOT_CONFIG", "DASK_CONFIG")
+"""Variables with files, or folders, of dask's configuration."""
+_DASK_KEY = re.compile(r"DASK_(DISTRIBUTED__(WORKER|NANNY|SCHEDULER|ADMIN|P2P)__|TEMPORARY_DIR)")
+"""A variable with a value of dask's configuration that its processes in jobs read."""
 
 
 def make_cluster_plan(
@@ -46,6 +51,7 @@ def make_cluster_plan(
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
     spec, own_modules = with_modules(spec, owned=elastic)
+    spec = with_dask_files(spec)
     plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
     problems_of_space = space_problems(Path(plan.root), spec.site.site.quota_command)
     space = (f"warning: {problem}" for problem in problems_of_space)
@@ -56,6 +62,7 @@ def make_cluster_plan(
         *place_notes(plan),
         *image_notes(plan),
         own_modules,
+        dask_note(plan),
         *space,
     )
     return replace(plan, notes=(*plan.notes, *filter(None, own)))
@@ -104,6 +111,24 @@ def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec
         return replace(spec, modules=""), f"own modules of {script}: {why}"
     note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
     return replace(spec, modules=str(folder)), note
+
+
+def with_dask_files(spec: ClusterSpec) -> ClusterSpec:
+    """Return ``spec`` with the files of dask's configuration that this shell names."""
+    given = {name: os.environ[name] for name in DASK_FILES if os.environ.get(name)}
+    files = {name: os.path.abspath(path) for name, path in given.items()}  # noqa: PTH100 - links stay
+    return replace(spec, dask_files=files)
+
+
+def dask_note(plan: Plan) -> str:
+    """Return a note about variables of this shell with dask's configuration, which jobs lack."""
+    known = {name for jobs in plan.groups for name in jobs.profile.env}
+    names = sorted({name for name in os.environ if _DASK_KEY.match(name)} - known)
+    inherited = all(INHERIT in jobs.submit_arguments for jobs in plan.groups)
+    if not names or inherited:
+        return ""
+    listed = ", ".join(names)
+    return f"jobs do not get {listed} of this shell: use `env`, or a file in DASK_CONFIG"
 
 
 def _is_same(folder: Path, workdir: Path) -> bool:

@@ -21,7 +21,7 @@ from . import folder as folders
 from .folder import FolderReader, check_folder
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
-from .prepare import machine_of, with_modules
+from .prepare import machine_of, with_dask_files, with_modules
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
 from .submit import array_limit, send, with_avoided
 from .verdict import write_record
@@ -141,6 +141,7 @@ def _check_scalable(report: ClusterReport) -> None:
 def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
+    spec = with_dask_files(spec)
     machine = machine_of(spec, used=_used_devices(report))
     plan = make_plan(spec, python=spec.python, machine=machine, only=name)
     plan = replace(plan, root=str(record.path.parent))

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,6 +37,8 @@ class ClusterSpec:
     workdir: Path
     modules: str = ""
     """Folder of the program, from which workers import, too; "" if that is `workdir`."""
+    dask_files: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this shell that name files of dask's configuration."""
     python: str = sys.executable
     """The interpreter that runs gpujobs."""
     from_site: frozenset[str] = frozenset()

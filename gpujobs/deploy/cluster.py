@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -298,6 +299,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending
+        await self._dask.finish_clients()
 
     def close(self, timeout: float | None = None) -> Any:
         """End the cluster and its jobs. In a forked process this does nothing: it owns none."""
@@ -342,6 +344,14 @@ def class_for(batch_scheduler: str, base: type[GPUJobQueueCluster]) -> type[GPUJ
 
 
 # -- GPULocalCluster: the cluster class for this machine, as dask_cuda.LocalCUDACluster ------------
+_POOL_OF_ASYNC = (
+    "'rmm_pool_size' is not needed when 'rmm_async' is enabled and will raise an exception in "
+    "the future. Remove the 'rmm_pool_size' argument when creating this cluster to silence this "
+    "warning."
+)
+"""Dask-cuda's warning, in its words."""
+
+
 class GPULocalCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on this machine, without a batch scheduler.
 
@@ -381,6 +391,8 @@ class GPULocalCluster(GPUJobQueueCluster):
         scheduler_kwargs: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> None:
+        if keywords.get("rmm_async") and keywords.get("rmm_pool_size") is not None:
+            warnings.warn(_POOL_OF_ASYNC, FutureWarning, stacklevel=2)
         self._devices = device_list(CUDA_VISIBLE_DEVICES)
         if n_workers is None or n_workers == "auto":
             n_workers = _workers_on_free_gpus(self._devices, keywords)

@@ -237,6 +237,8 @@ CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
 CLOSE_SCHEDULER_TIMEOUT = 1.5
 """Seconds for a dask scheduler in a job to confirm that it closes."""
+CLOSE_CLIENTS_TIMEOUT = 5.0
+"""Seconds for clients to close after the dask scheduler."""
 END_TIMEOUT = 5.0
 """Seconds within which a cluster whose dask scheduler has closed its connections is seen to end."""
 QUERY_TIMEOUT = 5.0
@@ -258,6 +260,8 @@ class DaskControl:
 
     def __init__(self, cluster: SpecCluster) -> None:
         self._cluster = cluster
+        self._closing: dict[distributed.Client, asyncio.Future[None]] = {}
+        """The clients that are being closed."""
 
     @property
     def open(self) -> bool:
@@ -331,12 +335,26 @@ class DaskControl:
             await asyncio.wait_for(retire, RETIRE_TIMEOUT)
 
     async def close_clients(self) -> None:
-        """Close the clients of the cluster here; dask logs what they send to a closed scheduler."""
+        """Close the clients of the cluster here; dask logs what they send to a closed scheduler.
+
+        With many workers that may take longer than this waits: `finish_clients` does the rest.
+        """
         for client in list(distributed.Client._instances):
             own = client.cluster is self._cluster and client.loop is self._cluster.loop
             if own and client.status == "running":  # dask logs the end of one that reconnects
-                with contextlib.suppress(OSError, asyncio.TimeoutError):
-                    await asyncio.wait_for(client._close(fast=True), CLOSE_SCHEDULER_TIMEOUT)
+                self._closing[client] = asyncio.ensure_future(client._close(fast=True))
+        if self._closing:
+            await asyncio.wait(self._closing.values(), timeout=CLOSE_SCHEDULER_TIMEOUT)
+
+    async def finish_clients(self) -> None:
+        """Leave no client half closed: it would wait for up to a minute when the process exits."""
+        if self._closing:
+            await asyncio.wait(self._closing.values(), timeout=CLOSE_CLIENTS_TIMEOUT)
+        for client, closing in self._closing.items():
+            closing.cancel()
+            client.status = "closed"
+        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        self._closing.clear()
 
     async def close_scheduler(self) -> None:
         """Close a dask scheduler in a job, its workers and clients; dask must not connect again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .memory import over_memory_message, paused_message, with_memory
-from .names import CERTIFICATE, NOTE, PRELOAD, PROTOCOL, RUN, is_encrypted, job_file
+from .names import CERTIFICATE, NOTE, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
@@ -110,7 +109,6 @@ class Head(Job):
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
-        self.environ["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] = json.dumps([PRELOAD])
         self._note_attempt()
         self.start_workers()
         launcher = self.command = self.worker_processes[0]

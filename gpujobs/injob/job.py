@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from .configuration import LIFETIME
 from .folder import (
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -32,7 +33,6 @@ from .rank import job_log, lost_file, node_file, report_lost, start_launcher
 from .workerhost import preset
 
 # -- the workers of a job: their names, and how long they live -------------------------------------
-_LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 _LONGEST_STAGGER = 60
 """Seconds over which dask spreads the exits of workers."""
 
@@ -57,12 +57,14 @@ def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool
 
 
 def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the lifetime that ends workers before the walltime, if ``environ`` has none."""
-    if walltime.left() == float("inf") or f"{_LIFETIME}DURATION" in environ:
+    """Return the variable that ends workers before the walltime, if ``environ`` has none.
+
+    A lifetime in the user's configuration, or in the options of the workers, has priority.
+    """
+    if walltime.left() == float("inf") or LIFETIME in environ:
         return {}
     seconds = walltime.workers_lifetime()
-    stagger = min(_LONGEST_STAGGER, seconds // 10)
-    return {f"{_LIFETIME}DURATION": f"{seconds} s", f"{_LIFETIME}STAGGER": f"{stagger} s"}
+    return {LIFETIME: f"{seconds} {min(_LONGEST_STAGGER, seconds // 10)}"}
 
 
 # -- attempts of a cluster with `requeue` ----------------------------------------------------------

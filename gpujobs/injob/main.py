@@ -17,7 +17,7 @@ from .job import begin_attempt, end_attempt, over
 from .log import log
 from .names import job_file
 from .network import node_name
-from .options import SuperviseOptions, WorkersOptions, parse
+from .options import DaskOptions, SuperviseOptions, WorkersOptions, parse
 from .rank import launch, run_rank
 from .transport import trial, try_ucxx
 from .workers import Node, Workers, retire
@@ -95,6 +95,12 @@ def _second_start(folder: Folder, options: SuperviseOptions) -> int:
 
 
 # -- the sub-commands of `injob.pyz` ---------------------------------------------------------------
+def _run_scheduler(options: DaskOptions) -> None:
+    from .configuration import run_scheduler  # imports runpy
+
+    run_scheduler(options)
+
+
 def _run_workers(options: WorkersOptions) -> None:
     from .workerhost import run_workers  # imports multiprocessing
 
@@ -104,6 +110,7 @@ def _run_workers(options: WorkersOptions) -> None:
 _RUN: Mapping[str, Callable[[Any], int | None]] = {
     "supervise": supervise,
     "node": lambda options: Node(options).run(),
+    "scheduler": _run_scheduler,
     "workers": _run_workers,
     "rank": run_rank,
     "retire": retire,

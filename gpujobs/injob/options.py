@@ -119,6 +119,8 @@ class RankOptions:
     nthreads: int | None = _option("threads of a worker", type=int, default=None)
     memory_limit: str = _option("of a worker", default="auto")
     local_directory: str | None = _option("of a worker", default=None)
+    scratch: str = _option("the same, unless dask's configuration has one", default="")
+    resources: str = _option("of a worker, below dask's configuration", default="")
     interface: str | None = _option("network interface", default=None)
     dashboard: str = _option(
         "of the dask scheduler", choices=["off", "local", "on"], default="local"
@@ -140,9 +142,22 @@ class RankOptions:
 
 
 @dataclass(frozen=True)
-class WorkersOptions:
-    """Options of ``workers``: the process that runs the nannies of a job."""
+class DaskOptions:
+    """Options of ``scheduler``: the dask scheduler."""
 
+    command: tuple[str, ...] = ()
+    """A module with dask's command, and its arguments."""
+
+
+@dataclass(frozen=True)
+class WorkersOptions:
+    """Options of ``workers``: the process that runs the nannies of a job.
+
+    Those before the command are defaults, which dask's configuration overrides.
+    """
+
+    resources: str = _option("of a worker", default="")
+    local_directory: str = _option("of a worker", default="")
     command: tuple[str, ...] = ()
     """A module with dask's command, and its arguments."""
 
@@ -195,6 +210,7 @@ class TryUcxxOptions:
 _SUBCOMMANDS: dict[str, type] = {
     "supervise": SuperviseOptions,
     "node": SuperviseOptions,  # the workers of one node of an allocation
+    "scheduler": DaskOptions,
     "workers": WorkersOptions,
     "rank": RankOptions,
     "retire": RetireOptions,
@@ -212,13 +228,13 @@ def parse(argv: list[str]) -> Any:
     """Return the options of the sub-command in ``argv``; exits with 2 if they are not valid.
 
     ``supervise … --scheduler WORDS --workers WORDS --run WORDS``: these are commands, in this order
-    if there are several. ``node``, ``rank`` and ``workers … -- WORDS``: one command.
+    if there are several. ``node … -- WORDS``, as ``rank``, ``scheduler`` and ``workers``: one.
     """
     words = argv
     commands: dict[str, tuple[str, ...]] = {}
     if argv[:1] == ["supervise"]:
         words, commands = _split_commands(argv)
-    elif argv[:1] in (["node"], ["rank"], ["workers"]) and "--" in argv:
+    elif argv[:1] in (["node"], ["rank"], ["scheduler"], ["workers"]) and "--" in argv:
         at = argv.index("--")
         option = "workers" if argv[0] == "node" else "command"
         words, commands = argv[:at], {option: tuple(argv[at + 1 :])}

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -138,7 +139,10 @@ def defer_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # which its children inherit
             signal.signal(number, _ignore)
             signal.siginterrupt(number, False)
-    os.register_at_fork(after_in_child=restore_signals)
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=restore_signals
+    )
+    os.register_at_fork(after_in_child=_unblock_signals)
     if callable(handler):
         signal.signal(STOP_DASK, lambda _, frame: handler(signal.SIGTERM, frame))
     else:
@@ -152,6 +156,18 @@ def restore_signals() -> None:
     for number in _WARNINGS:
         if signal.getsignal(number) is _ignore:
             signal.signal(number, signal.SIG_DFL)
+
+
+_masks = threading.local()
+
+
+def _block_signals() -> None:
+    """Keep a signal that ends a new fork until that has restored its reaction to it."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_BATCH_SCHEDULER)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

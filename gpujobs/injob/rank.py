@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import names
+from .configuration import add_defaults, preloads
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
 from .log import append_output_to
@@ -234,7 +235,8 @@ def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, A
         raise ValueError("worker_options: `name` is set by gpujobs")
     options = {**planned["worker_options"], **own}
     options["name"] = f"{os.environ['GPUJOBS_CLUSTER']}-{os.environ['GPUJOBS_RANK']}"
-    options["preload"] = [*options.get("preload", []), names.PRELOAD]
+    given = options.get("preload")
+    options["preload"] = preloads("worker") if given is None else [*given, names.PRELOAD]
     return options
 
 
@@ -279,6 +281,7 @@ def run_rank(options: RankOptions) -> None:
     """Be one rank. If it fails, end all ranks: they would wait for this one until the walltime."""
     folder = Folder(options.folder)
     _prepare(folder)
+    _configure(options)
     world = _world(folder)
     try:
         _check_world(world, options)
@@ -310,6 +313,14 @@ def _prepare(folder: Folder) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module("ucxx")
     restrict_listeners()  # the nannies are in this process
+
+
+def _configure(options: RankOptions) -> None:
+    """Add our part of dask's configuration, before distributed is imported."""
+    add_defaults(options.resources, options.scratch)
+    import dask
+
+    dask.config.set({"distributed.scheduler.preload": preloads("scheduler")})
 
 
 def _world(folder: Folder) -> MPI.Comm:

@@ -23,7 +23,6 @@ from .gpus import (
     choose_cpus,
     interval,
     let_dask_cuda_measure_slices,
-    paused_message,
     worker_gpu,
 )
 from .log import log

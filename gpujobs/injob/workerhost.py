@@ -21,6 +21,7 @@ from multiprocessing import (
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .configuration import add_defaults, preload_options, set_import_path
 from .gpus import let_dask_cuda_measure_slices, with_named_slices
 from .log import log
 from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, VISIBLE, worker_devices
@@ -208,8 +209,8 @@ def run_workers(options: WorkersOptions) -> None:
     """Run dask's command for workers in this process, as `python -m` does."""
     module, *arguments = options.command
     defer_signals()
-    _set_import_path()
-    forked = _host.prepare(module, arguments)
+    set_import_path()
+    forked = _host.prepare(options)
     if sees_gpus(module, os.environ):  # after the fork: it uses NVML
         os.environ.update(with_named_slices(os.environ))
         let_dask_cuda_measure_slices(load=module == _CUDA_COMMAND)
@@ -218,8 +219,7 @@ def run_workers(options: WorkersOptions) -> None:
         import asyncio
 
         asyncio.run(initialise_ucx())
-    arguments += _own_options(module, forked)
-    sys.argv = [module, *arguments]
+    sys.argv = [module, *arguments, *_own_options(module, forked, arguments)]
     try:
         runpy.run_module(module, run_name="__main__")
     finally:  # if a nanny has failed: Python would wait for the workers of the others
@@ -232,20 +232,14 @@ def sees_gpus(module: str, environ: Mapping[str, str]) -> bool:
     return module == _CUDA_COMMAND or VISIBLE in environ
 
 
-def _own_options(module: str, forked: bool) -> list[str]:
-    """Return the options of dask's command that hide dask's configuration."""
+def _own_options(module: str, forked: bool, arguments: Sequence[str]) -> list[str]:
+    """Return the options of dask's command that hide dask's configuration, with its values."""
+    import dask
+
+    options = preload_options("worker", arguments)
     if module != _CUDA_COMMAND:
-        return [f"--preload-nanny={_MODULE}"]
-    return [f"{_METHOD_OPTION}=forkserver"] if forked else []
-
-
-def _set_import_path() -> None:
-    """Import from the working directory first, and from the archive last."""
-    archive = sys.path.pop(0)
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, "")
-    if archive not in sys.path:
-        sys.path.append(archive)
+        return [*options, *(f"--preload-nanny={name}" for name in dask.config.get(NANNY_PRELOAD))]
+    return [*options, f"{_METHOD_OPTION}=forkserver"] if forked else options
 
 
 class _Host:
@@ -256,11 +250,13 @@ class _Host:
         self._at_fork: dict[str, str] | None = None
         """Environment of the server; None if there is none."""
 
-    def prepare(self, module: str, arguments: Sequence[str]) -> bool:
+    def prepare(self, options: WorkersOptions) -> bool:
         """Import dask and fork the server; return False if dask is to start the workers."""
+        module, *arguments = options.command
         _replace_environ(without_preset(os.environ))
         import dask
 
+        add_defaults(options.resources, options.local_directory, arguments)
         dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _MODULE]})
         chosen = dask.config.get(_METHOD, None)  # by the user: distributed is not imported yet
         if chosen is not None or any(word.startswith(_METHOD_OPTION) for word in arguments):

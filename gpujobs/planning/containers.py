@@ -325,6 +325,11 @@ def _has_own_mount(modules: str, runtime: Runtime, workdir: str) -> bool:
     return own and not set(modules) & set(runtime.separators)
 
 
+def names_directory(workers: Workers, site: Site) -> bool:
+    """Return whether profile or site name the scratch folder, not dask's configuration."""
+    return bool(workers.local_directory) or site.scratch != Site.scratch
+
+
 def scratch_word(workers: Workers, site: Site) -> str:
     """Return the scratch folder of workers, as a word of bash."""
     if workers.local_directory:

@@ -11,12 +11,12 @@ from typing import ClassVar
 from ..config import placeholders
 from ..config.profile import Profile
 from ..config.site import Queue, Site
-from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, PRELOAD, RANK_SCRIPT, job_file
+from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, RANK_SCRIPT, job_file
 from ..schedulers import Scheduler
 from ..text import plural
 from . import workeroptions
 from .bash import Diagnostics, with_variables
-from .containers import runtime_of, scratch_word
+from .containers import names_directory, runtime_of, scratch_word
 from .shape import JobGroup, JobShape, QueueMismatch
 from .transport import Transport
 
@@ -40,7 +40,6 @@ def check_whole_nodes(gpus: int, queue: Queue, reason: str) -> None:
 
 
 # -- the values of `layout`, each a class ----------------------------------------------------------
-PRELOAD_OPTION = f"--preload={PRELOAD}"
 SCHEDULER_FILE = '--scheduler-file="$GPUJOBS_FOLDER/scheduler.json"'
 
 
@@ -134,17 +133,21 @@ class Layout:
         workers, gpus = self.profile.workers, jobs.shape.gpus
         cuda = gpus and workers.worker_class == "cuda"
         module = "dask_cuda.cli" if cuda else "distributed.cli.dask_worker"
+        explicit = names_directory(workers, self.site)
+        directory = f"--local-directory={scratch_word(workers, self.site)}"
         return [
-            f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" workers -- {module}',
+            f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" workers',
+            *workeroptions.default_resources(workers, bool(gpus)),
+            *([] if explicit else [directory]),
+            f"-- {module}",
             f"--nthreads={jobs.shape.worker_threads}",
             *workeroptions.memory_limit(jobs.shape),
             *(shlex.quote(word) for word in workeroptions.words(workers, bool(gpus))),
-            f"--local-directory={scratch_word(workers, self.site)}",
+            *([directory] if explicit else []),
             f"--death-timeout={workeroptions.death_timeout(self.profile)}",
             "--no-dashboard",
             *transport.listen_options(self.site),
             SCHEDULER_FILE,
-            PRELOAD_OPTION,
         ]
 
     def head_text(self, shape: JobShape, own_head: bool) -> str:
@@ -373,11 +376,13 @@ class RanksLayout(MpiLayout):
         cuda = workers.worker_class == "cuda"
         worker_class = "dask_cuda.CUDAWorker" if cuda else "distributed.Nanny"
         keywords = workeroptions.keywords(self.profile, cuda)
+        directory = "--local-directory" if names_directory(workers, self.site) else "--scratch"
         return [
             f"--worker-class={worker_class}",
             f"--nthreads={shape.worker_threads}",
             *workeroptions.memory_limit(shape),
-            f"--local-directory={scratch_word(workers, self.site)}",
+            f"{directory}={scratch_word(workers, self.site)}",
+            *workeroptions.default_resources(workers, True),
             *transport.interface_option(),
             "--worker-options",
             shlex.quote(json.dumps(keywords)),

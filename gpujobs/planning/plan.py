@@ -269,6 +269,8 @@ class Plan:
     workdir: str
     modules: str
     """Folder of the program, from which workers import, too; "" if that is `workdir`."""
+    dask_files: Mapping[str, str]
+    """Variables that name files of dask's configuration."""
     start_workers: int
     lifetime: Lifetime
     devices: tuple[str, ...] = ()
@@ -423,6 +425,7 @@ class _Planner:
             root=root,
             workdir=str(self.spec.workdir),
             modules=self.spec.modules,
+            dask_files=self.spec.dask_files,
             start_workers=start_workers,
             lifetime=lifetime,
             devices=self._devices(sum(group.gpus for group in groups)),

@@ -29,7 +29,7 @@ from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables, without
-from .layouts import PRELOAD_OPTION, SCHEDULER_FILE
+from .layouts import SCHEDULER_FILE
 from .plan import Plan
 from .shape import JobGroup
 
@@ -198,13 +198,13 @@ def _worker_command(plan: Plan, jobs: JobGroup) -> Bash:
 def _scheduler_words(plan: Plan, jobs: JobGroup) -> list[str]:
     dashboard = plan.profile.network.dashboard
     return [
-        '"$python" -m distributed.cli.dask_scheduler',
+        f'"$python" "$GPUJOBS_FOLDER/{ARCHIVE}" scheduler',
+        "-- distributed.cli.dask_scheduler",
         "--port=0",
         f"--dashboard-address={dashboard_address(dashboard)}",
         *(["--no-dashboard"] if dashboard == "off" else []),
         *plan.transport_of(jobs).listen_options(plan.site),
         SCHEDULER_FILE,
-        PRELOAD_OPTION,
     ]
 
 
@@ -360,6 +360,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "workdir": plan.workdir,
         "warns_all": plan.scheduler.warns_all_processes,
         "modules": plan.modules,
+        "dask_files": plan.dask_files,
         "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
         "mpi_setup": Bash(layout.setup),

@@ -64,9 +64,16 @@ def words(workers: Workers, gpus: bool) -> list[str]:
     values = [*((name, getattr(workers, name)) for name in names), *workers.options.items()]
     others = [word for name, value in values for word in _words(name, value)]
     own = [f"--dashboard-address={HTTP_ADDRESS}"]
-    if text := resources(workers, gpus):
-        own.append(f"--resources={text}")
+    if workers.resources:
+        own.append(f"--resources={resources(workers, gpus)}")
     return [*own, *others, *_words("preload", list(workers.preload))]
+
+
+def default_resources(workers: Workers, gpus: bool) -> list[str]:
+    """Return the option of gpujobs for resources that dask's configuration overrides."""
+    if workers.resources is not None or not gpus:
+        return []
+    return [f"--resources={resources(workers, gpus)}"]
 
 
 def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
@@ -77,9 +84,9 @@ def keywords(profile: Profile, cuda: bool) -> dict[str, object]:
         "dashboard_address": HTTP_ADDRESS,
         "death_timeout": death_timeout(profile),
     }
-    if text := resources(workers, True):
+    if workers.resources:
         # CUDAWorker takes the text of the command line, Worker a mapping.
-        found["resources"] = text if cuda else amounts(workers, True)
+        found["resources"] = resources(workers, True) if cuda else amounts(workers, True)
     for name in _given(workers, CUDA):
         value = getattr(workers, name)
         found[_KEYWORDS.get(name, name)] = list(value) if isinstance(value, tuple) else value

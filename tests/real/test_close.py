@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ..conftest import slow_variant, unavailable
 from ..support import mpi
 from ..support.owner import backend, site  # noqa: F401
-from ..support.processes import NO_TIMEOUT, until
+from ..support.processes import NO_TIMEOUT, run, until
 from ..support.screen import Screen
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
@@ -126,3 +127,29 @@ def test_close_is_quick_and_silent(
     times = [(float(line.split()[2]), float(line.split()[5])) for line in lines]
     assert max(close for close, _ in times) < NO_TIMEOUT
     assert min(close / usual for close, usual in times) < MOST_IMPORTS, lines
+
+
+SLOW_CLIENT = """
+import gpujobs
+
+if __name__ == "__main__":
+    cluster = gpujobs.GPULocalCluster(gpus_per_job=0, dashboard_address=None)
+    client = cluster.get_client()
+    cluster.close()
+    print(client.status)
+"""
+TEARDOWN = """
+import asyncio
+async def dask_teardown(client):
+    await asyncio.sleep(3)
+"""
+
+
+def test_a_client_that_closes_slowly_is_not_left_half_closed(home: Path) -> None:
+    """With many workers it takes seconds, and a half-closed one waits for a minute at the exit."""
+    preload = home / "slow.py"
+    preload.write_text(TEARDOWN)
+    (home / "program.py").write_text(SLOW_CLIENT)
+    own = {"HOME": str(home), "DASK_DISTRIBUTED__CLIENT__PRELOAD": str(preload)}
+    done = run([sys.executable, "program.py"], env={**os.environ, **own}, cwd=home)
+    assert (done.stdout, done.stderr) == ("closed\n", "")

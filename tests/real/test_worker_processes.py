@@ -230,3 +230,47 @@ def test_tasks_start_processes_in_each_way_once_workers_are_not_daemons(
         for method in ("spawn", "forkserver", "fork"):
             found = client.submit(start_processes, method).result(patience(60))
             assert found == [3, -signal.SIGTERM, [1, 2, 3], True], method
+
+
+def settings(dask_worker: Any) -> dict[str, Any]:
+    """Return what a worker has from the user's configuration; runs there."""
+    import os
+
+    resources = dask_worker.state.total_resources
+    own = {"preloaded": os.environ.get("PRELOADED"), "lifetime": dask_worker.lifetime}
+    return {**own, "resources": resources, "directory": dask_worker.local_directory}
+
+
+def preloaded() -> str | None:
+    import os
+
+    return os.environ.get("PRELOADED")
+
+
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+def test_the_users_configuration_of_dask_counts_in_jobs(
+    make: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch, worker_class: str
+) -> None:
+    (home / "mine.py").write_text("import os\nos.environ['PRELOADED'] = 'yes'\n")
+    own = {"preload": [str(home / "mine.py")], "resources": {"MEMORY": 3}}
+    path = home / "dask.yaml"
+    values = {
+        "temporary-directory": str(home / "spill"),
+        "distributed": {
+            "worker": {**own, "lifetime": {"duration": "1h"}},
+            "scheduler": {"preload": own["preload"]},
+        },
+    }
+    path.write_text(text_of(values))
+    monkeypatch.setenv("DASK_CONFIG", str(path))
+    options = {"scheduler": "job", "scheduler_options": None} if worker_class == "cuda" else {}
+    cluster = make(1, worker_class=worker_class, **options)
+    cluster.wait_for_workers(1, timeout=patience(100))
+    with cluster.get_client() as client:
+        (found,) = client.run(settings).values()
+        if options:
+            assert client.run_on_scheduler(preloaded) == "yes"
+    assert found["directory"].startswith(f"{home}/spill/")
+    found = {**found, "directory": ""}
+    resources = {"GPU": 1, "MEMORY": 3}
+    assert found == {"preloaded": "yes", "lifetime": 3600, "resources": resources, "directory": ""}

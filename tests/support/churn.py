@@ -190,8 +190,11 @@ class Churn:
 
     def check_young(self) -> None:
         """Assert that `adapt` has not cancelled a job that had been in the queue for a moment."""
+        # A job that came back after its end is one above the maximum: a waiting one then leaves.
+        restored = {job.group for job in self.slurm.jobs if job.restored}
         for job in self.slurm.jobs:
             excused = job.hung or job.unanswered or not self.groups[job.group].adapts
+            excused = excused or job.group in restored
             if job.cancelled_waiting is not None and not excused:
                 assert job.cancelled_waiting - job.submitted >= GRACE, f"{job.id} was cancelled"
 

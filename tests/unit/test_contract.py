@@ -21,7 +21,7 @@ from gpujobs.deploy.cluster import AttachedCluster, GPUJobQueueCluster  # noqa: 
 from gpujobs.injob.demand import add_handlers  # noqa: E402
 
 OURS = {
-    "_abort", "_address", "_dask", "_devices", "_folder", "_job_reports", "_handle", "_lease", "_open", "_owner", "_pool",
+    "_abort", "_address", "_check_open", "_dask", "_devices", "_folder", "_job_reports", "_handle", "_lease", "_open", "_owner", "_pool",
     "_group_sizes", "_refresh", "_renew_lease", "_report", "_scaler", "_start_dask",
     "_card", "_card_of", "_controls", "_keep_live", "_live", "_live_card", "_reporting", "_scale_group",
 }  # fmt: skip

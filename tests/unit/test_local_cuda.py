@@ -90,6 +90,14 @@ def test_more_workers_than_gpus() -> None:
     assert [problem.hint for problem in caught.value.problems] == [hint]
 
 
+def test_a_pool_of_the_asynchronous_allocator_has_the_warning_of_dask_cuda() -> None:
+    with pytest.warns(FutureWarning) as caught, pytest.raises(InputError):
+        GPULocalCluster(rmm_async=True, rmm_pool_size="1GB", n_worker=2, quiet=True)
+    words = re.findall(r'"([^"]*)"', inspect.getsource(LocalCUDACluster.__init__))
+    assert str(caught[0].message) in "".join(words)
+    assert caught[0].filename == __file__
+
+
 def planned(**keywords: Any) -> Plan:
     """Return the plan of keywords, with two GPUs."""
     spec = spec_of(keywords, "local", 2, ("local",), vocabulary=LOCAL)

@@ -58,5 +58,32 @@ def test_a_worker_that_was_forked_starts_processes_in_each_way(tmp_path: Path, m
     finally:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert output == "[3, -15, 1, 2, 3, 32, 9]\n", errors
     assert not errors
+
+
+FORKS = """
+import os, signal
+from gpujobs.injob.process import defer_signals
+defer_signals()
+ended = []
+for _ in range(200):
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    os.kill(pid, signal.SIGTERM)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(set(ended), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_a_signal_that_comes_with_the_fork_ends_the_new_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=patience(30))
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert output == "{-15} set()\n"

@@ -9,6 +9,7 @@ import pytest
 
 from gpujobs.config.model import keys_of
 from gpujobs.config.profile import RESERVED_OPTIONS, Workers
+from gpujobs.injob.configuration import LIFETIME
 from gpujobs.injob.job import lifetime
 from gpujobs.injob.log import Walltime
 from gpujobs.planning import workeroptions
@@ -68,7 +69,7 @@ def test_refused_for_cuda_workers(home: Path, option: str, part: str) -> None:
     assert (f"set {DURATION[:-8]}{part} in `env`" in error) is bool(part)
 
 
-def test_a_lifetime_of_the_user_counts() -> None:
-    walltime = Walltime(0.0, 10**10, 60)
-    assert DURATION in lifetime(walltime, {})
-    assert lifetime(walltime, {DURATION: "30m"}) == {}
+def test_workers_get_a_lifetime_only_with_a_walltime() -> None:
+    duration, stagger = lifetime(Walltime(0.0, 10**10, 60), {})[LIFETIME].split()
+    assert int(duration) > 10**9 and stagger == "60"
+    assert lifetime(Walltime(0.0, 0, 60), {}) == {}

@@ -190,13 +190,18 @@ def test_a_machine_without_gpus_ignores_options_of_cuda_workers(home: Path) -> N
 
 # -- options of the workers ------------------------------------------------------------------------------------------
 def test_resources(home: Path) -> None:
-    for workers, expected in (
+    for given, expected in (
         (PAIRS, "--resources=GPU=2"),
         (HALVES, "--resources=GPU=1"),
         ({**PAIRS, "resources": "GPU=1, MEMORY=10"}, "--resources=GPU=1 MEMORY=10"),
     ):
-        made = made_plan(home, profile(4, workers))
-        assert expected in workeroptions.words(made.profile.workers, True)
+        made = made_plan(home, profile(4, given))
+        workers = made.profile.workers
+        words = [
+            *workeroptions.default_resources(workers, True),
+            *workeroptions.words(workers, True),
+        ]
+        assert expected in words
 
 
 def test_memory_of_a_shared_gpu_is_divided(home: Path) -> None:

@@ -110,9 +110,9 @@ rm -f "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB".launch-*
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=bond0 \
     --run-on=ranks \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --interface=bond0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
@@ -127,9 +127,9 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=6 \
         --gpus=4 --on-node=1 --nodes=2 --visible-devices=exclusive --dashboard=local \
         --worker-class=dask_cuda.CUDAWorker --nthreads=1 --memory-limit=120GiB \
-        --local-directory="${TMPDIR:-/tmp}" --interface=bond0 --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": "GPU=1"}' \
-        -- /home/ada/svd/svd.py >> "$GPUJOBS_FOLDER/logs/run.log" 2>&1 &
+        --scratch="${TMPDIR:-/tmp}" --resources=GPU=1 --interface=bond0 --worker-options \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300}' -- \
+        /home/ada/svd/svd.py >> "$GPUJOBS_FOLDER/logs/run.log" 2>&1 &
     process=$!
     while kill -0 "$process" 2> /dev/null; do
         if [ -e "$asked-stop" ] || ! kill -0 "$supervisor" 2> /dev/null; then

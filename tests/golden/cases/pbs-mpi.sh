@@ -85,15 +85,15 @@ fi
     --start-timeout=300 --start-workers=8 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=bond0 \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --interface=bond0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --interface=bond0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --workers mpiexec -n 2 -ppn 1 --cpu-bind none sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=exclusive \
-        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
-        --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=bond0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" -- dask_cuda.cli --nthreads=1 --memory-limit=120GiB \
+        --dashboard-address=127.0.0.1:0 --death-timeout=300 --no-dashboard --interface=bond0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

@@ -133,13 +133,13 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=ib0 \
     --cancel='bash -c gpujobs_qdel_waiting' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload=gpujobs_injob.preload \
-    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- distributed.cli.dask_worker --nthreads=8 \
-        --memory-limit=32GiB --dashboard-address=127.0.0.1:0 --local-directory="${TMPDIR:-/tmp}" \
-        --death-timeout=300 --no-dashboard --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers --local-directory="${TMPDIR:-/tmp}" \
+        -- distributed.cli.dask_worker --nthreads=8 --memory-limit=32GiB \
+        --dashboard-address=127.0.0.1:0 --death-timeout=300 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

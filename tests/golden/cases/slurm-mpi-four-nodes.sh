@@ -81,15 +81,15 @@ fi
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=ucxx,tls \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=4 \
         --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=4 --gpus=4 --visible-devices=scheduler \
-        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
-        --nthreads=1 --memory-limit=125440MiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" -- dask_cuda.cli --nthreads=1 --memory-limit=125440MiB \
+        --dashboard-address=127.0.0.1:0 --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

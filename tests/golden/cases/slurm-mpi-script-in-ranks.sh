@@ -82,16 +82,16 @@ fi
     --schemes=tls \
     --run-on=ranks \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --workers srun --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none --ntasks=12 \
         --ntasks-per-node=6 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" -m mpi4py "$GPUJOBS_FOLDER/injob.pyz" rank --folder="$GPUJOBS_FOLDER" --size=12 \
         --gpus=1 --on-node=4 --nodes=2 --visible-devices=scheduler --dashboard=local \
         --worker-class=distributed.Nanny --nthreads=1 --memory-limit=125440MiB \
-        --local-directory="${TMPDIR:-/tmp}" --worker-options \
-        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300, "resources": {"GPU": 1.0}}' \
-        -- /home/ada/svd/svd.py --size '10 000' &
+        --scratch="${TMPDIR:-/tmp}" --resources=GPU=1 --worker-options \
+        '{"dashboard": false, "dashboard_address": "127.0.0.1:0", "death_timeout": 300}' -- \
+        /home/ada/svd/svd.py --size '10 000' &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known
 while kill -0 "$supervisor" 2> /dev/null; do wait "$supervisor"; done

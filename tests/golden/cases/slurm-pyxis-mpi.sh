@@ -111,8 +111,8 @@ srun "${container[@]}" \
     --start-timeout=300 --start-workers=8 \
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" launch \
     --run python svd.py --size 10000 &
 supervisor=$!
@@ -129,10 +129,10 @@ gpujobs_launch() {   # start MPI outside of the container as soon as the supervi
         srun "${container[@]}" --export=ALL --kill-on-bad-exit=1 --overcommit --cpu-bind=none \
         --ntasks=2 --ntasks-per-node=1 sh "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.ranks.sh" \
         "$python" "$GPUJOBS_FOLDER/injob.pyz" node --nodes=2 --gpus=4 --visible-devices=scheduler \
-        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli \
-        --nthreads=1 --memory-limit=120GiB --dashboard-address=127.0.0.1:0 --resources=GPU=1 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload &
+        --start-timeout=300 -- "$python" "$GPUJOBS_FOLDER/injob.pyz" workers --resources=GPU=1 \
+        --local-directory="${TMPDIR:-/tmp}" -- dask_cuda.cli --nthreads=1 --memory-limit=120GiB \
+        --dashboard-address=127.0.0.1:0 --death-timeout=300 --no-dashboard \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" &
     process=$!
     while kill -0 "$process" 2> /dev/null; do
         if [ -e "$asked-stop" ] || ! kill -0 "$supervisor" 2> /dev/null; then

@@ -124,13 +124,13 @@ trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$s
     --batch-script="$$@$(readlink /proc/self/ns/pid)" \
     --schemes=tls --interface=ib0 \
     --cancel='scancel --state=PENDING' \
-    --scheduler "$python" -m distributed.cli.dask_scheduler --port=0 --dashboard-address=127.0.0.1:0 \
-        --no-dashboard --interface=ib0 --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
-        --preload=gpujobs_injob.preload \
-    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers -- dask_cuda.cli --nthreads=1 \
-        --memory-limit=240GiB --dashboard-address=127.0.0.1:0 --resources=GPU=2 \
-        --local-directory="${TMPDIR:-/tmp}" --death-timeout=300 --no-dashboard --interface=ib0 \
-        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" --preload=gpujobs_injob.preload \
+    --scheduler "$python" "$GPUJOBS_FOLDER/injob.pyz" scheduler -- distributed.cli.dask_scheduler --port=0 \
+        --dashboard-address=127.0.0.1:0 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
+    --workers "$python" "$GPUJOBS_FOLDER/injob.pyz" workers --resources=GPU=2 \
+        --local-directory="${TMPDIR:-/tmp}" -- dask_cuda.cli --nthreads=1 --memory-limit=240GiB \
+        --dashboard-address=127.0.0.1:0 --death-timeout=300 --no-dashboard --interface=ib0 \
+        --scheduler-file="$GPUJOBS_FOLDER/scheduler.json" \
     --run python svd.py --size 10000 &
 supervisor=$!
 [ -z "$stopped" ] || kill -TERM "$supervisor" 2> /dev/null   # the signal came before its pid was known

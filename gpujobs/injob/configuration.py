@@ -1,0 +1,94 @@
+"""Dask's configuration in a job: what gpujobs adds to it is below what the user has set.
+
+An option of dask's commands hides the value that the user's configuration has for it. So a default
+of gpujobs is not an option of these commands: it becomes a value of the configuration, unless the
+user has set one. Modules that dask preloads are added to those of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .names import PRELOAD
+
+if TYPE_CHECKING:
+    from .options import DaskOptions
+
+RESOURCES = "distributed.worker.resources"
+DIRECTORY = "temporary-directory"
+_LIFETIME = "distributed.worker.lifetime"
+LIFETIME = "GPUJOBS_LIFETIME"
+"""Variable of jobs whose workers exit before the walltime: ``DURATION STAGGER``, in seconds."""
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """Return ``GPU=1 MEMORY=10``, as dask writes resources, as a mapping."""
+    pairs = (word.split("=") for word in text.split())
+    return {name: float(amount) for name, amount in pairs}
+
+
+def add_defaults(resources: str, directory: str, arguments: Sequence[str] = ()) -> None:
+    """Add what workers have by default to dask's configuration, unless the user has set it.
+
+    ``arguments``: of dask's command. Call this before distributed is imported, which adds its own
+    defaults: until then, the configuration is the user's.
+    """
+    import dask
+
+    get = dask.config.get
+    defaults: dict[str, object] = {}
+    if resources:
+        defaults[RESOURCES] = {**parse_resources(resources), **(get(RESOURCES, None) or {})}
+    if directory and not get(DIRECTORY, None):
+        defaults[DIRECTORY] = directory
+    if not any(word.startswith("--lifetime=") for word in arguments):
+        defaults.update(_lifetime(os.environ, get))
+    dask.config.set(defaults)
+
+
+def _lifetime(environ: Mapping[str, str], get: Any) -> dict[str, object]:
+    """Return the lifetime of workers; without a stagger of ours if the duration is the user's."""
+    if LIFETIME not in environ or get(f"{_LIFETIME}.duration", None) is not None:
+        return {}
+    duration, stagger = environ[LIFETIME].split()
+    found: dict[str, object] = {f"{_LIFETIME}.duration": f"{duration} s"}
+    if get(f"{_LIFETIME}.stagger", None) is None:
+        found[f"{_LIFETIME}.stagger"] = f"{stagger} s"
+    return found
+
+
+def preloads(role: str) -> list[str]:
+    """Return the modules that the processes of ``role`` preload: the user's, and ours."""
+    import dask
+
+    configured = dask.config.get(f"distributed.{role}.preload", None) or []
+    return [*([configured] if isinstance(configured, str) else configured), PRELOAD]
+
+
+def preload_options(role: str, arguments: Sequence[str]) -> list[str]:
+    """Return the options for `preloads`; the configuration is hidden by those of ``arguments``."""
+    given = any(word.startswith("--preload=") for word in arguments)
+    names = [PRELOAD] if given else preloads(role)
+    return [f"--preload={name}" for name in names]
+
+
+# -- dask's commands -------------------------------------------------------------------------------
+def run_scheduler(options: DaskOptions) -> None:
+    """Run dask's command for the dask scheduler in this process, as `python -m` does."""
+    set_import_path()
+    module, *arguments = options.command
+    sys.argv = [module, *arguments, *preload_options("scheduler", arguments)]
+    runpy.run_module(module, run_name="__main__")
+
+
+def set_import_path() -> None:
+    """Import from the working directory first, and from the archive last."""
+    archive = sys.path.pop(0)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, "")
+    if archive not in sys.path:
+        sys.path.append(archive)
