@@ -159,6 +159,8 @@ def _line_inside(position: errors.Position, message: str) -> errors.Position:
 # -- notes about site, `run` and image: mistakes that cost a wait in the queue ---------------------
 _SHELL_WORD = re.compile(r"\d*(>>?|<<?|>&)[\w./&-]*|\|\|?|&&?|;")
 _VARIABLE = re.compile(r"\$(\w|\{)")
+_OF_SETUP = ("module", "ml", "source", "export")
+"""Words of a shell with which scripts prepare their environment."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
 
 
@@ -217,6 +219,8 @@ def _start_notes(script: str, workdir: Path) -> Iterator[str]:
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
     if Path(run[0]).name in _SHELLS:
         return
+    if run[0] in _OF_SETUP or run[:2] == ("conda", "activate"):
+        yield f"warning: run: `{run[0]}` is a word of a shell: it belongs to `environment.setup`"
     for word in run:
         if _SHELL_WORD.fullmatch(word) or _VARIABLE.search(word):
             yield (

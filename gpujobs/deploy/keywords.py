@@ -86,7 +86,8 @@ def spec_of(
             own = _site_of(document, scheduler)
         if own is None:
             _report_no_site(scheduler)
-        spec = make_spec(_with_size(document, n_workers), site=own)
+        sized = _with_size(_with_type_of_site(document, own.site), n_workers)
+        spec = make_spec(sized, site=own)
         spec.check_batch_scheduler(batch_schedulers)
         return spec
 
@@ -166,6 +167,19 @@ def _check_number(n_workers: object) -> None:
         message = f"n_workers: {n_workers!r} is not a number of workers (0, 1, 2, …)"
         hint = "GPULocalCluster() takes all free GPUs" if n_workers == "auto" else ""
         raise InputError(message, hint=hint)
+
+
+def _with_type_of_site(document: Document, site: Site) -> Document:
+    """Return the profile with the site's name of a GPU type.
+
+    A directive has the batch scheduler's name.
+    """
+    wanted, place = document.value.get("gpu_type"), document.position(("gpu_type",))
+    types = [pair for queue in site.queues.values() for pair in queue.named_types.items()]
+    if wanted is None or wanted in dict(types):
+        return document
+    name = next((name for name, native in types if native == wanted), wanted)
+    return Document({"gpu_type": Document(name, place)}).over(document)
 
 
 def _with_size(document: Document, n_workers: int) -> Document:

@@ -20,7 +20,7 @@ from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.words import NotHere
 
 from ..support.cli import ROOT
-from .support import PYTHON
+from .support import PYTHON, SLURM, error_of
 
 CASES = json.loads((ROOT / "tests" / "data" / "jobqueue_keywords.json").read_text())
 """Keywords of public scripts, with replaced names, and what each means."""
@@ -298,3 +298,29 @@ def test_a_job_of_less_than_a_mebibyte_is_an_error() -> None:
 
 def test_the_memory_of_a_worker_may_be_that_of_its_job() -> None:
     slurm(memory="2.2GiB", workers={"memory": "2.2GiB"})
+
+
+# -- in a profile --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("--gres=gpu:2", "gpus_per_job: 2"),
+        ("--time=2:00:00", "walltime: 2h"),
+        ("--gpus-per-task=1", "gpus_per_job: 1"),
+        ("--mem=64G", "memory_per_job: 64GiB"),
+        ("--ntasks=1", "leave it out: jobs have it anyway"),
+        ("--output=x", "`gpujobs logs` shows them"),
+    ],
+)
+def test_the_hint_of_a_refused_directive_is_the_key_to_write(
+    home: Path, line: str, hint: str
+) -> None:
+    assert f"hint: {hint}" in error_of(home, {"gpus": 2, "directives": [line]})
+
+
+def test_a_type_has_the_name_of_the_batch_scheduler_too(home: Path) -> None:
+    types = "gpus_per_node: 4, gpu_types: {big: a100, small: t4}"
+    (home / "s.yaml").write_text(SLURM.replace("gpus_per_node: 4", types))
+    keywords = {"job_extra_directives": ["--gres=gpu:a100:2"]}
+    plan = planned("GPUSLURMCluster", keywords, str(home / "s.yaml"))
+    assert "--gres=gpu:a100:2" in plan.groups[0].lines
