@@ -248,9 +248,10 @@ def document_of(
     keywords: Mapping[str, Any],
     configuration: Configuration | None = None,
     vocabulary: Vocabulary = JOBQUEUE,
+    scheduler: Scheduler | None = None,
 ) -> Document:
     """Return the profile that keywords describe. Raises InputError with all problems."""
-    return read_keywords(keywords, configuration, vocabulary).checked().document
+    return read_keywords(keywords, configuration, vocabulary, scheduler).checked().document
 
 
 class Keywords(NamedTuple):
