@@ -77,6 +77,7 @@ def spec_of(
     site_file = _site_file(site)
     name = site_file.site.scheduler if site_file else next(iter(batch_schedulers), "")
     scheduler = get_scheduler(name)() if name else None
+    n_workers = plain(n_workers)
     _check_number(n_workers)
     read = read_keywords(keywords, configuration, vocabulary, scheduler)
 

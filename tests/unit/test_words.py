@@ -240,6 +240,12 @@ def test_values_of_other_libraries_are_taken() -> None:
     assert group.profile.workers.death_timeout == 60
 
 
+def test_a_number_of_workers_of_numpy_is_taken() -> None:
+    keywords = {"queue": "gpu", "gpus_per_job": 0}
+    spec = spec_of(keywords, None, np.int64(2), ("slurm",))  # type: ignore[arg-type]
+    assert spec.profile.workers.count == 2
+
+
 def test_keywords_without_an_effect_are_noted() -> None:
     words = ["--lifetime", "1h", "--lifetime-stagger", "4m"]
     plan = slurm(shebang="#!/bin/zsh", worker_extra_args=words)
@@ -324,3 +330,8 @@ def test_a_type_has_the_name_of_the_batch_scheduler_too(home: Path) -> None:
     keywords = {"job_extra_directives": ["--gres=gpu:a100:2"]}
     plan = planned("GPUSLURMCluster", keywords, str(home / "s.yaml"))
     assert "--gres=gpu:a100:2" in plan.groups[0].lines
+
+
+def test_the_hint_of_a_refused_line_of_a_site_is_its_default(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM + "directives: [--time=2:00:00]\n")
+    assert "a default is `defaults: {walltime: 2h}`" in error_of(home, {"gpus": 2})
