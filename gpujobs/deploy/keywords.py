@@ -425,6 +425,18 @@ class _Converter:
 
     def add_per_job(self, found: Mapping[str, Given]) -> None:
         """Convert dask-jobqueue's numbers of one job."""
+        try:
+            numbers = JobNumbers(self._numbers(found), _worker_size(self.whole.value))
+            for name, setting in numbers.settings():
+                self._put(setting, found[name])
+            self.notes += numbers.notes()
+        except ValueError as error:
+            places = [found[name].place for name in PER_JOB if name in found]
+            place = Position(", ".join(places) or "keyword gpus_per_job")
+            self.problems.append(Problem(str(error), place))
+
+    def _numbers(self, found: Mapping[str, Given]) -> dict[str, Any]:
+        """Return the keywords with what the directives and `resource_spec` say of one job."""
         values: dict[str, Any] = {name: given.value for name, given in found.items()}
         whole = self.whole.value
         if whole.get("gpus") == 0:
@@ -435,16 +447,8 @@ class _Converter:
             requested = {"job_cpu": "cpus_per_job", "job_mem": "memory_per_job"}
             values |= {name: whole[key] for name, key in requested.items() if key in whole}
         if "dask_cuda" in str(values.get("worker_command", "")):
-            values.pop("processes", None)
-        try:
-            numbers = JobNumbers(values, _worker_size(whole))
-            for name, setting in numbers.settings():
-                self._put(setting, found[name])
-            self.notes += numbers.notes()
-        except ValueError as error:
-            places = [found[name].place for name in PER_JOB if name in found]
-            place = Position(", ".join(places) or "keyword gpus_per_job")
-            self.problems.append(Problem(str(error), place))
+            values.pop("processes", None)  # it starts one worker on each GPU
+        return values
 
     def _put(self, setting: Setting, given: Given, *, of_line: bool = False) -> None:
         """Set a key; ``of_line``: another line of the same keyword must not set another value."""
