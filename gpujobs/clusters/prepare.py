@@ -189,6 +189,8 @@ _SOURCED = re.compile(r"^(?:source|\.)[ \t]+([\"']?)([^\s\"';&|]+/[^\s\"';&|]+)\
 """A line of `setup` that reads a file; one in a block, which is indented, may never be reached."""
 _UNKNOWN = re.compile(r"[$`*?\[\]{}\\]")
 """Characters of a path that only the job's shell knows how to read."""
+_OF_SETUP = ("module", "ml", "source", "export")
+"""Words of a shell with which scripts prepare their environment."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
 
 
@@ -285,6 +287,8 @@ def _start_notes(script: str, workdir: Path) -> Iterator[str]:
 def _shell_notes(run: tuple[str, ...]) -> Iterator[str]:
     if Path(run[0]).name in _SHELLS:
         return
+    if run[0] in _OF_SETUP or run[:2] == ("conda", "activate"):
+        yield f"warning: run: `{run[0]}` is a word of a shell: it belongs to `environment.setup`"
     for word in run:
         if _SHELL_WORD.fullmatch(word) or _VARIABLE.search(word):
             yield (

@@ -148,6 +148,8 @@ def unknown_key(
     if model not in _OF_A_SITE:
         target = target or WORDS.get(word) or _NONE.get(word)
     group = ".".join(place.split(".")[:2]) + "." if place.startswith("groups.") else ""
+    if target is None and model == "Queue" and word in keys:
+        return f"`{word}` is for the whole site: write it outside of `queues`"
     if target is None and group and word in keys:
         return f"`{word}` is for the whole cluster: write it outside of `groups`"
     if target is None:

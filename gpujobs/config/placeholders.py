@@ -101,7 +101,7 @@ def without(text: str, name: str) -> str:
     token = rf"\{{{name}\}}"
     if re.fullmatch(rf"-\S+?[ =]([\"']?)(\w+=|\w+\[[^\]&|]*)?{token}[^\]&|:,\s]*\]?\1", text):
         return ""
-    text = re.sub(rf"^(--?[\w-]+[ =][\"']?){token}:", r"\1", text)
+    text = re.sub(rf"^(--gpus[\w-]*[ =]|-G ?){token}:", r"\1", text)
     text = re.sub(rf"(?<=[\s:,\"'])\w+={token}[:,]|(?<=[:,]){token}[:,]", "", text)
     return re.sub(rf"[:,](\w+=)?{token}(?=[\s:,\"']|$)", "", text)
 

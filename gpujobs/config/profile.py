@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -206,6 +207,28 @@ def _name(value: object) -> str:
     return fields.matched(value, NAME, refusal).replace("_", "-")
 
 
+_SEVERAL_LINES = (
+    "has several lines, but is one command: put the lines into a file: run: [bash, job.sh]; "
+    "`module load` and the like belong to `environment.setup`"
+)
+
+
+def _run(value: object) -> Sequence[object]:
+    """Return the words of `run`, which may end with a line break: YAML's `|` adds it."""
+    if isinstance(value, str):
+        value = _run_word(value.strip())
+    return fields.argv(value)
+
+
+def _run_word(value: object) -> str:
+    if isinstance(value, str) and "\n" in value:
+        raise ValueError(_SEVERAL_LINES)
+    return fields.printable(value)
+
+
+_RUN = model.Items(model.Scalar(_run_word, model.TEXT.json_schema), split=_run, text_too=True)
+
+
 def _gpus(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
@@ -392,7 +415,7 @@ class Profile(Group):
         default="workers",
     )
     run: tuple[str, ...] = model.optional(
-        model.ARGV,
+        _RUN,
         "command that runs in the cluster; without one it runs until walltime or cancel",
         default=(),
     )

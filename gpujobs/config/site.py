@@ -293,12 +293,8 @@ class Queue(_OfSiteOrQueue):
         return self.gpu_types
 
     def type_name(self, wanted: str | None) -> str | None:
-        """Return the batch scheduler's name of the GPU type of a job; None: any type.
-
-        A script that was written for the batch scheduler has its name already.
-        """
-        types, name = self.named_types, wanted or self.gpu_type or ""
-        return types.get(name) or (name if name in types.values() else None)
+        """Return the batch scheduler's name of the GPU type of a job; None: any type."""
+        return self.named_types.get(wanted or self.gpu_type or "")
 
 
 # -- the site file ---------------------------------------------------------------------------------

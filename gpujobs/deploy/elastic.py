@@ -33,6 +33,7 @@ from .head import END_TIMEOUT, Client, DaskControl
 from .options import Amount
 from .pool import JobPool
 from .scaler import Scaler, wait_for
+from .vocabulary import plain
 
 # -- adaptive scaling: a job of four GPUs is not released if one worker is idle --------------------
 SHORTEST_HOLD, LONGEST_HOLD = 120.0, 1800.0
@@ -240,8 +241,8 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             return None
         self._check_open()
         self._scaler.check_elastic()
-        amounts = {name: Amount(number) for name, number in groups.items()}
-        whole = Amount(n, jobs, memory, cores)
+        amounts = {name: Amount(plain(number)) for name, number in groups.items()}
+        whole = Amount(plain(n), plain(jobs), plain(memory), plain(cores))
         if whole != Amount() or not groups:
             amounts[""] = whole
         check_group_names(list(self._pool.groups), amounts)

@@ -77,6 +77,7 @@ def spec_of(
     site_file = _site_file(site)
     name = site_file.site.scheduler if site_file else next(iter(batch_schedulers), "")
     scheduler = get_scheduler(name)() if name else None
+    n_workers = plain(n_workers)
     _check_number(n_workers)
     read = read_keywords(keywords, configuration, vocabulary, scheduler)
 
@@ -86,7 +87,8 @@ def spec_of(
             own = _site_of(document, scheduler)
         if own is None:
             _report_no_site(scheduler)
-        spec = make_spec(_with_size(document, n_workers), site=own)
+        sized = _with_size(_with_type_of_site(document, own.site), n_workers)
+        spec = make_spec(sized, site=own)
         spec.check_batch_scheduler(batch_schedulers)
         return spec
 
@@ -168,6 +170,19 @@ def _check_number(n_workers: object) -> None:
         raise InputError(message, hint=hint)
 
 
+def _with_type_of_site(document: Document, site: Site) -> Document:
+    """Return the profile with the site's name of a GPU type.
+
+    A directive has the batch scheduler's name.
+    """
+    wanted, place = document.value.get("gpu_type"), document.position(("gpu_type",))
+    types = [pair for queue in site.queues.values() for pair in queue.named_types.items()]
+    if wanted is None or wanted in dict(types):
+        return document
+    name = next((name for name, native in types if native == wanted), wanted)
+    return Document({"gpu_type": Document(name, place)}).over(document)
+
+
 def _with_size(document: Document, n_workers: int) -> Document:
     value: dict[str, Any] = dict(document.value)
     if not isinstance(value.get("workers", {}), Mapping):
@@ -234,9 +249,10 @@ def document_of(
     keywords: Mapping[str, Any],
     configuration: Configuration | None = None,
     vocabulary: Vocabulary = JOBQUEUE,
+    scheduler: Scheduler | None = None,
 ) -> Document:
     """Return the profile that keywords describe. Raises InputError with all problems."""
-    return read_keywords(keywords, configuration, vocabulary).checked().document
+    return read_keywords(keywords, configuration, vocabulary, scheduler).checked().document
 
 
 class Keywords(NamedTuple):
@@ -409,6 +425,18 @@ class _Converter:
 
     def add_per_job(self, found: Mapping[str, Given]) -> None:
         """Convert dask-jobqueue's numbers of one job."""
+        try:
+            numbers = JobNumbers(self._numbers(found), _worker_size(self.whole.value))
+            for name, setting in numbers.settings():
+                self._put(setting, found[name])
+            self.notes += numbers.notes()
+        except ValueError as error:
+            places = [found[name].place for name in PER_JOB if name in found]
+            place = Position(", ".join(places) or "keyword gpus_per_job")
+            self.problems.append(Problem(str(error), place))
+
+    def _numbers(self, found: Mapping[str, Given]) -> dict[str, Any]:
+        """Return the keywords with what the directives and `resource_spec` say of one job."""
         values: dict[str, Any] = {name: given.value for name, given in found.items()}
         whole = self.whole.value
         if whole.get("gpus") == 0:
@@ -419,16 +447,8 @@ class _Converter:
             requested = {"job_cpu": "cpus_per_job", "job_mem": "memory_per_job"}
             values |= {name: whole[key] for name, key in requested.items() if key in whole}
         if "dask_cuda" in str(values.get("worker_command", "")):
-            values.pop("processes", None)
-        try:
-            numbers = JobNumbers(values, _worker_size(whole))
-            for name, setting in numbers.settings():
-                self._put(setting, found[name])
-            self.notes += numbers.notes()
-        except ValueError as error:
-            places = [found[name].place for name in PER_JOB if name in found]
-            place = Position(", ".join(places) or "keyword gpus_per_job")
-            self.problems.append(Problem(str(error), place))
+            values.pop("processes", None)  # it starts one worker on each GPU
+        return values
 
     def _put(self, setting: Setting, given: Given, *, of_line: bool = False) -> None:
         """Set a key; ``of_line``: another line of the same keyword must not set another value."""

@@ -18,7 +18,14 @@ from ..config.site import Queue, Site
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
-from ..planning.sitecheck import NO_SETTINGS, Finding, Tried, findings, try_site
+from ..planning.sitecheck import (
+    NO_SETTINGS,
+    Finding,
+    Tried,
+    findings,
+    try_site,
+    without_cpu_workers,
+)
 from ..schedulers import Scheduler, get_scheduler, usable_schedulers
 from ..schedulers.inventory import Inventory, LiveNode, LiveQueue, Survey
 from ..text import matches, plural, size_text, walltime_text
@@ -80,7 +87,14 @@ def check_offline(site: str, settings: Document = NO_SETTINGS) -> SiteReport:
         return SiteReport(_path(error, site), None, findings=[Finding(p) for p in error.problems])
     results = try_site(site_file, settings)
     syntax = [Finding(problem) for problem in syntax_problems(site_file, results)]
-    return SiteReport(site_file.path, site_file, results, [*findings(results), *syntax])
+    checks = list(_cpu_worker_notes(site_file.site))
+    return SiteReport(site_file.path, site_file, results, [*findings(results), *syntax], checks)
+
+
+def _cpu_worker_notes(site: Site) -> Iterator[Check]:
+    for key in site.queues:
+        if reason := without_cpu_workers(site, key):
+            yield warning(f"queue {key}", reason)
 
 
 def report_text(report: SiteReport) -> str:

@@ -26,6 +26,7 @@ from .gpus import (
     worker_gpu,
 )
 from .log import log
+from .memory import paused_message
 from .process import defer_signals
 
 

@@ -99,7 +99,7 @@ class QueueFit:
         queue, wanted = self.queue, self.profile.gpu_type
         if not queue.gpus_per_node:
             raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
-        if wanted and not queue.type_name(wanted):
+        if wanted and wanted not in queue.named_types:
             message = f"its GPUs are {', '.join(queue.named_types) or 'of no named type'}"
             limit = "gpu_types" if queue.gpu_types else "gpu_type"
             raise QueueMismatch("gpu_type", message, limit=limit)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..config import placeholders
 from ..config.document import Document
 from ..config.fields import one_or_several
 from ..config.site import Account, Option, Queue, Site
@@ -145,6 +146,8 @@ class _QueueTrials:
 
     def _takes_cpu_jobs(self) -> bool:
         """Return whether jobs without GPUs may run in the queue."""
+        if without_cpu_workers(self.site, self.key):
+            return False
         whole_nodes = self.gpus and self.queue.exclusive
         return not whole_nodes and (self.queue.min_nodes or 1) == 1 and self._has_layout("workers")
 
@@ -178,6 +181,19 @@ class _QueueTrials:
         }
         queues = dict.fromkeys((self.key, head_queue or self.key))
         return Trial(self.key, shape, profile, tuple(queues))
+
+
+def without_cpu_workers(site: Site, key: str) -> str:
+    """Return why a queue with GPUs takes no CPU workers although it is correct; "" if it may.
+
+    Their request has a part of the memory of a node, of which the number of CPUs is not known.
+    """
+    queue, own = site.queues[key], site.in_queue(key)
+    texts = " ".join((*(own.cpu_request or ()), *own.directives))
+    asks = any(name.startswith("memory_") for name in placeholders.names(texts))
+    if not asks or not queue.cpus_per_gpu or not queue.memory_per_node:
+        return ""
+    return "no CPU workers without `memory_per_job`: it states cpus_per_gpu, not cpus_per_node"
 
 
 def _required_options(site: Site) -> dict[str, object]:
@@ -312,7 +328,7 @@ def _tried(site_file: SiteFile, trial: Trial, profile: Document) -> Tried:
 
 
 def _spec(site_file: SiteFile, trial: Trial, profile: Document) -> ClusterSpec:
-    own = _site_of(site_file, trial, any_account=profile.value.get("account") == ACCOUNT)
+    own = _site_of(site_file, trial, profile)
     return make_spec(profile, site=own, name="check")
 
 
@@ -330,31 +346,37 @@ def _same_requests(
             yield Problem(message, site_file.document.key_position(trial.place), hint=HINT)
 
 
-def _site_of(site_file: SiteFile, trial: Trial, *, any_account: bool) -> SiteFile:
+def _site_of(site_file: SiteFile, trial: Trial, profile: Document) -> SiteFile:
     """Return the site with the queues and the `defaults` of the trial.
 
-    ``any_account``: the trial has no real one, so that each account is accepted.
+    Where the trial's ``profile`` has no real account, or no real value of an option, each one is
+    accepted.
     """
     site, document = site_file.site, site_file.document
     queues = {key: site.queues[key] for key in trial.queues}
-    if any_account:
-        site = replace(site, account=_any_account(site.account), options=_any_values(site.options))
+    if profile.value.get("account") == ACCOUNT:
+        site = replace(site, account=_any_account(site.account))
         queues = {
-            key: replace(
-                queue, account=_any_account(queue.account), options=_any_values(queue.options)
-            )
+            key: replace(queue, account=_any_account(queue.account))
             for key, queue in queues.items()
         }
+    values = profile.section("options").value
+    invented = [name for name, value in values.items() if value == ACCOUNT]
+    site = replace(site, options=_any_values(site.options, invented))
+    queues = {
+        key: replace(queue, options=_any_values(queue.options, invented))
+        for key, queue in queues.items()
+    }
     if trial.shape != DEFAULTS:
         defaults = document.section("defaults").without(*LEFT_OUT)
         document = document.having({**document.items, "defaults": defaults})
     return replace(site_file, site=replace(site, queues=queues), document=document)
 
 
-def _any_values(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Return the options so that each value is accepted of those that the trials choose."""
+def _any_values(options: Mapping[str, Option], invented: Sequence[str]) -> dict[str, Option]:
+    """Return the options so that each value is accepted of the ``invented`` ones."""
     return {
-        name: option if option.default else replace(option, pattern=".*")
+        name: replace(option, pattern=".*") if name in invented else option
         for name, option in options.items()
     }
 

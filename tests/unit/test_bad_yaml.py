@@ -301,3 +301,11 @@ def test_words_of_other_programs_mean_keys() -> None:
 )  # fmt: skip
 def test_hints_are_right(home: Path, text: str, hint: str) -> None:
     assert hint in error_of(home, f"{text}\n")
+
+
+@pytest.mark.parametrize("word", ["containers: {runtime: apptainer}", "environment: {staging: /x}"])
+def test_a_key_of_the_site_in_a_queue_belongs_outside(home: Path, word: str) -> None:
+    (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", word))
+    name = word.partition(":")[0]
+    hint = f"hint: `{name}` is for the whole site: write it outside of `queues`"
+    assert hint in error_of(home, "gpus: 1\n")

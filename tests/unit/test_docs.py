@@ -52,7 +52,7 @@ def blocks(kind: str) -> list[object]:
         pytest.param((found["mark"] or "").split(), found["text"], id=f"{path.stem}-{n}")
         for path in FILES
         for n, found in enumerate(BLOCK.finditer(path.read_text()))
-        if found["kind"] == kind
+        if found["kind"] == kind and not (found["mark"] or "").startswith("before ")
     ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import dask.config
 import dask_cuda
 import dask_jobqueue
 import pytest
@@ -20,9 +21,13 @@ from dask_jobqueue.slurm import SLURMJob
 
 import gpujobs
 from gpujobs.cli.main import main
+from gpujobs.config.fields import size
 from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
-from gpujobs.deploy.keywords import document_of
+from gpujobs.deploy.keywords import document_of, spec_of
+from gpujobs.deploy.options import configured
+from gpujobs.planning.plan import make_plan
+from gpujobs.schedulers import get_scheduler
 
 from ..conftest import unavailable
 from ..support.cli import ROOT
@@ -200,3 +205,59 @@ def test_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = {word for row in table("a batch script") for word in re.findall(r"--[a-z-]+", row[0])}
     assert len(named) > 10
     assert not {word for word in named if not re.search(rf"{word}(?![\w-])", words)}
+
+
+# -- scripts, before and after -------------------------------------------------------------------------------------------
+PAIRS = re.findall(
+    r"^<!-- before (\w+) -->\n```\w+\n(.*?)^```$.*?^<!-- ([^\n>]+) -->\n```\w+\n(.*?)^```$",
+    PAGE,
+    re.M | re.S,
+)
+"""The kind and the text of the block before; the comment and the text of the one after."""
+
+
+def keywords_in(text: str) -> dict[str, object]:
+    """Return the keywords of the call of a class in a block."""
+    (call,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+
+
+def test_there_are_five_scripts() -> None:
+    assert [kind for kind, *_ in PAIRS] == ["jobqueue", "yaml", "script", "script", "script"]
+
+
+def test_a_cluster_of_dask_jobqueue_needs_only_another_class(home: Path) -> None:
+    _, before, _, after = PAIRS[0]
+    keywords = keywords_in(before)
+    assert keywords == keywords_in(after)
+    plan = make_plan(spec_of(keywords, None, 0, ("slurm",)), python="python", elastic=True)
+    shape = plan.groups[0].shape
+    assert (shape.gpus, shape.workers, shape.cpus) == (4, 4, 16)
+    assert [note.split()[0] for note in plan.notes[:2]] == ["--lifetime", "processes=1"]
+
+
+def test_a_configuration_of_dask_jobqueue_is_the_profile_after_it(home: Path) -> None:
+    _, before, _, after = PAIRS[1]
+    with dask.config.set(yaml.safe_load(before)):
+        found = document_of({}, configured("slurm"), scheduler=get_scheduler("slurm")())
+    profile = yaml.safe_load(after)
+    for key in ("queue", "account", "gpus_per_job", "cpus_per_job", "network"):
+        assert found.value[key] == profile[key], key
+    memory = [size(value["memory_per_job"]) // 2**30 for value in (found.value, profile)]
+    assert memory[0] == memory[1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(one[1], one[3]) for one in PAIRS[2:]])
+def test_a_batch_script_asks_for_the_gpus_of_the_profile_after_it(before: str, after: str) -> None:
+    profile, slurm, nodes = yaml.safe_load(after), get_scheduler("slurm")(), 1
+    for line in re.findall(r"^#SBATCH (.*)$", before, re.M):
+        if found := re.fullmatch(r"--nodes=(\d+)", line):
+            nodes = int(found[1])
+            continue
+        for key, value in slurm.meaning(line).settings.items():
+            if key == "gpus_per_job":
+                assert profile["gpus"] == int(value) * nodes
+                assert profile.get("gpus_per_job", value) == value
+            else:
+                assert profile[key] == value
+    assert "--nthreads 1" in before or "dask-mpi" not in before

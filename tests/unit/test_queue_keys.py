@@ -92,6 +92,8 @@ def test_the_default_type_of_a_mixed_queue(home: Path) -> None:
     ("text", "left"),
     [
         ("--gres=gpu:{gpu_type}:{gpus_per_node}", "--gres=gpu:{gpus_per_node}"),
+        ("--gpus={gpu_type}:{gpus_per_job}", "--gpus={gpus_per_job}"),
+        ("-G {gpu_type}:{gpus_per_job}", "-G {gpus_per_job}"),
         ("--gres=gpu:{gpus_per_node},x:{gpu_type}", "--gres=gpu:{gpus_per_node},x"),
         ("-l select=1:ngpus=2:model={gpu_type}", "-l select=1:ngpus=2"),
         ("-l select=1:model={gpu_type}:ngpus=2", "-l select=1:ngpus=2"),

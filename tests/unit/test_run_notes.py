@@ -240,3 +240,18 @@ def test_render_shows_the_submit_command_apart_from_the_scripts(extended: Path) 
     assert "submit command" not in done.stdout
     (extended / "t.yaml").write_text("extends: ./s.yaml\ncommands: {sbatch: /opt/slurm/sbatch}\n")
     assert "/opt/slurm/sbatch --parsable" in printed("render").stderr
+
+
+@pytest.mark.parametrize("run", ["module load a\npython x.py", ["bash", "-c", "a\nb"]])
+def test_several_lines_of_run_belong_into_a_file(home: Path, run: object) -> None:
+    text = error_of(home, {"gpus": 1, "run": run})
+    assert "run: [bash, job.sh]" in text and "environment.setup" in text
+
+
+def test_a_line_break_after_run_is_no_second_line(home: Path) -> None:
+    assert made_plan(home, {"gpus": 1, "run": "python x.py\n"}).profile.run == ("python", "x.py")
+
+
+@pytest.mark.parametrize("run", ["module load cuda", "conda activate x", "source env/bin/activate"])
+def test_a_command_that_prepares_a_shell_belongs_to_setup(home: Path, run: str) -> None:
+    assert any("it belongs to `environment.setup`" in note for note in notes(home, {"run": run}))

@@ -221,3 +221,21 @@ def test_a_site_with_options_and_jobs_of_whole_nodes_is_correct(home: Path) -> N
     text = SLURM.replace("max_nodes: 1", "gpus_per_job: [1, 4, 8]")
     found = json.loads(check(home, options + text, "--json", code=0).stdout)
     assert "option s" in [trial["shape"] for trial in found["trials"]]
+
+
+@pytest.mark.parametrize("value", ["account=p1", "options.priority=economy"])
+def test_settings_of_a_user_find_no_fault_in_a_correct_site(value: str) -> None:
+    assert gpujobs("sites", "check", "derecho", "--set", value).exit_code == 0
+
+
+def test_a_setting_that_the_site_refuses_is_found() -> None:
+    done = gpujobs("sites", "check", "derecho", "--set", "options.priority=x")
+    assert done.exit_code == 1 and "priority 'x' does not match" in done.output
+
+
+def test_a_queue_that_states_cpus_per_gpu_takes_no_cpu_workers_and_is_correct(home: Path) -> None:
+    lines = '["--partition={queue}", "--mem={memory_per_node:MB}M"]'
+    text = SLURM.replace("cpus_per_node: 64", f"cpus_per_gpu: 16, cpu_request: {lines}")
+    done = check(home, text, code=0)
+    assert "warning  queue gpu  no CPU workers without `memory_per_job`" in done.output
+    assert "no findings" in done.output

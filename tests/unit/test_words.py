@@ -20,7 +20,7 @@ from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.words import NotHere
 
 from ..support.cli import ROOT
-from .support import PYTHON
+from .support import PYTHON, SLURM, error_of
 
 CASES = json.loads((ROOT / "tests" / "data" / "jobqueue_keywords.json").read_text())
 """Keywords of public scripts, with replaced names, and what each means."""
@@ -240,6 +240,12 @@ def test_values_of_other_libraries_are_taken() -> None:
     assert group.profile.workers.death_timeout == 60
 
 
+def test_a_number_of_workers_of_numpy_is_taken() -> None:
+    keywords = {"queue": "gpu", "gpus_per_job": 0}
+    spec = spec_of(keywords, None, np.int64(2), ("slurm",))  # type: ignore[arg-type]
+    assert spec.profile.workers.count == 2
+
+
 def test_keywords_without_an_effect_are_noted() -> None:
     words = ["--lifetime", "1h", "--lifetime-stagger", "4m"]
     plan = slurm(shebang="#!/bin/zsh", worker_extra_args=words)
@@ -298,3 +304,34 @@ def test_a_job_of_less_than_a_mebibyte_is_an_error() -> None:
 
 def test_the_memory_of_a_worker_may_be_that_of_its_job() -> None:
     slurm(memory="2.2GiB", workers={"memory": "2.2GiB"})
+
+
+# -- in a profile --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("--gres=gpu:2", "gpus_per_job: 2"),
+        ("--time=2:00:00", "walltime: 2h"),
+        ("--gpus-per-task=1", "gpus_per_job: 1"),
+        ("--mem=64G", "memory_per_job: 64GiB"),
+        ("--ntasks=1", "leave it out: jobs have it anyway"),
+        ("--output=x", "`gpujobs logs` shows them"),
+    ],
+)
+def test_the_hint_of_a_refused_directive_is_the_key_to_write(
+    home: Path, line: str, hint: str
+) -> None:
+    assert f"hint: {hint}" in error_of(home, {"gpus": 2, "directives": [line]})
+
+
+def test_a_type_has_the_name_of_the_batch_scheduler_too(home: Path) -> None:
+    types = "gpus_per_node: 4, gpu_types: {big: a100, small: t4}"
+    (home / "s.yaml").write_text(SLURM.replace("gpus_per_node: 4", types))
+    keywords = {"job_extra_directives": ["--gres=gpu:a100:2"]}
+    plan = planned("GPUSLURMCluster", keywords, str(home / "s.yaml"))
+    assert "--gres=gpu:a100:2" in plan.groups[0].lines
+
+
+def test_the_hint_of_a_refused_line_of_a_site_is_its_default(home: Path) -> None:
+    (home / "s.yaml").write_text(SLURM + "directives: [--time=2:00:00]\n")
+    assert "a default is `defaults: {walltime: 2h}`" in error_of(home, {"gpus": 2})
