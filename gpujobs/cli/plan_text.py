@@ -269,7 +269,7 @@ def _gpus_text(plan: Plan) -> str:
 
 def _size_text(size: WorkerSize, workers: int) -> str:
     if size.usual:
-        return f"{workers} with a worker of their own"
+        return f"{workers} with a worker of {'its' if workers == 1 else 'their'} own"
     if size.gpus > 1:
         return f"{plural(workers, 'worker')} with {size.gpus} of them each"
     return f"{workers} workers, {size.per_gpu} on each"
