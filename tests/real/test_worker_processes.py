@@ -206,11 +206,11 @@ def start_processes(method: str) -> list[object]:
     context = multiprocessing.get_context(method)
     process = context.Process(target=sys.exit, args=(3,))
     process.start()
-    process.join(60)
+    process.join()
     waiting = context.Process(target=signal.pause)
     waiting.start()
     waiting.terminate()
-    waiting.join(60)
+    waiting.join()
     with context.Pool(2) as pool:
         squares = pool.map(abs, [-1, -2, -3])
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
