@@ -16,6 +16,7 @@ from ..injob.folder import EXIT_FAILED, EndKind
 from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
 from ..planning.plan import Plan, make_plan
 from ..planning.render import render_jobs, roles_of
+from ..schedulers import JobState
 from ..text import plural
 from . import folder as folders
 from .folder import FolderReader, check_folder
@@ -88,8 +89,21 @@ def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> 
         record = report.record
         _check_scalable(report)
         check_group_names([group.name for group in record.groups], workers)
+        _cancel_left(report)
         for name, number in workers.items():
             record = _scale_group(replace(report, record=record), name, number, ledger)
+
+
+def _cancel_left(report: ClusterReport) -> None:
+    """Cancel waiting jobs that were to leave; the command that removed them was killed before."""
+    left = [
+        job.job
+        for job in report.jobs
+        if job.phase is JobPhase.LEAVING and job.state is JobState.PENDING
+    ]
+    if left:
+        others = [job.job for job in report.jobs if job.active and job.job not in left]
+        client_of(report.record).cancel(left, [report.record.id], others)
 
 
 def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:

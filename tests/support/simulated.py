@@ -318,13 +318,17 @@ class SimulatedSlurm(System):
         return _broken(result, how)
 
     def _torn(self, result: CommandResult) -> str:
-        """Return an output with a part missing, joined or garbled; no number becomes another one."""
-        text = result.stdout
-        if result.argv[0] != "sbatch":
-            return torn(text, self.random, garbage=[one for one in GARBAGE if one not in NUMBERS])
-        if self.random.random() < 0.3:  # the id is whole
+        """Return an output that is cut, joined or garbled, so that a reader can see it.
+
+        No number becomes another one, and no whole row is missing.
+        """
+        text, chance = result.stdout, self.random.random()
+        if result.argv[0] == "sbatch" and chance < 0.3:  # the id is whole
             return text + BALANCE % self.random.randrange(FIRST_ID + 100)
-        return text[: self.random.randrange(len(text))]
+        if result.argv[0] == "sbatch" or result.argv[-1] == "%F|%j" or chance < 0.5:
+            return text[: self.random.randrange(len(text))].rstrip("\n")
+        garbage = [one for one in GARBAGE if one not in NUMBERS]
+        return torn(text, self.random, kinds=("join", "repeat", "garble", "nul"), garbage=garbage)
 
     def _answer(self, words: tuple[str, ...], stdin: str) -> CommandResult:
         if words[0] == "sbatch":
