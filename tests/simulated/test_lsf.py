@@ -57,7 +57,7 @@ def batch(lsf: LsfBackend, monkeypatch: pytest.MonkeyPatch) -> SchedulerClient:
 
 def shape(text: str) -> list[str]:
     """Return the lines of ``text`` without the parts that differ between jobs, and single blanks."""
-    text = re.sub(r"<[^<>\n]*(\n {21}[^<>\n]*)?>", "<>", text)
+    text = re.sub(r"<[^<>\n]*(\n {21}[^<>\n]*)*>", "<>", text)
     text = re.sub(r"\b[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d", "WHEN", text)
     return [
         re.sub(r" +", " ", re.sub(r"\d+", "9", line)).strip()
