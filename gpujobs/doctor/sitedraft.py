@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..schedulers import Scheduler
 from ..schedulers.inventory import LiveNode, LiveQueue, Survey
-from ..text import size_text, walltime_text
+from ..text import plural, size_text, walltime_text
 
 TO_BE_FILLED_IN = "# to be filled in:"
 DEFAULT_WALLTIME = 3600
@@ -38,6 +38,8 @@ class Entry:
     nodes: int
     whole_nodes: bool = False
     """A job takes all GPUs of a node, since nothing lists those of a job."""
+    unknown: int = 0
+    """How many other nodes of the queue have GPUs whose number is not reported."""
 
     def text(self) -> str:
         """Return the entry as a line of YAML."""
@@ -59,6 +61,9 @@ class Entry:
         }
         listed = ", ".join(f"{name}: {value}" for name, value in keys.items() if value is not None)
         comment = f"   # {queue.restriction}" if queue.restriction else ""
+        if self.unknown:
+            nodes = plural(self.unknown, "node")
+            comment += f"   {TO_BE_FILLED_IN} the GPUs of {nodes}; their number is not reported"
         return f"  {_word(self.key)}: {{{listed}}}{comment}"
 
 
@@ -164,10 +169,14 @@ def _entries(queue: LiveQueue, nodes: Sequence[LiveNode]) -> Iterator[Entry]:
     """Yield one entry for each number and type of GPUs in an open queue, the largest first."""
     usable = queue.open and not queue.hidden
     own = [node for node in nodes if usable and node.queue in ("", queue.name)]
+    counted = [node for node in own if node.gpus is not None]
+    unknown = len({node.name for node in own} - {node.name for node in counted})
+    own = counted or own
     shapes = sorted({_shape(node) for node in own}, reverse=True)
     for shape in shapes:
         alike = [node for node in own if _shape(node) == shape]
-        yield _entry(queue, _key(queue.name, *shape, shapes), alike)
+        entry = _entry(queue, _key(queue.name, *shape, shapes), alike)
+        yield replace(entry, unknown=unknown)
 
 
 def _cpus(entries: Sequence[Entry]) -> Iterator[Entry]:

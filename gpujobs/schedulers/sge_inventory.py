@@ -99,8 +99,10 @@ class GridEngineInventory(Inventory):
         nodes = self.nodes(ask)
         names = ask(["qconf", "-sql"]).split()
         queues = {name: _settings(ask(["qconf", "-sq", name])) for name in names}
+        idle = _idle_hosts(nodes)
         hosts = dict.fromkeys(node.name for node in nodes if node.gpus is None)
-        values = {host: _host_values(ask, host) for host in list(hosts)[:_MOST_HOSTS]}
+        busy_first = sorted(hosts, key=idle.__contains__)
+        values = {host: _host_values(ask, host) for host in busy_first[:_MOST_HOSTS]}
         kinds = _complexes(ask(["qconf", "-sc"]))
         environments = ask(["qconf", "-spl"]).split()
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
@@ -108,7 +110,7 @@ class GridEngineInventory(Inventory):
         config = _settings(ask(["qconf", "-sconf"]))
         gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
-        nodes = [_with_gpus(node, values, gpu) for node in nodes]
+        nodes = [_with_gpus(node, values, gpu, idle=node.name in idle) for node in nodes]
         type_lines = [f"-l {_TYPE}={{gpu_type}}"] * (several_types(nodes) and _TYPE in kinds)
         return Survey(
             queues=tuple(
@@ -190,12 +192,25 @@ def _host_values(ask: Ask, host: str) -> dict[str, str]:
     return dict(re.findall(r"([\w.-]+)=([^,\s]+)", values))
 
 
-def _with_gpus(node: LiveNode, values: Mapping[str, Mapping[str, str]], gpu: str) -> LiveNode:
+def _idle_hosts(nodes: Iterable[LiveNode]) -> set[str]:
+    """Return the hosts on which no job has a slot in any queue: their free GPUs are all GPUs."""
+    used = {node.name for node in nodes if not node.usable or node.free_cpus < node.cpus}
+    return {node.name for node in nodes} - used
+
+
+def _with_gpus(
+    node: LiveNode, values: Mapping[str, Mapping[str, str]], gpu: str, *, idle: bool
+) -> LiveNode:
+    """Return the node with the number of its GPUs, as far as it is known.
+
+    ``qconf -se`` reports it, but not of a host that this one cannot resolve. ``qstat`` reports
+    the free ones only.
+    """
     own = values.get(node.name, {})
     number = find_integer(r"^(\d+)", own.get(gpu, ""))
     slots = find_integer(r"^(\d+)", own.get("slots", "")) or node.cpus
     if node.gpus is None:
-        node = replace(node, gpus=node.free_gpus if number is None else number)
+        node = replace(node, gpus=node.free_gpus if number is None and idle else number)
     return replace(node, cpus=min(node.cpus, slots))
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import SiteFile, load_site
 from gpujobs.doctor.sitedraft import TO_BE_FILLED_IN, Host, draft
-from gpujobs.doctor.sitereport import check_offline
+from gpujobs.doctor.sitereport import Comparison, check_offline
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 from gpujobs.schedulers.sge_inventory import gpus_of_user, quota_sets
@@ -223,6 +223,29 @@ def test_grid_engine(home: Path) -> None:
     assert str(loaded.document.value["visible_devices"]) == "{'variable': 'SGE_HGR_gpu'}"
     text, _ = drafted(home, "sge", survey_of("sge", {"cat /opt/prolog.sh": ""}))
     assert f"visible_devices: scheduler   {TO_BE_FILLED_IN}" in text
+
+
+def test_free_gpus_of_grid_engine_are_not_all_gpus(home: Path) -> None:
+    """qconf does not know hosts that this one cannot resolve, and qstat lists free GPUs only."""
+    unknown = {"qconf -se node1": "", "qconf -se node2": ""}
+    survey = survey_of("sge", unknown)
+    numbers = {node.name: node.gpus for node in survey.nodes}
+    assert numbers == {"node1": 4, "node2": None}, "no job is on node1"
+    text, loaded = drafted(home, "sge", survey)
+    assert {queue.gpus_per_node for queue in loaded.site.queues.values()} == {4}
+    assert text.count(f"{TO_BE_FILLED_IN} the GPUs of 1 node; their number is not reported") == 2
+    (home / "right.yaml").write_text(text)
+    assert not list(Comparison(load_site("./right.yaml"), survey).problems())
+
+
+def test_without_any_number_of_grid_engine_all_is_to_be_filled_in(home: Path) -> None:
+    hosts = recorded("sge", "qstat-F.txt", "queue instances").stdout
+    busy = re.sub(r" 0/0/16 ", " 0/1/16 ", hosts)
+    answers = {"qconf -se node1": "", "qconf -se node2": "", "qstat -f -F": busy}
+    survey = survey_of("sge", answers)
+    assert {node.gpus for node in survey.nodes} == {None}
+    text, _ = drafted(home, "sge", survey)
+    assert "gpus_per_node:" not in text and text.count("their number is not reported") == 2
 
 
 def test_pbs(home: Path) -> None:
