@@ -27,7 +27,7 @@ def made(**keywords: Any) -> gpujobs.GPULocalCluster:
 
 def workers_seen(address: str) -> int:
     with Client(address, timeout=patience(20)) as client:
-        return len(client.scheduler_info()["workers"])
+        return len(client.nthreads())
 
 
 def test_the_address_of_each_cluster_of_this_process_is_enough(home: Path) -> None:
@@ -96,4 +96,4 @@ def test_the_file_in_the_folder_and_the_certificate_are_enough(home: Path) -> No
     with made() as cluster:
         file = str(cluster.folder / "scheduler.json")
         with Client(scheduler_file=file, security=cluster.security) as client:
-            assert client.scheduler_info()["workers"] == {}
+            assert client.nthreads() == {}
