@@ -155,7 +155,8 @@ def test_the_first_minute_of_the_readme(delta: Cli) -> None:
     write_files(delta, ROOT / "README.md")
     path = delta.home / "sites" / "delta.yaml"
     site = json.loads(path.read_text())
-    path.write_text(text_of(site | {"network": site["network"] | {"protocols": ["ucxx", "tcp"]}}))
+    network = {**site.get("network", {}), "protocols": ["ucxx", "tcp"]}
+    path.write_text(text_of(site | {"network": network}))
     (delta.work / "svd.py").write_text("from distributed import Client\nprint(Client().status)\n")
     ids: dict[str, str] = {}
     assert len(execute(delta, session_of(ROOT / "README.md", "delta"), ids)) == 1
