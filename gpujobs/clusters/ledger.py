@@ -411,7 +411,7 @@ class Ledger:
         It must be that of one cluster that has not ended, else of one of all. For commands that
         only read: `get` itself takes whole ids. Raises NoSuchClusterError if it is not clear.
         """
-        if not text or _names_path(text) or self._path(text).exists():
+        if not text or _names_path(text) or self._may_have(text):
             return text
         found = self._beginning(text)
         if len(found) > 1:
@@ -425,6 +425,13 @@ class Ledger:
             raise NoSuchClusterError(message, hint=f"./{text} or {found[0]}")
         return found[0] if found else text
 
+    def _may_have(self, cluster_id: str) -> bool:
+        """Return whether a cluster has a record; `get` says why it cannot be looked up."""
+        try:
+            return self._path(cluster_id).exists()
+        except OSError:
+            return True
+
     def _beginning(self, text: str) -> list[str]:
         """Return the ids of the ledger that begin with ``text``."""
         return [path.stem for path in self._paths() if path.stem.startswith(text)]
@@ -436,7 +443,7 @@ class Ledger:
         """
         if _names_path(text):
             return True
-        return any(Path(text).glob(f"*/{RECORD}")) and not self._path(text).exists()
+        return any(Path(text).glob(f"*/{RECORD}")) and not self._may_have(text)
 
     def _open(self, path: Path) -> str:
         """Add the cluster of the job folder at ``path``; return its id."""

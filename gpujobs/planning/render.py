@@ -445,7 +445,7 @@ def load_template(name: str, site_folder: Path | None) -> jinja2.Template:
 
 def _module_folder(scheduler: type[Scheduler]) -> Path | None:
     """Return the folder of the module of a class; None if it was not imported from a file."""
-    file = getattr(sys.modules[scheduler.__module__], "__file__", None)
+    file = getattr(sys.modules.get(scheduler.__module__), "__file__", None)
     return Path(file).parent if file else None
 
 

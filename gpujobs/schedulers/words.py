@@ -12,10 +12,13 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from ..text import walltime_text
 from .formats import clock_seconds, integer, memory_bytes
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 Settings: TypeAlias = Mapping[str, "str | int"]
 """Values of keys of a profile."""

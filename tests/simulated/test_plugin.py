@@ -117,6 +117,7 @@ def test_the_cluster_class_uses_a_plugin(demo: Demo) -> None:
     keywords = {
         "gpus_per_job": 1,
         "worker_memory": "512MiB",
+        "quiet": True,
         "scheduler_options": {"dashboard_address": ":0"},
     }
     done = subprocess.run(

@@ -115,7 +115,7 @@ def test_wanted_memory_of_cpu_workers_is_rounded_up(home: Path) -> None:
     assert "-l h_vmem=4G" in made.groups[0].lines
     assert (made.groups[0].shape.memory, made.groups[0].shape.worker_memory) == (32 * GIB, 30 * GIB)
     message = error_of(home, "gpus: 0\nworkers: {threads: 60, memory: 122GiB}\n")
-    assert "jobs of 180GiB; its nodes have 124GiB for jobs" in message
+    assert "1 worker of 122GiB; the job has 120GiB on a node" in message
 
 
 def test_memory_of_a_head_of_its_own(home: Path) -> None:
