@@ -139,10 +139,7 @@ def defer_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # which its children inherit
             signal.signal(number, _ignore)
             signal.siginterrupt(number, False)
-    os.register_at_fork(
-        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=restore_signals
-    )
-    os.register_at_fork(after_in_child=_unblock_signals)
+    _restore_signals_in_forks()
     if callable(handler):
         signal.signal(STOP_DASK, lambda _, frame: handler(signal.SIGTERM, frame))
     else:
@@ -156,6 +153,15 @@ def restore_signals() -> None:
     for number in _WARNINGS:
         if signal.getsignal(number) is _ignore:
             signal.signal(number, signal.SIG_DFL)
+
+
+@functools.cache
+def _restore_signals_in_forks() -> None:
+    """Register `restore_signals` once: forks inherit it, and may defer signals themselves."""
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=restore_signals
+    )
+    os.register_at_fork(after_in_child=_unblock_signals)
 
 
 _masks = threading.local()

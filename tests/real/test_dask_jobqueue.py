@@ -245,8 +245,8 @@ def test_an_example_runs_with_every_attribute(large: Backend, site: str, example
         (worker,) = made.scheduler_info["workers"].values()
         assert (worker["nthreads"], worker["memory_limit"]) == (
             2,
-            7629 * 2**20,
-        )  # 8g, as dask reads it
+            7630 * 2**20,
+        )  # 8 GB, as dask reads it, in whole MiB
         check_attributes(made)
         client.close()
 

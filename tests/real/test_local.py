@@ -57,7 +57,10 @@ def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
     done = local("submit", str(local.write("p.yaml", profile)), "--wait")
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if "setup" in line]
-    assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
+    assert notes == [
+        f"setup: there is no {local.work}/venv/bin/activate on this host; the nodes need it",
+        "note: setup: source venv/bin/activate failed (exit code 1)",
+    ]
 
 
 def test_a_submission_does_not_change_the_script_of_a_running_job(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ with gpujobs.GPUJobQueueCluster(**json.loads(input())) as cluster:
     cluster.wait_for_workers(2)
     with cluster.get_client() as client:
         print(client.submit(sum, [1, 2]).result(), [job["state"] for job in cluster.jobs])
-with gpujobs.GPUJobQueueCluster.from_profile("p.yaml") as cluster:
+with gpujobs.GPUJobQueueCluster.from_profile("p.yaml", quiet=True) as cluster:
     print(type(cluster).__name__, "#DEMO -q main" in cluster.job_header)
 """
 

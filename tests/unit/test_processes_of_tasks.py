@@ -67,6 +67,10 @@ FORKS = """
 import os, signal
 from gpujobs.injob.process import defer_signals
 defer_signals()
+if pid := os.fork():  # a worker, which is a fork, defers signals itself
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+defer_signals()
 ended = []
 for _ in range(200):
     pid = os.fork()
@@ -74,7 +78,7 @@ for _ in range(200):
         signal.pause()
     os.kill(pid, signal.SIGTERM)
     ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-print(set(ended), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+print(set(ended), signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
 """
 
 
