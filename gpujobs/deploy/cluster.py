@@ -215,7 +215,12 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
             self._start_dask(options)
-            for note in (*notes, *plan.notes, *([reason] if reason else []), *_notes_of_others()):
+            for note in (
+                *notes,
+                *plan.notes,
+                *([reason] if reason else []),
+                *_notes_of_others(self),
+            ):
                 self._log(note)
             first = first_jobs(plan, n_workers)
             self._scaler.set_targets(first)
@@ -318,15 +323,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         return self._pool.record.path
 
 
-def _notes_of_others() -> list[str]:
-    """Return a note for each other cluster of this process with jobs, as of a cell that ran again.
-
-    The newest one has no jobs yet.
-    """
+def _notes_of_others(new: GPUJobQueueCluster) -> list[str]:
+    """Return a note for each other cluster of this process, as of a cell that ran again."""
     return [
         f"this process has the cluster {cluster.id}, too: its jobs go on until its close()"
         for cluster in list(SpecCluster._instances)
         if isinstance(cluster, GPUJobQueueCluster)
+        and cluster is not new
         and cluster.status == Status.running
         and cluster._pool.jobs.active
     ]

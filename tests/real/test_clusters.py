@@ -505,7 +505,10 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     done = cli("submit", str(cli.write("p.yaml", profile)), "--wait")
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if "activate" in line]
-    assert notes == ["note: setup: source venv/bin/activate failed (exit code 1)"]
+    assert notes == [
+        f"setup: there is no {cli.work}/venv/bin/activate on this host; the nodes need it",
+        "note: setup: source venv/bin/activate failed (exit code 1)",
+    ]
     cluster = done.stdout.strip()
     assert "setup: source venv/bin/activate failed (exit code 1)" in cli.status(cluster)["notes"]
     backend.wait_empty(20, cluster)

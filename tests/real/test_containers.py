@@ -399,13 +399,13 @@ def test_an_image_without_dask_ends_the_cluster(
 ) -> None:
     write_site(cli, backend, containers=image.site(packages=False))
     profile = {"gpus": 4, "layout": layout, "environment": PROFILE["environment"]}
-    assert "No module named 'distributed'" in reason_of(cli, cli.submit(profile))
+    assert "No module named 'dask'" in reason_of(cli, cli.submit(profile))
 
 
 FAULTS_OF_FAKES = {
     "image": "no image /no/such/image",
     "runtime": "no command apptainer",
-    "dask": "No module named 'distributed'",
+    "dask": "No module named 'dask'",
 }
 """Not those that the runtime itself reports: its messages are not those of the fakes."""
 
