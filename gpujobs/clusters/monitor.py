@@ -232,9 +232,11 @@ class ClusterMonitor:
     def _is_old(self, state: FolderState, number: int, before: JobStatus | None) -> bool:
         """Return whether the answer that a job waits may be older than its start.
 
-        It is not if the batch scheduler had said something else before, or if the job was stopped.
+        It is not if the batch scheduler had said something else before, nor if that is known to be
+        a requeue, or the job was stopped.
         """
-        if before is not None and before.native and before.state is not JobState.PENDING:
+        waited = before is not None and before.state is JobState.PENDING and not before.requeued
+        if before is not None and before.native and not waited:
             return False
         left, began = state.exits.get(number), state.began.get(number)
         if began is None or (left is not None and left.exit_code):

@@ -423,7 +423,10 @@ def test_a_job_of_which_the_batch_scheduler_said_that_it_runs_was_requeued(
     started = {"node": "node1", "started": time.time() - 5}
     (record.path / "jobs" / "0.started").write_text(json.dumps(started))
     monitor = ClusterMonitor([record], ledger)
-    answers = {"PENDING": "", "PENDING again": "", "RUNNING": "", "PENDING at last": "requeued"}
+    answers = {
+        "PENDING": "", "PENDING again": "", "RUNNING": "", "PENDING at last": "requeued",
+        "PENDING still": "requeued",
+    }  # fmt: skip
     for answer, reason in answers.items():
         slurm.lists(f"7|N/A|{answer.split()[0]}")
         monitor.query_soon()
