@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -65,9 +66,10 @@ def mark(folder: Path, name: str = "") -> None:
 def unpack(data: bytes, folder: Path) -> None:
     """Unpack a zip into a private ``folder`` in one step; if it exists, nothing changes."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as temporary:
-        mark(Path(temporary))  # a kill leaves it
-        new = Path(temporary) / "new"
+    temporary = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
+    new = temporary / "new"
+    try:
+        mark(temporary)  # a kill leaves it
         new.mkdir(mode=0o700)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for item in archive.infolist():
@@ -76,6 +78,10 @@ def unpack(data: bytes, folder: Path) -> None:
         mark(new, folder.name)
         if not folder.is_dir():
             new.rename(folder)
+    finally:  # the marker comes last: what an interruption leaves can still be removed
+        shutil.rmtree(new, ignore_errors=True)
+        (temporary / MARKER).unlink(missing_ok=True)
+        temporary.rmdir()
 
 
 def problem_of(error: OSError, folder: Path) -> str:
