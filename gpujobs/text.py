@@ -156,8 +156,11 @@ def age_text(seconds: float) -> str:
     It is rounded down to minutes after the first, and to hours after two days.
     """
     whole = max(0, int(seconds))
-    unit = 1 if whole < 60 else 60 if whole < 2 * 86400 else 3600
-    return walltime_text(whole - whole % unit)
+    if whole >= 2 * 86400:
+        whole -= whole % 3600
+    elif whole >= 60:
+        whole -= whole % 60
+    return walltime_text(whole)
 
 
 def table(

@@ -78,10 +78,20 @@ def unpack(data: bytes, folder: Path) -> None:
         mark(new, folder.name)
         if not folder.is_dir():
             new.rename(folder)
-    finally:  # the marker comes last: what an interruption leaves can still be removed
-        shutil.rmtree(new, ignore_errors=True)
-        (temporary / MARKER).unlink(missing_ok=True)
-        temporary.rmdir()
+    finally:
+        remove(temporary)
+
+
+def remove(folder: Path) -> None:
+    """Remove a marked folder. The marker comes last: what an interruption leaves can still go."""
+    for path in folder.iterdir():
+        if path.name == MARKER:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.rmtree(folder)
 
 
 def problem_of(error: OSError, folder: Path) -> str:

@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from ..clusters.progress import Progress
+from ..clusters.progress import Progress, columns_of
 from ..text import clean, printable
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _is_header(line: str) -> bool:
 
 def columns() -> int | None:
     """Return the characters in a row of the terminal; None if stdout is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
+    return columns_of(sys.stdout) if sys.stdout and sys.stdout.isatty() else None
 
 
 def terminal(file: TextIO) -> Console | None:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -231,15 +230,7 @@ def remove(folder: Path) -> None:
     """
     if not is_ours(folder):
         raise GpujobsError(f"{folder} stays: gpujobs has not made it")
-    # The marker comes last: what an interruption leaves can still be removed.
-    for path in folder.iterdir():
-        if path.name == receive.MARKER:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    shutil.rmtree(folder)
+    receive.remove(folder)
 
 
 def discard(folder: Path) -> None:

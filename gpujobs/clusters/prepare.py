@@ -220,7 +220,7 @@ def place_notes(plan: Plan) -> Iterator[str]:
     for key, paths in places.items():
         for path in dict.fromkeys(paths):
             if not _UNKNOWN.search(path) and _is_missing(path):
-                yield f"{key}: there is no {path} on this host; the nodes need it"
+                yield f"{key}: {_missing_text(path)}"
 
 
 def _sourced(setup: str, workdir: str) -> Iterator[str]:
@@ -233,6 +233,10 @@ def _sourced(setup: str, workdir: str) -> Iterator[str]:
             yield path
         elif not made and not re.search(r"\b(cd|pushd)\b", before):
             yield str(Path(workdir) / path)
+
+
+def _missing_text(place: str) -> str:
+    return f"there is no {place} on this host; the nodes need it"
 
 
 def _is_missing(path: str) -> bool:
@@ -252,8 +256,8 @@ def image_notes(plan: Plan) -> Iterator[str]:
     images = [one.image for one in containers if one.is_path and "$" not in one.image]
     for image in map(Path, dict.fromkeys(images)):
         there = Path(with_home(str(image)))
-        if not there.exists():
-            text = f"container: there is no image {there} on this host; the nodes need it"
+        if _is_missing(str(there)):
+            text = f"container: {_missing_text(f'image {there}')}"
             name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
             yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from ..text import clean, printable
+from ..text import clean, printable, shortened
 
 _CLEAR = "\r\033[K"
 _DEFAULT_COLUMNS = 80
@@ -76,9 +76,8 @@ class LibraryProgress(Progress):
 
 def _rewrite(terminal: TextIO, text: str = "", end: str = "") -> None:
     # The line must fit one row: `clear` would leave the part that wrapped.
-    room = _columns(terminal) - 1 - len(end)
-    shown = text if len(text) <= room else f"{text[: room - 1]}…"
-    terminal.write(_CLEAR + shown + end)
+    room = columns_of(terminal) - 1 - len(end)
+    terminal.write(_CLEAR + shortened(text, room) + end)
     terminal.flush()
 
 
@@ -89,7 +88,8 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def _columns(terminal: TextIO) -> int:
+def columns_of(terminal: TextIO) -> int:
+    """Return the characters in a row of a terminal."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns or _DEFAULT_COLUMNS
     except OSError:

@@ -38,10 +38,10 @@ def cluster_times(report: ClusterReport, now: float) -> Times:
     began = min((job.began for job in report.jobs if job.began is not None), default=None)
     if began is None:
         return Times()
-    end = report.folder.end_time(now)
+    elapsed = max(0.0, report.folder.end_time(now) - began)
     if report.finished:
-        return Times(began, max(0.0, end - began) if report.folder.ended else None)
+        return Times(began, elapsed if report.folder.ended else None)
     jobs = [job for job in report.current_jobs if job.head] or list(report.current_jobs)
     left = [job_times(report, job, now).left for job in jobs]
     known = [seconds for seconds in left if seconds is not None]
-    return Times(began, max(0.0, now - began), max(known, default=None))
+    return Times(began, elapsed, max(known, default=None))

@@ -119,7 +119,10 @@ _PARTITIONS = re.compile(r"^#SBATCH\s+(?:--part[a-z]*[= ]|-p ?)(\S+,\S+)\s*$", r
 """The directive of a job that waits in several partitions."""
 
 _GPUS_OF_TASK = r"gres/gpu(?::[^:=,]+)?[:=](\d+)"
-"""From 23.11 on, ``--gpus-per-task`` is a part of ``--tres-per-task``."""
+"""Of ``gres/gpu:4``, ``gres/gpu=4`` and ``gres/gpu:a100:4``.
+
+From 23.11 on, ``--gpus-per-task`` is a part of ``--tres-per-task``.
+"""
 
 _FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},

@@ -208,6 +208,12 @@ def test_an_image_that_is_not_on_this_host(home: Path, site: Path) -> None:
     assert notes("x.sif") == notes("docker://x") == notes("$SCRATCH/x.sif") == []
 
 
+def test_an_image_that_this_host_cannot_look_up_may_be_there(home: Path, site: Path) -> None:
+    """As behind a folder that others cannot enter, or a name that is too long here."""
+    spec = make_spec(home, profile(home, image=f"/sw/{'x' * 300}.sif"), str(site))
+    assert not [note for note in make_cluster_plan(spec).notes if "container" in note]
+
+
 def test_the_keyword_of_the_python_classes(site: Path) -> None:
     spec = spec_of({"container": {"image": "rapids", "args": ["--x"]}}, str(site), 1)
     assert spec.profile.environment.container
