@@ -209,8 +209,8 @@ def test_an_image_that_is_not_on_this_host(home: Path, site: Path) -> None:
 
 
 def test_an_image_that_this_host_cannot_look_up_may_be_there(home: Path, site: Path) -> None:
-    """As behind a folder that others cannot enter, or a name that is too long here."""
-    spec = make_spec(home, profile(home, image=f"/sw/{'x' * 300}.sif"), str(site))
+    """As behind a folder that this user cannot enter, or with a name that is too long here."""
+    spec = make_spec(home, profile(home, image=f"{home}/{'x' * 300}.sif"), str(site))
     assert not [note for note in make_cluster_plan(spec).notes if "container" in note]
 
 
