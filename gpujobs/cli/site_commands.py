@@ -272,6 +272,8 @@ def list_sites(words: tuple[str, ...], as_json: bool) -> None:
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
     listed = [site for site in listed if _has_words(site, words)]
     show(as_json, lambda: {"version": 1, "sites": listed}, lambda: _sites_table(listed))
+    if words and not listed:
+        progress.write(f"no site has all of: {' '.join(words)}")
     for path in sitefiles.ignored_files():
         progress.write(f"{path} is ignored: the name of a site file ends in .yaml")
 

@@ -116,3 +116,5 @@ def test_sites_are_found_by_words() -> None:
     done = CliRunner().invoke(main, ["sites", "list", "OLCF", "slurm"])
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert "frontier" in names and "derecho" not in names
+    done = CliRunner().invoke(main, ["sites", "list", "OLCF", "nowhere"])
+    assert done.exit_code == 0 and done.stderr == "no site has all of: OLCF nowhere\n"
