@@ -461,7 +461,7 @@ class FolderReader:
         if problem := folder_problem(path):
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged = []
-        scheduler, registry = self._json("scheduler.json"), self._json("workers.json")
+        scheduler, registry = self._json("scheduler.json"), self._json(files.WORKERS)
         jobs = self._read_jobs()
         started, head = jobs["started"], self._json("head/owner").get("job")
         return FolderState(

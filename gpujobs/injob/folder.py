@@ -30,7 +30,7 @@ EXIT_FAILED = 70
 """EX_SOFTWARE: gpujobs ended the cluster because of an error, not the user's command."""
 EXIT_STOPPED = 143
 """128 + SIGTERM: the batch scheduler stopped the job."""
-REGISTRY = "workers.json"
+WORKERS = "workers.json"
 """File of the dask scheduler: the workers, and what it knows of its clients and its end."""
 HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
@@ -381,7 +381,7 @@ _VERDICT = _shape(
     usable=bool,
 )
 SHAPES: dict[str, Any] = {
-    REGISTRY: _REGISTRY,
+    WORKERS: _REGISTRY,
     "scheduler.json": _shape(address=str, services=_shape(dashboard=int)),
     "ended": _shape(kind=str, exit_code=int, reason=str, job=int, time=float),
     TRANSPORT: _CHOICE,
@@ -527,9 +527,9 @@ class Folder:
         Each supervisor looks every second, and the file of 4,000 workers takes 70 ms to parse: it
         is parsed once for each version, and readers must not change it.
         """
-        version = _version(self.path / REGISTRY)
+        version = _version(self.path / WORKERS)
         if not version or version != self._registry_version:
-            self._registry, self._registry_version = self.read(REGISTRY), version
+            self._registry, self._registry_version = self.read(WORKERS), version
         return self._registry
 
     def registered(self) -> Mapping[str, RegisteredWorker]:

@@ -17,6 +17,7 @@ from .folder import (
     EXIT_FAILED,
     EXIT_STOPPED,
     SCRIPT_ENDED,
+    WORKERS,
     Ended,
     EndKind,
     Folder,
@@ -78,7 +79,7 @@ STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 
 _FILE = "attempt"
 _STATE = (
-    "head", "scheduler.json", "workers.json", "transport.json", "idle", "rank-error", SCRIPT_ENDED,
+    "head", "scheduler.json", WORKERS, "transport.json", "idle", "rank-error", SCRIPT_ENDED,
     VERDICT,
 )  # fmt: skip
 """What describes one attempt; `trial-*` too."""

@@ -10,6 +10,7 @@ from .folder import OverMemory
 MEMORY_KEY = "memory_per_job"
 """The key of a profile that gives workers more memory."""
 _KILLED_WORKER = re.compile(r"\S*KilledWorker: .*")
+"""Of dask: a task has ended several workers, and it does not say how."""
 
 
 def memory_messages(workers: Mapping[str, OverMemory]) -> list[str]:

@@ -55,7 +55,6 @@ _KEYWORDS = re.compile(r"ValueError: Unexpected keyword arguments: ")
 """Of dask's `Client(n_workers=2)`, which has an address in a job."""
 _NO_GPU = re.compile(r"NVMLError_(LibraryNotFound|DriverNotLoaded|NotFound)|libnvidia-ml\.so")
 """NVML found no driver, or no device."""
-"""Of dask: a task has ended several workers, and it does not say how."""
 
 
 class _Rank(IntEnum):

@@ -17,14 +17,17 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
-from .folder import EVENTS, IDLE, TRANSFERS, Folder, OverMemory, RegisteredWorker, all_gpus
-from .gpus import (
-    bind,
-    choose_cpus,
-    interval,
-    let_dask_cuda_measure_slices,
-    worker_gpu,
+from .folder import (
+    EVENTS,
+    IDLE,
+    TRANSFERS,
+    WORKERS,
+    Folder,
+    OverMemory,
+    RegisteredWorker,
+    all_gpus,
 )
+from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
 from .process import defer_signals
@@ -412,7 +415,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         try:
             await self._write_files()
         except OSError as error:
-            log(f"cannot write workers.json: {error}")
+            log(f"cannot write {WORKERS}: {error}")
 
     async def _write_files(self) -> None:
         workers = {str(state.name): _row(state) for state in self._scheduler.workers.values()}
@@ -429,7 +432,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             "ends_at": ends_at,
             "ends_by": ends_by,
         }
-        await in_thread(self._folder.write, "workers.json", value)
+        await in_thread(self._folder.write, WORKERS, value)
         await self._events.write()
 
 
