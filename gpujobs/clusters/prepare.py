@@ -189,6 +189,7 @@ _SOURCED = re.compile(r"^(?:source|\.)[ \t]+([\"']?)([^\s\"';&|]+/[^\s\"';&|]+)\
 """A line of `setup` that reads a file; one in a block, which is indented, may never be reached."""
 _UNKNOWN = re.compile(r"[$`*?\[\]{}\\]")
 """Characters of a path that only the job's shell knows how to read."""
+_ON_THIS_HOST = " on this host; the nodes need it"
 _OF_SETUP = ("module", "ml", "source", "export")
 """Words of a shell with which scripts prepare their environment."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh", "fish")
@@ -220,7 +221,7 @@ def place_notes(plan: Plan) -> Iterator[str]:
     for key, paths in places.items():
         for path in dict.fromkeys(paths):
             if not _UNKNOWN.search(path) and _is_missing(path):
-                yield f"{key}: {_missing_text(path)}"
+                yield f"{key}: there is no {path}{_ON_THIS_HOST}"
 
 
 def _sourced(setup: str, workdir: str) -> Iterator[str]:
@@ -233,10 +234,6 @@ def _sourced(setup: str, workdir: str) -> Iterator[str]:
             yield path
         elif not made and not re.search(r"\b(cd|pushd)\b", before):
             yield str(Path(workdir) / path)
-
-
-def _missing_text(place: str) -> str:
-    return f"there is no {place} on this host; the nodes need it"
 
 
 def _is_missing(path: str) -> bool:
@@ -257,7 +254,7 @@ def image_notes(plan: Plan) -> Iterator[str]:
     for image in map(Path, dict.fromkeys(images)):
         there = Path(with_home(str(image)))
         if _is_missing(str(there)):
-            text = f"container: {_missing_text(f'image {there}')}"
+            text = f"container: there is no image {there}{_ON_THIS_HOST}"
             name = image.relative_to(plan.workdir) if image.is_relative_to(plan.workdir) else image
             yield f"{text}, or is it docker://{name}?" if ":" in image.name else text
 
