@@ -24,11 +24,15 @@ _KEPT = 24 * 3600.0
 _SOON = 120.0
 """Seconds after its start in which a job is lost early."""
 _HARDWARE = re.compile(
-    r"NVML|NVIDIA driver|GPUs (were requested, but|visible)|\bECC\b|remapped rows"
+    r"NVML(?!Error_(LibraryNotFound|DriverNotLoaded|NotFound)| Shared Library Not Found)"
+    r"|GPUs (were requested, but|visible)|\bECC\b|remapped rows"
     r"|Xid (?!(13|31|43|45)\b)|launch failed"
     r"|cudaError|CUDA_ERROR|CUDARuntimeError|CUDA (driver|error|unknown error)"
 )
-"""Reasons of jobs that concern the node rather than the program, which these Xids are of."""
+"""Reasons of jobs that concern the node rather than the program, which these Xids are of.
+
+A missing driver is none: the job may have requested no GPU, or its container may hide the driver.
+"""
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ON_NODE = re.compile(r"^(?:worker |rank )?\S+ on ([A-Za-z0-9][\w.-]*)(?:: | ended )")
 """At the beginning of reasons that a job writes."""

@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,8 +42,6 @@ logger = logging.getLogger("gpujobs")
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
-OWNER_TIMEOUT = 60.0
-"""Seconds without a new lease after which the owner of a cluster is gone."""
 
 
 # -- files and folders that are private to the user ------------------------------------------------
@@ -258,11 +255,6 @@ def write_transport(folder: Path, transport: Choice) -> None:
     write_atomically(folder / files.TRANSPORT, json.dumps(transport.json()))
 
 
-def renew_lease(folder: Path) -> None:
-    """Write the owner's sign of life."""
-    write_atomically(folder / "lease", f"{time.time()}\n")
-
-
 def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> None:
     """Write that this cluster starts after the end of ``cluster``, whose folder is ``other``."""
     value = {"cluster": cluster, "folder": str(other), "any_end": any_end}
@@ -270,35 +262,6 @@ def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> No
 
 
 # -- read single files -----------------------------------------------------------------------------
-def has_owner(folder: Path) -> bool:
-    """Return whether the process that owns the cluster lives."""
-    return silence(folder) < OWNER_TIMEOUT
-
-
-def silence(folder: Path) -> float:
-    """Return how many seconds ago the process that owns the cluster last wrote its lease.
-
-    Both times are those of the file server, since this host may be another login node. Infinity if
-    there is no lease.
-    """
-    try:
-        return _now_at(folder) - files.modified_at(folder / "lease")
-    except OSError:
-        return float("inf")
-
-
-def _now_at(folder: Path) -> float:
-    """Return the time of the file server, or that of this host if nothing can be written there."""
-    now = folder / f"now-{secrets.token_hex(4)}"
-    try:
-        now.touch(mode=0o600)
-        written = files.modified_at(now)
-        now.unlink()
-    except OSError:
-        return time.time()
-    return written
-
-
 def read_claim(folder: Folder, name: str) -> JobId | None:
     """Return the job in a claim; None if there is none, or none yet. Raises DamagedError."""
     text = folder.load_text(name)

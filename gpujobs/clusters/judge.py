@@ -28,6 +28,9 @@ from .report import (
     reasons_text,
 )
 
+OWNER_GONE = "the Python process that owned it is gone"
+
+
 # -- the state of a whole cluster, from those of its jobs; a part of `judge` -----------------------
 _STATE_OF_KIND = {
     EndKind.DONE: ClusterState.DONE,
@@ -55,21 +58,27 @@ def cluster_state(
     connected: frozenset[str],
     *,
     owned: bool,
+    gone_owner: str = "",
 ) -> tuple[ClusterState, str]:
     """Return the state of a cluster and its reason.
 
-    ``jobs``: of the current attempt. ``connected``: names of its workers. ``owned``: a process that
-    lives owns the cluster, and may submit jobs.
+    ``jobs``: of the current attempt. ``connected``: names of its workers. See `judge` for the
+    others.
     """
     if folder.ended is not None:
         return _state_of(folder.ended), _end_reason(folder.ended, jobs)
+    if gone_owner:  # its jobs are about to end by themselves
+        return ClusterState.FAILED, f"{OWNER_GONE}: {gone_owner}"
     if record.intent is not None and not jobs:
         return ClusterState.PENDING, "being submitted"
     if record.unseen and not jobs:
         return ClusterState.PENDING, "no job has started: they wait, or are not submitted"
     if not any(job.active for job in jobs):
         if owned:
-            return ClusterState.RUNNING if folder.address else ClusterState.STARTING, "no jobs"
+            state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
+            return state, f"no jobs{_first_failure(jobs)}"
+        if record.owner == "client" and not folder.removed:
+            return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
         return _all_ended(jobs, removed=folder.removed)
     phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
     if phases == {JobPhase.SUSPENDED}:
@@ -95,10 +104,14 @@ def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterSt
     states = sorted({job.state.value for job in jobs})
     if removed and states == ["COMPLETED"]:
         return ClusterState.DONE, "its folder was removed"
-    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
-    detail = "".join(f" ({reason})" for reason in list(failed)[:1])
     state = ClusterState.CANCELLED if states == ["CANCELLED"] else ClusterState.FAILED
-    return state, f"all its jobs have ended: {', '.join(states)}{detail}"
+    return state, f"all its jobs have ended: {', '.join(states)}{_first_failure(jobs)}"
+
+
+def _first_failure(jobs: tuple[JobReport, ...]) -> str:
+    """Return the reason of the first job that failed, in parentheses; "" without one."""
+    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
+    return "".join(f" ({reason})" for reason in list(failed)[:1])
 
 
 def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
@@ -153,11 +166,13 @@ def judge(
     now: float,
     connected: Iterable[str] | None = None,
     owned: bool = False,
+    gone_owner: str = "",
 ) -> ClusterReport:
     """Return the report of a cluster.
 
     ``now``: seconds since the epoch. ``connected``: names of the connected workers, if the caller
     knows better than the folder. ``owned``: a process that lives owns it, and may submit jobs.
+    ``gone_owner``: the process that owned it, if it is known to be gone.
     """
     names = frozenset(folder.workers if connected is None else connected)
     if record.finished:
@@ -170,7 +185,9 @@ def judge(
     if record.attempts > 1:
         names = names.intersection(name for job in current for name in job.workers)
         jobs = tuple(_excused(job, attempt) for job in jobs)
-    state, reason = cluster_state(record, folder, current, names, owned=owned)
+    state, reason = cluster_state(
+        record, folder, current, names, owned=owned, gone_owner=gone_owner
+    )
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
     return ClusterReport(

@@ -22,6 +22,7 @@ from . import folder as folders
 from .folder import FolderReader, FolderState, best_effort, write_atomically
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger
+from .owner import gone_owner, has_owner
 from .report import ClusterReport, JobReport
 from .verdict import write_record
 
@@ -142,11 +143,18 @@ class ClusterMonitor:
     def _judge(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
-        owned = record.owner == "client" and state.ended is None and not state.refused
+        owned, gone = record.owner == "client" and state.ended is None and not state.refused, ""
         if owned and connected is None:  # else its dask scheduler answers
-            owned = folders.has_owner(record.path)
-        now = self.system.time()
-        return judge(record, state, self._answers, now=now, connected=connected, owned=owned)
+            owned, gone = has_owner(record.path), gone_owner(record.path)
+        return judge(
+            record,
+            state,
+            self._answers,
+            now=self.system.time(),
+            connected=connected,
+            owned=owned,
+            gone_owner=gone,
+        )
 
     def _report(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None

@@ -22,6 +22,7 @@ from . import folder as folders
 from .folder import FolderReader, check_folder
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
+from .owner import has_owner
 from .prepare import machine_of, with_dask_files, with_modules
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
 from .submit import array_limit, send, with_avoided
@@ -314,4 +315,4 @@ def _wait_for_exits(reader: FolderReader, seconds: float, system: System) -> Non
 def orphaned(record: ClusterRecord) -> bool:
     """Return whether the Python process that owned a cluster is gone."""
     owned = record.owner == "client" and not record.finished
-    return owned and not folders.has_owner(record.path)
+    return owned and not has_owner(record.path)

@@ -20,6 +20,7 @@ from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
+from ..clusters.owner import renew_lease, write_owner
 from ..clusters.prepare import make_cluster_plan
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
@@ -210,7 +211,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         record = self._pool.record
         folders.make(self.folder, encrypted=record.encrypted, logs=options.log_directory)
         try:
-            folders.renew_lease(self.folder)
+            write_owner(self.folder)
+            renew_lease(self.folder)
             if options.local_scheduler:
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
             self._pool.ledger.add(record)
@@ -285,7 +287,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
 
     async def _renew_lease(self) -> None:
         with contextlib.suppress(GpujobsError, OSError):  # the next one may work
-            await asyncio.to_thread(folders.renew_lease, self.folder)
+            await asyncio.to_thread(renew_lease, self.folder)
 
     async def _close(self) -> None:
         if self.status in (Status.closing, Status.closed):

@@ -22,7 +22,7 @@ from types import GenericAlias
 from typing import IO, Annotated, Any, Optional, TypedDict, get_args, get_origin, get_type_hints
 
 from .log import log
-from .names import ARCHIVE, VERDICT
+from .names import ARCHIVE, OWNER, VERDICT
 
 JsonObject = dict[str, Any]
 
@@ -387,6 +387,7 @@ SHAPES: dict[str, Any] = {
     TRANSPORT: _CHOICE,
     VERDICT: _VERDICT,
     "head/owner": _shape(job=int, node=str),
+    OWNER: _shape(required=True, host=str, pid=int, started=int, kernel=str),
     "attempt": _shape(attempt=int),
     "rank-error": _shape(required=True, exit_code=int, reason=str),
     IDLE: _shape(required=True, reason=str),

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
 from .job import Job, JobExit, failure, over, worker_names
 from .log import append_output_to, log
-from .names import JUDGE, PROTOCOL, RECORD, RUN, VERDICT, job_file
+from .names import JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
@@ -276,7 +276,8 @@ class Workers(Job):
     def _workers_exited(self, address: str) -> NoReturn:
         """All exited with 0: retired by a client, at the end of their lifetime, or orphaned."""
         self.wait_for_end_of_head()
-        if self.options.client_owns or is_reachable(address, self.environ):
+        of_node = self.options.node is not None  # the supervisor of its job decides
+        if of_node or is_reachable(address, self.environ):
             log("the workers of this job were released")
             raise JobExit(0)
         raise self.scheduler_gone(address)
@@ -288,6 +289,8 @@ class Workers(Job):
             reason = "the head's job was stopped: it received a signal of the batch scheduler"
             return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
         reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"
+        if head is None and (owner := self.folder.read(OWNER)):
+            reason += f", with process {owner['pid']} on {owner['host']}, which owned the cluster"
         return failure(reason, again=True)
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:

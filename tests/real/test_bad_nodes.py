@@ -1,4 +1,4 @@
-"""Nodes on which jobs fail: on the real Slurm, whose node1 has no GPU."""
+"""Nodes on which jobs fail: on the real Slurm, whose node1 has a GPU that has fallen off the bus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from .test_clusters import connected
 
 pytestmark = pytest.mark.slurm
 
-BROKEN = '[ "$SLURMD_NODENAME" != node1 ] || export FAKE_NVML_GPUS=0'
+BROKEN = '[ "$SLURMD_NODENAME" != node1 ] || export FAKE_NVML_LOST=0'
+LOST = "GPU is lost"
 
 
 @pytest.mark.stub
@@ -42,14 +43,14 @@ def test_another_cluster_avoids_the_node(cli: Cli, backend: SlurmBackend) -> Non
 
     until(notes, 30, "the end of the job on node1")  # the cluster has ended before it
     (note,) = notes()
-    assert note.startswith("node node1 is bad for six hours: ") and "NVML" in note
+    assert note.startswith("node node1 is bad for six hours: ") and LOST in note
     (node,) = json.loads(cli("nodes", "--json").stdout)["nodes"]
     assert (node["node"], node["site"], len(node["jobs"])) == ("node1", "here", 1)
-    assert node["bad"] is True and "NVML" in node["reason"]
+    assert node["bad"] is True and LOST in node["reason"]
     assert "node1  here  " in cli("nodes").stdout
     assert note in cli("report", cluster).stdout
     ticket = cli("report", cluster, "--ticket").stdout
-    assert ticket.startswith("node node1: a GPU job failed\n  job      ") and "NVML" in ticket
+    assert ticket.startswith("node node1: a GPU job failed\n  job      ") and LOST in ticket
     assert node["jobs"][0] in ticket and str(cli.home) not in ticket
     other = cli.submit({**profile, "gpus": 4})
     assert "--exclude" not in script(cli, other)  # a tenth of four nodes is none
@@ -139,7 +140,7 @@ def test_replacements_on_grid_engine(
     queues = {key: {**queue, "nodes": 2} for key, queue in cli.site["queues"].items()}
     site = str(cli.write("sge.yaml", {**cli.site, "queues": queues}))
     options = {"dashboard_address": ":0", **sge_backend.scheduler_options}
-    broken = '[ "$(hostname)" != node1 ] || export FAKE_NVML_GPUS=0'
+    broken = '[ "$(hostname)" != node1 ] || export FAKE_NVML_LOST=0'
     sge_backend.sge.command("qmod", "-d", "*@node2")
     try:
         with gpujobs.GPUSGECluster(

@@ -560,6 +560,38 @@ def test_owner_killed_before_its_workers_register(
         print(f"owner killed, job {state}: ended after {backend.wait_empty(180):.1f} s")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["local", "job"])
+def test_a_killed_owner_is_the_reason_at_once(
+    site: Callable[..., str], home: Path, backend: SlurmBackend, mode: str
+) -> None:
+    keywords = {"scheduler": "job"} if mode == "job" else {}
+    with client_process(home, site(), n=2, wait=2, **keywords) as (process, name):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        (found,) = status(name)
+        gone = "the Python process that owned it is gone: process "
+        assert found["state"] == "FAILED" and found["reason"].startswith(f"{gone}{process.pid} on ")
+        print(f"{mode}: queue empty after {backend.wait_empty(180):.1f} s")
+        (found,) = status(name)
+        if mode == "local":
+            assert found["reason"].startswith(f"{gone}{process.pid} on ")
+            reasons = [job["reason"] for job in found["jobs"]]
+            assert any(f"process {process.pid} on " in reason for reason in reasons), reasons
+        else:
+            assert "has been silent for" in found["reason"]
+        assert found["state"] == "FAILED"
+        (found,) = status(name)  # as it is remembered
+        assert found["state"] == "FAILED" and found["reason"]
+
+
+def status(name: str) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-m", "gpujobs", "status", name, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    clusters: list[dict[str, Any]] = json.loads(done.stdout)["clusters"]
+    return clusters
+
+
 @pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(900)

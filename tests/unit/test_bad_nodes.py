@@ -29,7 +29,11 @@ from gpujobs.schedulers.slurm_inventory import SlurmInventory
 from .report_data import RECORD, START, WORKERS
 from .support import SLURM, made_plan
 
-NO_DRIVER = "worker svd-0000-1 ended (exit code 1): the node has no NVIDIA driver (NVMLError_LibraryNotFound)"
+LOST_GPU = "worker svd-0000-1 ended (exit code 1): pynvml.NVMLError_GpuIsLost: GPU is lost"
+NO_DRIVER = (
+    "worker svd-0000-1 ended (exit code 1): the node has no NVIDIA driver, or the job has no GPU "
+    "(pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found)"
+)
 
 
 def failed_job(
@@ -49,13 +53,16 @@ def failed_job(
 @pytest.mark.parametrize(
     ("report", "sure"),
     [
-        (failed_job(NO_DRIVER), True),
+        (failed_job(LOST_GPU), True),
+        (failed_job(NO_DRIVER), None),  # the site file, or the container, may be wrong
+        (failed_job(NO_DRIVER, seen=2), True),  # only on this one
+        (failed_job(f"{NO_DRIVER}; Xid 79 at 0000:09:00"), True),
         (failed_job("svd-0000-1 on node2: 2 GPUs were requested, but 1 assigned (0)"), True),
         (
             failed_job("svd-0000-1 on node2: the launcher's step has 1 of the job's 4 GPUs (0)"),
             None,
         ),
-        (failed_job(NO_DRIVER, ended=Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 50)), True),
+        (failed_job(LOST_GPU, ended=Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 50)), True),
         (failed_job("ModuleNotFoundError: No module named 'x'"), None),  # as on all nodes
         (failed_job("ModuleNotFoundError: No module named 'x'", seen=2), True),  # only on this one
         (
@@ -63,7 +70,7 @@ def failed_job(
             None,
         ),  # by hand, while it started
         (failed_job("", seen=2, exit_code=143, says=JobState.PREEMPTED), None),
-        (failed_job(NO_DRIVER, says=JobState.CANCELLED), True),
+        (failed_job(LOST_GPU, says=JobState.CANCELLED), True),
         (failed_job("killed", seen=4), False),  # its workers had connected
         (failed_job("killed", seen=4, began={1: START - 600}), None),
         (failed_job("killed", seen=4, ended=Ended(EndKind.FAILED, 1, "x", 1, START + 50)), None),
@@ -91,7 +98,7 @@ def test_which_node_of_a_job_is_to_blame(reason: str, node: str) -> None:
 
 
 def failure(node: str, time: float, *, sure: bool = True, site: str = "here") -> NodeFailure:
-    return NodeFailure(time, site, node, "svd-0000", f"7_{time:.0f}", time - 60, NO_DRIVER, sure)
+    return NodeFailure(time, site, node, "svd-0000", f"7_{time:.0f}", time - 60, LOST_GPU, sure)
 
 
 def test_how_long_a_node_is_avoided() -> None:
@@ -111,8 +118,8 @@ def test_how_long_a_node_is_avoided() -> None:
 def test_a_failure_in_the_future(tmp_path: Path) -> None:
     """A node whose clock is wrong is not bad for years; another host may be some seconds ahead."""
     now = START + 60
-    ended = Ended(EndKind.FAILED, 1, NO_DRIVER, 1, START + 10**9)
-    report = failed_job(NO_DRIVER, ended=ended)
+    ended = Ended(EndKind.FAILED, 1, LOST_GPU, 1, START + 10**9)
+    report = failed_job(LOST_GPU, ended=ended)
     assert [one.time for one in failures(report, now)] == [now]
     found = [failure("far", START + 10**9), failure("near", now + 5)]
     assert list(bad_nodes(found, "here", now)) == ["near"]
@@ -123,10 +130,10 @@ def test_a_failure_in_the_future(tmp_path: Path) -> None:
 
 
 def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
-    ledger, report = Ledger(tmp_path), failed_job(NO_DRIVER)
+    ledger, report = Ledger(tmp_path), failed_job(LOST_GPU)
     for _ in range(2):
         (text,) = note(report, ledger, START + 60).bad_nodes
-    assert text == f"node node2 is bad for six hours: {NO_DRIVER}"
+    assert text == f"node node2 is bad for six hours: {LOST_GPU}"
     (one,) = read(ledger)
     assert (one.node, one.job, one.time) == ("node2", "7_1", START + 60)
     (path,) = failures(failed_job("/home/eve/bin/python: NVML error"), START + 60)
@@ -143,7 +150,7 @@ def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
 
 def test_the_text_for_the_operator() -> None:
     sampled = History(started={1: START}, gpus=(GpuSamples(1, "node2", "GPU-1", 2**34),))
-    usage = make_usage(failed_job(NO_DRIVER), sampled, START + 60)
+    usage = make_usage(failed_job(LOST_GPU), sampled, START + 60)
     one = replace(failure("node2", START), reason="NVML error")
     assert ticket([one, replace(one, cluster="x")], usage) == (
         "node node2: a GPU job failed\n"

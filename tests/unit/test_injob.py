@@ -20,6 +20,7 @@ from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
@@ -132,15 +133,15 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
     head._lease_time = 0
     lease.write_text("0.0")
     head._check_lease()
-    assert folders.silence(tmp_path) < 5
+    assert silence(tmp_path) < 5
     os.utime(lease, (lease.stat().st_mtime - 100, lease.stat().st_mtime - 100))
-    assert 95 < folders.silence(tmp_path) < 105
+    assert 95 < silence(tmp_path) < 105
     head._lease_time = 0
     with pytest.raises(JobExit, match="silent for 100 s") as caught:
         head._check_lease()
     assert caught.value.kind is EndKind.FAILED
     lease.unlink()
-    assert folders.silence(tmp_path) == float("inf")
+    assert silence(tmp_path) == float("inf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "jobs", "logs"]
 
 

@@ -436,3 +436,33 @@ def test_a_job_that_may_come(status: JobStatus) -> None:
 def test_a_job_that_was_asked_to_leave_is_not_missed() -> None:
     folder = FolderState(seen=frozenset((FIRST,)))
     assert not second(folder, JobStatus(JobState.CANCELLED), replace(TWO, removed=(1,))).gone
+
+
+# -- a cluster of a Python process -----------------------------------------------------------------
+OWNED = replace(RECORD, owner="client")
+REASON = "svd-0000-0 on node1: the dask scheduler at tls://h:1 is gone"
+LEFT = FolderState(
+    claims={0: JOB}, seen=frozenset(BOTH), exits={0: ExitRecord(70, "node1")}, reasons={0: REASON},
+    address="tls://h:1",
+)  # fmt: skip
+
+
+def test_the_death_of_the_owner_is_the_reason_while_its_jobs_end() -> None:
+    folder = FolderState(workers=BOTH, seen=frozenset(BOTH), address="tls://h:1")
+    gone = "process 7 on login1"
+    found = judge(OWNED, folder, {JOB: RUNNING}, now=NOW, gone_owner=gone)
+    assert (found.state, found.connected) == (ClusterState.FAILED, 0)
+    assert found.reason == "the Python process that owned it is gone: process 7 on login1"
+    assert found.active
+    closed = replace(folder, ended=Ended(EndKind.CLOSED, 0, "closed by its owner", time=NOW))
+    assert judge(OWNED, closed, {JOB: RUNNING}, now=NOW, gone_owner=gone).state == "DONE"
+
+
+def test_the_jobs_of_a_silent_owner_say_why_they_have_ended() -> None:
+    """As seen from another host, where the process cannot be looked up."""
+    ended = {JOB: JobStatus(JobState.FAILED, node="node1")}
+    found = judge(OWNED, LEFT, ended, now=NOW, owned=True)  # its lease is still new
+    assert (found.state, found.reason) == (ClusterState.RUNNING, f"no jobs ({REASON})")
+    found = judge(OWNED, LEFT, ended, now=NOW)
+    assert found.state is ClusterState.FAILED
+    assert found.reason == f"the Python process that owned it is gone ({REASON})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,12 @@ from gpujobs.batch.process import System
 from gpujobs.clusters import folder as folders
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
+from gpujobs.clusters.owner import gone_owner, has_owner, renew_lease, write_owner
 from gpujobs.clusters.scale import cancel, orphaned
 from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import CommandResult
 
+from ..support.processes import until
 from ..support.transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
 SQUEUE = """#!/bin/sh
@@ -326,7 +329,7 @@ def test_an_owner_lives_by_the_clock_of_the_file_server(
     slurm: FakeSlurm, ledger: Ledger, clock: list[float]
 ) -> None:
     record = add(ledger, "1", owner="client", submissions=())
-    folders.renew_lease(record.path)
+    renew_lease(record.path)
     clock[0] += 3600  # of this host
     assert ClusterMonitor([record], ledger).report().reason == "no jobs"
     assert not orphaned(record)
@@ -334,6 +337,57 @@ def test_an_owner_lives_by_the_clock_of_the_file_server(
     os.utime(record.path / "lease", (minute_ago, minute_ago))
     assert ClusterMonitor([record], ledger).report().reason != "no jobs"
     assert orphaned(record)
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from gpujobs.clusters.owner import renew_lease, write_owner
+write_owner(Path(sys.argv[1]))
+renew_lease(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_owner_is_the_reason_at_once(slurm: FakeSlurm, ledger: Ledger) -> None:
+    """Its lease is new, its jobs are still in the queue; its parent has not asked for its end."""
+    slurm.lists("1||RUNNING")
+    record = add(ledger, "1", owner="client")
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, record.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout and owner.stdout.readline() == "ready\n"
+        report = ClusterMonitor([record], ledger).report()
+        assert report.state.value == "STARTING" and has_owner(record.path)
+        owner.kill()
+        until(lambda: gone_owner(record.path), 10)  # a process that has ended, but is still listed
+        owner.wait()
+        report = ClusterMonitor([record], ledger).report()
+        name = f"process {owner.pid} on {socket.gethostname()}"
+        assert report.reason == f"the Python process that owned it is gone: {name}"
+        assert report.state.value == "FAILED" and report.active
+        assert orphaned(record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kernel": "of another host"}, {"kernel": ""}, {"pid": "x"}, {"pid": True}, {"started": -1}],
+)
+def test_only_a_process_of_this_host_is_known_to_be_gone(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    write_owner(tmp_path)
+    renew_lease(tmp_path)
+    assert has_owner(tmp_path)
+    owner = json.loads((tmp_path / "owner").read_text())
+    (tmp_path / "owner").write_text(json.dumps({**owner, **change}))
+    known = change == {"started": -1}  # the number belongs to another process now
+    assert bool(gone_owner(tmp_path)) is known
+    assert has_owner(tmp_path) is not known
 
 
 # -- what is left behind -----------------------------------------------------------------------------

@@ -243,6 +243,7 @@ def run_dask_cuda() -> None:
     import pynvml
 
     pynvml.nvmlInit()
+    pynvml.nvmlDeviceGetHandleByIndex(0)  # for the memory of the GPU
     names = [f"{options.name}-{n}" for n in range(len(devices))] if devices[1:] else [options.name]
     run_nannies(names, [with_first(devices, n) for n in range(len(devices))], options)
 
