@@ -33,7 +33,7 @@ from ..injob.folder import (
 )
 from ..injob.gpus import binding_messages
 from ..injob.memory import memory_messages
-from ..injob.names import ARCHIVE, NOTE, job_file
+from ..injob.names import ARCHIVE, JUDGE, NOTE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
@@ -205,6 +205,16 @@ def _make_logs(folder: Path, logs: Path | None) -> None:
     elsewhere = logs.absolute() / folder.name
     elsewhere.mkdir(mode=0o700, parents=True)
     (folder / "logs").symlink_to(elsewhere)
+
+
+def remove_packages(folder: Path) -> None:
+    """Remove what only jobs need, once the last one has ended: nearly all of the folder's size.
+
+    A job that is requeued all the same finds `ended` before it looks for these files.
+    """
+    with disk_errors(folder):
+        for name in (ARCHIVE, JUDGE, files.RESERVE):
+            (folder / name).unlink(missing_ok=True)
 
 
 # -- remove a folder -------------------------------------------------------------------------------

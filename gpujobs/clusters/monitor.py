@@ -174,8 +174,13 @@ class ClusterMonitor:
     def _remember_outcomes(self, report: ClusterReport) -> None:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
+        record, folder = report.record, report.folder
+        have_exited = folder.exits.keys() >= folder.nodes.keys()
         with best_effort():
-            self.ledger.finish(report.record, outcomes, reasons)
+            self.ledger.finish(record, outcomes, reasons)
+            # A job folder stays as it was rendered.
+            if folder.ended is not None and have_exited and not record.planned:
+                folders.remove_packages(record.path)
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:

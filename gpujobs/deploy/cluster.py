@@ -39,8 +39,8 @@ from .options import (
     configured,
     device_list,
     first_jobs,
-    hints_in_python,
     options_of_scheduler,
+    with_keywords,
 )
 from .pool import JobPool
 from .scaler import Scaler
@@ -134,10 +134,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         section = keywords.pop("config_name", self.config_name)
         configuration = configured(batch_scheduler, section)
         chosen = site or self.default_site
-        with hints_in_python():
+        # Raised here, an error has no traceback but this line and the user's own.
+        try:
             spec = spec_of(
                 keywords, chosen, n_workers, self.batch_schedulers, configuration, self.vocabulary
             )
+        except InputError as error:
+            raise with_keywords(error) from None
         options = ClusterOptions.of(
             {
                 "scheduler": scheduler,
@@ -150,8 +153,10 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             },
             configuration,
         )
-        with hints_in_python():
+        try:
             self._open(with_order(spec, soonest=soonest), options, n_workers)
+        except InputError as error:
+            raise with_keywords(error) from None
 
     @classmethod
     def from_profile(
@@ -178,11 +183,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         """
         names = keywords.keys() & {field.name for field in fields(ClusterOptions)}
         options = ClusterOptions.of({name: keywords.pop(name) for name in names})
-        with hints_in_python():
+        try:
             spec, devices, note = cluster_here(document_of(keywords, vocabulary=LOCAL), site=site)
             self: GPULocalCluster = GPULocalCluster.__new__(GPULocalCluster)
             self._devices = devices
             self._open(spec, options, None, [note])
+        except InputError as error:
+            raise with_keywords(error) from None
         return self
 
     @classmethod

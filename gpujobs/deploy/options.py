@@ -127,17 +127,12 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def hints_in_python() -> Iterator[None]:
-    """Write the hints of errors about a profile as keywords."""
+def with_keywords(error: InputError) -> InputError:
+    """Return an error about a profile whose hints are written as keywords."""
     keys = tuple(key_names(Profile))
-    try:
-        yield
-    except InputError as error:
-        problems = [
-            replace(problem, hint=in_python(problem.hint, keys)) for problem in error.problems
-        ]
-        raise InputError(problems) from None
+    return InputError(
+        [replace(problem, hint=in_python(problem.hint, keys)) for problem in error.problems]
+    )
 
 
 # -- how many jobs a cluster object starts with ----------------------------------------------------

@@ -166,7 +166,7 @@ def check_host(site_file: SiteFile) -> Iterator[Check]:
     client = site_client(site_file)
     for note in list(site_notes(site)) or _notes_of_host(site_file):
         yield warning("cluster", note, DRAFT)
-    yield from _check_commands(client)
+    yield from _check_commands(client, site_file.name)
     yield from _check_queues(site_file, client)
     yield _check_directory(site.directory, site.quota_command)
     yield _check_interface(site.network.interface)
@@ -201,26 +201,29 @@ def _check_queues(site_file: SiteFile, client: SchedulerClient) -> Iterator[Chec
         yield warning("queues", f"{message} ({', '.join(sorted(names))})", DRAFT)
 
 
-def _check_commands(client: SchedulerClient) -> Iterator[Check]:
+def _check_commands(client: SchedulerClient, site: str) -> Iterator[Check]:
     names = sorted(needed_commands(client.scheduler))
     missing = [name for name in names if not is_available(client.commands.get(name, name))]
     if missing:
         remedy = (
-            "is this a login node? Else write the paths of the commands in the site file: "
-            f"commands: {{{missing[0]}: /path}}"
+            f"is this a login node of {site}? If it is, write the paths of the commands in the "
+            f"site file: commands: {{{missing[0]}: /path}}"
         )
         yield failed("commands", f"not found: {', '.join(missing)}", remedy)
         return
     yield passed("commands", ", ".join(sorted(Path(name).name for name in names)))
-    yield _check_scheduler(client)
+    yield _check_scheduler(client, site)
 
 
-def _check_scheduler(client: SchedulerClient) -> Check:
+def _check_scheduler(client: SchedulerClient, site: str) -> Check:
     try:
         client.find("gpujobs-doctor")
     except GpujobsError as error:
-        message = str(error).splitlines()[0]
-        return failed("batch scheduler", message, error.hint or "try again when it answers")
+        name, problem = client.scheduler.name, str(error).splitlines()[0]
+        message = f"{name} does not answer on this host: {problem}"
+        cure = error.hint or "try again when it answers"
+        remedy = f"is this a login node of {site}? If it is, {cure}"
+        return failed("batch scheduler", message, remedy)
     return passed("batch scheduler", f"{client.scheduler.name} answers")
 
 

@@ -219,7 +219,9 @@ class Head(Job):
             return
         registered = self.folder.registered()
         if enough_workers(self.options, registered):
-            log(f"run: starts; workers: {len(registered)}")
+            number = len(registered)
+            workers = "1 worker is" if number == 1 else f"{number} workers are"
+            log(f"{workers} connected: `run` starts")
             self._note_attempt()
             path = self.folder.logs / "run.log"
             self.command = ManagedProcess(RUN, self.options.run, path, self.environ)

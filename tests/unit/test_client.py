@@ -85,7 +85,9 @@ def test_failure_of_an_unknown_kind_is_no_answer(
         broken.find("svd-0001")
     check = doctor(tmp_path, broken)
     assert check.state is CheckState.FAILED and "libxyz.so" in check.result
-    assert command in check.remedy
+    assert check.result.startswith(f"{name} does not answer on this host: ")
+    remedy = f"is this a login node of here? If it is, run {command} on this host to see why"
+    assert check.remedy == remedy
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,28 @@ def test_the_folder_is_read_once_for_a_report(slurm: FakeSlurm, ledger: Ledger) 
     watching.clear()
 
 
+@pytest.mark.parametrize(
+    ("exits", "planned", "kept"), [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_an_ended_cluster_keeps_no_packages(
+    slurm: FakeSlurm, ledger: Ledger, exits: bool, planned: bool, kept: bool
+) -> None:
+    """They are 1 MB of its folder; without an exit record, a job may still run."""
+    slurm.lists("1||COMPLETED")
+    record = add(ledger, "1", planned=(Submission("1", 0, 1),) if planned else ())
+    names = ("injob.pyz", "judge.pyz", "reserve")
+    for name in names:
+        (record.path / name).write_bytes(bytes(1000))
+    (record.path / "jobs" / "0.started").write_text('{"node": "node1", "started": 1.0}')
+    if exits:
+        (record.path / "jobs" / "0.json").write_text('{"exit_code": 0}')
+    folders.end(record.path, EndKind.DONE, 0, "run has ended")
+    assert ClusterMonitor([record], ledger).report().finished
+    assert ledger.get(record.id).finished
+    assert {(record.path / name).exists() for name in names} == {kept}
+    assert (record.path / "ended").exists()
+
+
 class EndsMeanwhile(System):
     """A host on which a job writes its exit record, and ends, while the batch scheduler is queried."""
 

@@ -102,6 +102,9 @@ def test_keywords(home: Path, keyword: dict[str, Any], hint: str) -> None:
     with pytest.raises(InputError) as found:
         gpujobs.GPUSLURMCluster("./s.yaml", **keyword)
     assert hint in str(found.value)
+    assert len(traceback.extract_tb(found.value.__traceback__)) == 2, "\n".join(
+        lines_of(found.value)
+    )
 
 
 @each(
