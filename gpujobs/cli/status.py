@@ -23,6 +23,7 @@ from ..clusters.report import (
     NOT_WITH_MIG,
     ClusterReport,
     ClusterState,
+    JobReport,
     Json,
     WorkerGpu,
     cluster_json,
@@ -74,10 +75,10 @@ def status_json(reports: Sequence[ClusterReport]) -> str:
 
 
 def _cluster_json(report: ClusterReport, now: float) -> dict[str, Json]:
-    jobs: list[Json] = [
-        {**job_json(job), **job_times(report, job, now).json()} for job in report.jobs
-    ]
-    return {**cluster_json(report), **cluster_times(report, now).json(), "jobs": jobs}
+    def with_times(job: JobReport) -> dict[str, Json]:
+        return {**job_json(job), **job_times(report, job, now).json()}
+
+    return {**cluster_json(report, with_times), **cluster_times(report, now).json()}
 
 
 def status_text(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -312,8 +312,10 @@ def transport_json(transport: Choice) -> dict[str, Json]:
     return {"protocol": transport.scheme, "reason": transport.reason, "measured": measured}
 
 
-def cluster_json(report: ClusterReport) -> dict[str, Json]:
-    """Return one cluster as JSON."""
+def cluster_json(
+    report: ClusterReport, job: Callable[[JobReport], Json] = job_json
+) -> dict[str, Json]:
+    """Return one cluster as JSON; ``job``: how a job of it is written."""
     record, folder = report.record, report.folder
     encrypted = folder.encrypted
     leaving = {name for job in report.jobs if job.phase is JobPhase.LEAVING for name in job.workers}
@@ -342,7 +344,7 @@ def cluster_json(report: ClusterReport) -> dict[str, Json]:
         "ends_at": report.ends_at,
         "run": list(record.run),
         "notes": list(report.notes),
-        "jobs": [job_json(job) for job in report.jobs],
+        "jobs": [job(one) for one in report.jobs],
     }
 
 
