@@ -94,6 +94,11 @@ def size_text(n_bytes: int) -> str:
     return f"{n_bytes}B"
 
 
+def exact_size_text(n_bytes: int) -> str:
+    """Return a size as `size_text` does, but in bytes instead of rounded."""
+    return f"{n_bytes}B" if n_bytes % 2**10 else size_text(n_bytes)
+
+
 def measured_size_text(n_bytes: int) -> str:
     """Return a size that was measured, in whole MiB, as `size_text` does."""
     return size_text(n_bytes // 2**20 * 2**20)

@@ -21,6 +21,7 @@ from ..config.spec import ClusterSpec, choose_site, make_spec
 from ..errors import InputError
 from ..injob.gpus import visible_devices
 from ..injob.network import job_nodes
+from ..planning.bash import without
 from ..schedulers import Scheduler, usable_schedulers
 from ..schedulers.jobs import Granted
 from ..schedulers.local import INHERIT
@@ -81,8 +82,8 @@ def enter_words(job: JobHere) -> list[str]:
 
 def unset_words(job: JobHere, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the words before `enter_words` that hide the request of the job from the step."""
-    names = [name for name in job.scheduler.job_request if name in environ]
-    return ["env", *(f"--unset={name}" for name in names)] if names else []
+    hidden = without(name for name in job.scheduler.job_request if name in environ)
+    return shlex.split(" ".join(hidden))
 
 
 def cluster_here(

@@ -12,8 +12,7 @@ from ..config.document import Loc
 from ..config.fields import count, positive
 from ..config.fields import size as n_bytes
 from ..injob.names import WorkerSize
-from ..schedulers.words import size as size_of_bytes
-from ..text import plural
+from ..text import exact_size_text, plural
 
 PER_JOB = ("cores", "memory", "processes")
 Setting = tuple[Loc, Any]
@@ -28,7 +27,7 @@ def dask_size(value: Any) -> Any:
     if isinstance(value, bool):
         return value
     try:
-        return size_of_bytes(parse_bytes(value))
+        return exact_size_text(parse_bytes(value))
     except (ValueError, TypeError):
         return value
 

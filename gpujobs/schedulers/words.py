@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..text import walltime_text
+from ..text import exact_size_text, walltime_text
 from .formats import clock_seconds, integer, memory_bytes
 
 if TYPE_CHECKING:
@@ -130,15 +130,7 @@ def walltime(seconds: Callable[[str], int | None]) -> Reader:
 def memory(value: str) -> Settings | None:
     """Read the memory of a job, with its unit, as ``64gb``."""
     found = memory_bytes(value)
-    return {"memory_per_job": size(found)} if found else None
-
-
-def size(n_bytes: int) -> str:
-    """Return bytes as text without a rounding: ``64GiB``, ``2253MiB``."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if n_bytes and n_bytes % unit == 0:
-            return f"{n_bytes // unit}{name}"
-    return f"{n_bytes}B"
+    return {"memory_per_job": exact_size_text(found)} if found else None
 
 
 def gpus(value: str) -> Settings | None:

@@ -184,7 +184,8 @@ def test_steps_of_a_job_do_not_get_its_request(job: str, monkeypatch: pytest.Mon
     found = here.find_job()
     hint = [*here.unset_words(found), *here.enter_words(found)]
     names = ("SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
-    assert hint[:5] == ["env", *(f"--unset={name}" for name in names), "srun"]
+    words = [word for name in names for word in ("-u", name)]
+    assert hint[: len(words) + 2] == ["env", *words, "srun"]
     assert hint[-1] == "--gres=gpu:4"
     assert here.unset_words(found, {}) == []
 

@@ -12,7 +12,7 @@ import pytest
 
 import gpujobs
 from gpujobs.deploy.keywords import spec_of
-from gpujobs.deploy.options import hints_in_python
+from gpujobs.deploy.options import with_keywords
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render
@@ -31,9 +31,11 @@ def planned(kind: str, keywords: dict[str, Any], site: str | None = None) -> Pla
     """Return the plan of the keywords of a class."""
     own = {name: value for name, value in keywords.items() if name not in OF_THE_CLASS}
     batch_schedulers = getattr(gpujobs, kind).batch_schedulers
-    with hints_in_python():
+    try:
         spec = spec_of(own, site, 0, batch_schedulers)
         return make_plan(spec, python=PYTHON, elastic=True)
+    except InputError as error:
+        raise with_keywords(error) from None
 
 
 def slurm(**keywords: Any) -> Plan:
