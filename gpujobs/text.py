@@ -173,15 +173,17 @@ def table(
     rows: Sequence[Sequence[object]],
     columns: int | None = None,
     spare: Sequence[str] = (),
+    last: int | None = None,
 ) -> str:
     """Return ``header`` and ``rows`` as aligned columns, two spaces apart.
 
     It fits in ``columns`` characters, if these are given: those of the headers ``spare`` that do
-    not fit are left out, the first one first, and then the last column is cut short.
+    not fit are left out, the first one first, and then the last column is cut short. ``last``: to
+    so many characters before a spare one is left out.
     """
     cells = [list(header), *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
     for name in spare:
-        if columns is None or _width(cells) <= columns:
+        if columns is None or _width(cells, last) <= columns:
             break
         place = cells[0].index(name)
         cells = [[*row[:place], *row[place + 1 :]] for row in cells]
@@ -205,8 +207,10 @@ def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*cells)]
 
 
-def _width(cells: Sequence[Sequence[str]]) -> int:
-    return sum(width + 2 for width in _widths(cells)) - 2
+def _width(cells: Sequence[Sequence[str]], last: int | None = None) -> int:
+    """Return the characters of a row; ``last``: the most of the last column that count."""
+    *widths, end = _widths(cells)
+    return sum(width + 2 for width in widths) + (end if last is None else min(end, last))
 
 
 def repeats_repeats(pattern: str) -> bool:

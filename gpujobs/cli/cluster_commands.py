@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import GpujobsError, InputError
-from ..text import clock_text, plural, printable, short_size_text, table
+from ..text import age_text, plural, printable, short_size_text, table
 from . import options
-from .live import echo, progress, show
+from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
     from ..clusters.cleanup import Leftover
@@ -67,7 +67,11 @@ def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) ->
         with click.open_file(str(output), "w", encoding="utf-8") as file:  # "-" is stdout
             file.write(usage_text.page(found))
     if as_json or output is None:
-        show(as_json, lambda: usage_text.usage_json(found), lambda: usage_text.usage_text(found))
+        show(
+            as_json,
+            lambda: usage_text.usage_json(found),
+            lambda: usage_text.usage_text(found, columns()),
+        )
 
 
 @click.command()
@@ -81,7 +85,13 @@ def nodes(as_json: bool) -> None:
     active = [record for record in ledger.all() if not record.finished]
     monitor.ClusterMonitor(active, ledger).reports()  # which notes failures
     found = badnodes.rows(badnodes.read(ledger), time.time())
-    show(as_json, lambda: {"version": 1, "nodes": found}, lambda: usage_text.nodes_text(found))
+    show(
+        as_json,
+        lambda: {"version": 1, "nodes": found},
+        lambda: usage_text.nodes_text(found, columns()),
+    )
+    if not found:
+        progress.write("no job of yours has failed on a node in the last day")
 
 
 @click.command()
@@ -258,7 +268,7 @@ def clean(older_than: int | None, larger_than: int | None, yes: bool) -> None:
     if not found:
         progress.write("there is nothing to remove")
         return
-    echo(_leftover_table(found))
+    echo(leftover_table(found, columns()))
     question = f"Remove {plural(len(found), 'folder')} with everything in them?"
     if not yes and not sys.stdin.isatty():
         raise InputError("nothing was removed", hint="--yes removes them without a question")
@@ -276,18 +286,20 @@ def _without_queued(found: Sequence[Leftover], ledger: Ledger) -> list[Leftover]
     return [one for one in found if not one.record or one.record.id not in queued]
 
 
-def _leftover_table(found: Sequence[Leftover]) -> str:
+def leftover_table(found: Sequence[Leftover], columns: int | None) -> str:
+    """Return a row for each folder; see `table`."""
     rows = [
         (
             one.record.id if one.record else "-",
             short_size_text(one.size),
             one.files,
-            clock_text(max(0.0, time.time() - one.changed)),
+            age_text(time.time() - one.changed),
             printable(str(one.path)),
         )
         for one in found
     ]
-    return table(("CLUSTER", "SIZE", "FILES", "AGE", "FOLDER"), rows)
+    header = ("CLUSTER", "SIZE", "FILES", "AGE", "FOLDER")
+    return table(header, rows, columns, spare=("FILES", "AGE"))
 
 
 def _remove_all(found: Sequence[Leftover], ledger: Ledger) -> None:

@@ -32,6 +32,9 @@ _STATES = {
 }
 """Colours of states; they are readable on light and dark."""
 _STATE = re.compile(rf"\b({'|'.join(_STATES)})\b")
+_CHECKS = {"ok": "green", "warning": "yellow", "failed": "red"}
+_CHECK = re.compile(rf"^({'|'.join(_CHECKS)})(?=  )", re.M)
+"""How a check of `doctor` has ended, at the beginning of its line."""
 _LABELS = {"error": "red", "warning": "yellow", "note": "blue", "hint": "cyan"}
 _LABEL = re.compile(rf"^( *)({'|'.join(_LABELS)}):", re.M)
 _PLACE = re.compile(r"(?<![^ \n])[^\s:]+\.ya?ml:\d+(?::\d+)?(?=:)")
@@ -60,9 +63,10 @@ def _with_label(found: re.Match[str]) -> str:
 
 def with_states(text: str) -> str:
     """Return text with colours for the states in it, but not for headers of tables."""
-    return "\n".join(
+    text = "\n".join(
         line if _is_header(line) else _STATE.sub(_state, line) for line in text.split("\n")
     )
+    return _CHECK.sub(lambda found: click.style(found[0], fg=_CHECKS[found[0]]), text)
 
 
 def _state(found: re.Match[str]) -> str:
@@ -185,21 +189,25 @@ progress = ReportProgress()
 """The one line of progress of this process: all messages must be written above it."""
 
 
-def echo(text: str, *, states: bool = False) -> None:
+def echo(text: str, *, coloured: bool = False) -> None:
     """Print data to stdout, without control characters. Raises OSError if it is full or closed.
 
-    ``states``: the states in it have colours, on a terminal.
+    ``coloured``: the states and labels in it have colours, on a terminal.
     """
     if sys.stdout is None:  # `>&-`
         raise OSError(errno.EBADF, "stdout is closed")
-    coloured = has_colors(sys.stdout)
-    text = printable(text)
-    click.echo(with_states(text) if coloured and states else text, color=coloured)
+    colours, text = has_colors(sys.stdout), printable(text)
+    if coloured and colours:
+        text = with_states(with_labels(text))
+    click.echo(text, color=colours)
 
 
 def show(as_json: bool, document: Callable[[], object], text: Callable[[], str]) -> None:
-    """Print a result, as JSON or as text: only that one is made."""
-    echo(json.dumps(document(), indent=1) if as_json else text())
+    """Print a result, as JSON or as text with colours: only that one is made."""
+    if as_json:
+        echo(json.dumps(document(), indent=1))
+    elif found := text():
+        echo(found, coloured=True)
 
 
 def keep_descriptors() -> None:

@@ -225,7 +225,7 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
     show(
         as_json,
         lambda: freequeues.queues_json(site_file, found),
-        lambda: freequeues.queues_text(found),
+        lambda: freequeues.queues_text(found, columns()),
     )
 
 
@@ -271,7 +271,7 @@ def list_sites(words: tuple[str, ...], as_json: bool) -> None:
 
     listed = [_listed_site(name, path) for name, path in sitefiles.site_paths().items()]
     listed = [site for site in listed if _has_words(site, words)]
-    show(as_json, lambda: {"version": 1, "sites": listed}, lambda: _sites_table(listed))
+    show(as_json, lambda: {"version": 1, "sites": listed}, lambda: sites_table(listed, columns()))
     if words and not listed:
         progress.write(f"no site has all of: {' '.join(words)}")
     for path in sitefiles.ignored_files():
@@ -302,11 +302,14 @@ def _has_words(site: dict[str, str | int | None], words: Iterable[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def _sites_table(listed: list[dict[str, str | int | None]]) -> str:
+def sites_table(listed: list[dict[str, str | int | None]], columns: int | None) -> str:
+    """Return a row for each site, "" if there are none; see `table`."""
+    if not listed:
+        return ""
     keys = ("name", "scheduler", "not_verified", "verified", "path", "description")
     rows = [[str(site[key] or "") for key in keys] for site in listed]
     header = ("SITE", "SCHEDULER", "NOT VERIFIED", "VERIFIED", "FILE", "DESCRIPTION")
-    return table(header, rows, columns(), spare=("FILE", "NOT VERIFIED", "VERIFIED"))
+    return table(header, rows, columns, spare=("FILE", "NOT VERIFIED", "VERIFIED"))
 
 
 def _listed_site(name: str, path: Path) -> dict[str, str | int | None]:

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 
 # -- clusters as text: the table, one cluster in full ----------------------------------------------
-SHOWN_NAMES = 4
+SHOWN_REASON = 20
+"""Characters of a reason that are worth more than where, and when, a cluster was submitted."""
+SHOWN_NAMES = 2
 """Names of missing workers that are listed before they are cut short."""
 SHOWN_CPUS = 20
 """Characters of a list of CPUs before it is cut short."""
@@ -64,7 +66,7 @@ def status_table(reports: Sequence[ClusterReport], columns: int | None = None) -
     header = ("CLUSTER", "SITE", "STATE", "WORKERS", "JOBS", "SUBMITTED", "TIME", "LEFT", "")
     now = time.time()
     rows = [_cluster_row(report, now) for report in reports]
-    return table(header, rows, columns, spare=("SITE", "SUBMITTED", "JOBS"))
+    return table(header, rows, columns, spare=("SITE", "JOBS", "SUBMITTED"), last=SHOWN_REASON)
 
 
 def status_json(reports: Sequence[ClusterReport]) -> str:
@@ -140,10 +142,11 @@ def _age(seconds: float | None) -> str:
 
 
 def clock_of(moment: float, now: float) -> str:
-    """Return a moment by the clock here: ``14:05`` of today, else ``2026-11-25 14:05``."""
+    """Return a moment by the clock here: ``14:05`` of today, ``11-25 14:05``, or ``2025-11-25``."""
     found, today = time.localtime(moment), time.localtime(now)
-    same_day = (found.tm_year, found.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", found)
+    if found.tm_year != today.tm_year:
+        return time.strftime("%Y-%m-%d", found)
+    return time.strftime("%H:%M" if found.tm_yday == today.tm_yday else "%m-%d %H:%M", found)
 
 
 def last_lines(name: str, log: Iterable[str]) -> list[str]:
@@ -250,7 +253,7 @@ def _gpu_table(report: ClusterReport, columns: int | None) -> str:
         return ""
     rows = [_gpu_row(gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.worker)]
     header = ("WORKER", "NODE", "GPU", "UUID", "MEMORY", "BUSY", "USED", "CPUS", "NUMA")
-    return table(header, rows, columns, spare=("UUID", "CPUS", "MEMORY"))
+    return table(header, rows, columns, spare=("UUID", "CPUS", "MEMORY", "NUMA"))
 
 
 def _gpu_row(gpu: WorkerGpu) -> tuple[str, ...]:
@@ -293,7 +296,7 @@ def worker_table(
         for name in job.connected
     ]
     header = ("WORKER", "NODE", "RUNNING", "WAITING", "CPU", "MEMORY", "GPU", "BUSY", "USED")
-    return table(header, rows, columns, spare=("GPU", "NODE"))
+    return table(header, rows, columns, spare=("GPU", "NODE", "CPU"))
 
 
 def _activity_cells(found: WorkerActivity | None) -> tuple[str, str, str, str]:
@@ -352,7 +355,7 @@ class StatusView:
         if as_json:
             echo(status_json([_with_details(report) for report in self._reports]))
         elif text := self._text(watched=watched):
-            echo(text, states=True)
+            echo(text, coloured=True)
         else:
             progress.write(_NONE_ACTIVE)
         named = as_json or watched or self._cluster_ids

@@ -39,6 +39,8 @@ from ..text import (
     walltime_text,
 )
 
+_SHOWN_REMARK = 20
+"""Characters of the last column that are worth more than a spare one."""
 GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
 
@@ -72,8 +74,8 @@ def usage_line(usage: UsageReport) -> str:
     return f"{line}, {_busy_text(hours.busy_fraction, slices=usage.has_slices)}"
 
 
-def usage_text(usage: UsageReport) -> str:
-    """Return the report in full."""
+def usage_text(usage: UsageReport, columns: int | None = None) -> str:
+    """Return the report in full; ``columns``: of the terminal."""
     cluster = usage.cluster
     title = (f"{cluster.record.id} on {cluster.record.site}", cluster.state.value, cluster.reason)
     parts = [": ".join(filter(None, title))]
@@ -81,11 +83,11 @@ def usage_text(usage: UsageReport) -> str:
         parts.append(f"  used       {line}")
     parts += [f"  {name:<9}  {value} {meaning}" for name, value, meaning in facts(usage)]
     parts += [f"  note       {problem}" for problem in usage.problems]
-    parts += ["", _job_table(usage)]
+    parts += ["", _job_table(usage, columns)]
     if rows := group_rows(usage):
-        parts += ["", table(GROUP_HEADER, rows)]
+        parts += ["", table(GROUP_HEADER, rows, columns)]
     if found := size_rows(usage):
-        parts += ["", table(SIZE_HEADER, found), *map("  ".__add__, advice_lines(usage))]
+        parts += ["", table(SIZE_HEADER, found, columns), *map("  ".__add__, advice_lines(usage))]
     return "\n".join(parts)
 
 
@@ -227,11 +229,14 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
 _TIMES = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
 
 
-def _job_table(usage: UsageReport) -> str:
+def _job_table(usage: UsageReport, columns: int | None) -> str:
     grouped = any(job.report.group for job in usage.jobs)
     times = [kind.name for kind in _TIMES]
     header = ["JOB", "ID", *["GROUP"] * grouped, "STATE", "NODE", "GPUS", *times, ""]
-    return table(header, [_row(usage, job, grouped=grouped) for job in usage.jobs])
+    rows = [_row(usage, job, grouped=grouped) for job in usage.jobs]
+    return table(
+        header, rows, columns, spare=("LOST", "STARTING", "GPUS", "PENDING"), last=_SHOWN_REMARK
+    )
 
 
 def _row(usage: UsageReport, job: JobUsage, *, grouped: bool) -> list[object]:
@@ -435,14 +440,17 @@ def _rate_steps(samples: Sequence[Received]) -> Steps:
 
 
 # -- failed nodes ----------------------------------------------------------------------------------
-def nodes_text(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of `badnodes.rows` as a table."""
+def nodes_text(found: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
+    """Return the rows of `badnodes.rows` as a table; "" if there are none."""
+    if not found:
+        return ""
     bad = {True: f"for {BAD / 3600:.0f} h", False: "no"}
     cells = [
         (row["node"], row["site"], _utc(row["time"]), bad[row["bad"]], row["reason"])
         for row in found
     ]
-    return table(("NODE", "SITE", "FAILED", "BAD", "REASON"), cells)
+    header = ("NODE", "SITE", "FAILED", "BAD", "REASON")
+    return table(header, cells, columns, spare=("SITE", "FAILED"))
 
 
 def ticket(found: Iterable[NodeFailure], usage: UsageReport) -> str:

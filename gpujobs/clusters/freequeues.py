@@ -306,14 +306,14 @@ def _parts(queues: Sequence[FreeQueue], key: str, types: Collection[str | None])
     return [part for part in parts if part.gpu_type in types] or parts
 
 
-def queues_text(queues: Sequence[FreeQueue]) -> str:
-    """Return a table with a line for each queue and GPU type."""
+def queues_text(queues: Sequence[FreeQueue], columns: int | None = None) -> str:
+    """Return a table with a line for each queue and GPU type; ``columns``: of the terminal."""
     header = ["QUEUE", "GPU TYPE", "NODES", "FREE GPUS", "ON ONE NODE", "FREE CPUS", "WALLTIME"]
     rows = [_row(free) for free in queues]
     if any(free.start for free in queues):  # estimates were asked for
         header.append("START")
         rows = [[*row, free.start or "-"] for row, free in zip(rows, queues, strict=True)]
-    return table(header, rows)
+    return table(header, rows, columns, spare=("ON ONE NODE", "NODES", "FREE CPUS"))
 
 
 def queues_json(site_file: SiteFile, queues: Sequence[FreeQueue]) -> dict[str, object]:

@@ -95,7 +95,8 @@ def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
 def test_a_moment_before_today_has_its_date() -> None:
     now = 1.8e9
     assert re.fullmatch(r"\d\d:\d\d", clock_of(now, now))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", clock_of(now - 2 * 86400, now))
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d", clock_of(now + 20 * 86400, now + 30 * 86400))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", clock_of(now - 40 * 86400, now))
 
 
 def test_every_command_is_in_one_group_of_the_help() -> None:
