@@ -198,6 +198,27 @@ def table(
     )
 
 
+def wrapped(text: str, columns: int | None, indent: int) -> str:
+    """Return ``text`` in lines of ``columns`` characters, the next ones ``indent`` further right.
+
+    Without ``columns`` it stays one line. Words are not broken: they may be paths.
+    """
+    import textwrap  # each command imports this module, and few need this
+
+    if columns is None or columns <= indent + _LEAST_COLUMN:
+        return text
+    return "\n".join(
+        textwrap.wrap(
+            text,
+            columns,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+    )
+
+
 def shortened(text: str, length: int) -> str:
     """Return ``text``, with "…" at its end if it has more than ``length`` characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -25,6 +25,7 @@ from ..text import (
     short_size_text,
     size_text,
     walltime_text,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ _PROTOCOLS = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
 _WORKER_CLASSES = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}
 
 
-def plan_text(plan: Plan, cluster_id: str) -> str:
-    """Return the plan as a table of names and values, with its notes below."""
+def plan_text(plan: Plan, cluster_id: str, columns: int | None = None) -> str:
+    """Return the plan as names and values, with its notes below; ``columns``: see `wrapped`."""
     rows = [
         ("cluster", f"{cluster_id} on site {plan.site_name} ({plan.scheduler.name})"),
         *(_jobs_row(jobs) for jobs in plan.all_jobs),
@@ -113,7 +114,7 @@ def plan_text(plan: Plan, cluster_id: str) -> str:
     ]
     stated = [row for row in rows if all(row)]
     width = max(len(name) for name, _ in stated)
-    lines = [f"{name:<{width}}  {value}" for name, value in stated]
+    lines = [wrapped(f"{name:<{width}}  {value}", columns, width + 2) for name, value in stated]
     lines += map(note_text, _notes(plan))
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, Una
 from ..schedulers import JobId, get_scheduler
 from ..text import plural
 from . import live, options
-from .live import echo, progress, show
+from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
     from ..clusters.handle import ClusterHandle
@@ -284,7 +284,7 @@ def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -
     show(
         as_json,
         lambda: {**plan_text.plan_json(plan, cluster_id), "estimated_start": start},
-        lambda: plan_text.plan_text(plan, cluster_id),
+        lambda: plan_text.plan_text(plan, cluster_id, columns()),
     )
     if verbose:
         echo(f"\n{plan_text.origins_text(spec, plan)}")

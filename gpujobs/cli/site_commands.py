@@ -248,7 +248,7 @@ def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) 
     found = list(job.check_host(site_file))
     if with_job and not checks.any_failed(found):
         found += job.check_job(site_file, settings, options.open_ledger())
-    show(as_json, lambda: checks.checks_json(found), lambda: checks.checks_text(found))
+    show(as_json, lambda: checks.checks_json(found), lambda: checks.checks_text(found, columns()))
     if checks.any_failed(found):
         sys.exit(1)
 

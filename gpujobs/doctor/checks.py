@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ..injob.folder import DamagedError, parse_json, read_file
-from ..text import clean
+from ..text import clean, wrapped
 
 
 class CheckState(StrEnum):
@@ -52,14 +52,16 @@ def any_failed(checks: Sequence[Check]) -> bool:
     return any(check.state is CheckState.FAILED for check in checks)
 
 
-def checks_text(checks: Sequence[Check]) -> str:
-    """Return one line for each check, and a second one for its remedy."""
+def checks_text(checks: Sequence[Check], columns: int | None = None) -> str:
+    """Return a line for each check, and another one for its remedy; ``columns``: see `wrapped`."""
     width = max(len(check.name) for check in checks)
+    indent = len("warning") + width + 4
     lines = []
     for check in checks:
-        lines.append(f"{check.state:<7}  {check.name:<{width}}  {check.result}")
+        text = f"{check.state:<7}  {check.name:<{width}}  {check.result}"
+        lines.append(wrapped(text, columns, indent))
         if check.remedy:
-            lines.append(f"{'':<7}  {'':<{width}}  -> {check.remedy}")
+            lines.append(wrapped(f"{'':<{indent}}-> {check.remedy}", columns, indent + 3))
     return "\n".join(lines)
 
 

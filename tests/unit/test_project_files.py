@@ -87,6 +87,8 @@ def test_the_workflow_runs_the_two_commands_on_real_batch_schedulers() -> None:
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands[1:] == ["make demo", "make test", "make lint"]
     assert job["env"]["GPUJOBS_REQUIRE"] == "slurm,sge"
+    for step in job["steps"]:  # a tag can be moved
+        assert re.fullmatch(r"[\w./-]+@[\da-f]{40}", step.get("uses", f"x@{'0' * 40}"))
 
 
 @each("form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)

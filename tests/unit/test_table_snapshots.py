@@ -140,7 +140,8 @@ def checks(columns: int | None) -> str:
             passed("commands", "sbatch, scancel, squeue"),
             warning("interface", "hsn0 is not on this host", 'scheduler="job" on this host'),
             failed("batch scheduler", "slurm does not answer on this host: squeue failed"),
-        ]
+        ],
+        columns,
     )
 
 
