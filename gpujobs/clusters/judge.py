@@ -76,7 +76,8 @@ def cluster_state(
     if not any(job.active for job in jobs):
         if owned:
             state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
-            return state, f"no jobs{_first_failure(jobs)}"
+            lost = tuple(job for job in jobs if job.number not in record.removed)
+            return state, f"no jobs{_first_failure(lost)}"
         if record.owner == "client" and not folder.removed:
             return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
         return _all_ended(jobs, removed=folder.removed)
