@@ -29,8 +29,8 @@ from ..clusters.usage import (
 )
 from ..injob.names import is_slice
 from ..text import (
+    age_text,
     charges_text,
-    clock_text,
     measured_size_text,
     plural,
     short_size_text,
@@ -129,7 +129,7 @@ _RESOURCES = {
     "gpu_memory": _Resource("memory of a GPU", *_MEMORY),
     "cpus_per_job": _Resource("CPUs of a job"),
     "memory_per_job": _Resource("memory of a job", *_MEMORY),
-    "walltime": _Resource("walltime", walltime_text, clock_text, walltime_text),
+    "walltime": _Resource("walltime", walltime_text, age_text, walltime_text),
 }
 
 
@@ -256,7 +256,7 @@ def _row(usage: UsageReport, job: JobUsage, *, grouped: bool) -> list[object]:
 def _length(phases: list[Phase], kind: PhaseKind) -> str:
     if kind not in {phase.kind for phase in phases}:
         return "-"
-    return clock_text(total(phases, kind))
+    return age_text(total(phases, kind))
 
 
 def _remark(job: JobUsage) -> str:
@@ -316,7 +316,7 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         """Positions in percent, and times since the start."""
         shares = [number / TICKS for number in range(TICKS + 1)]
-        return [(100 * share, clock_text(self._length * share)) for share in shares]
+        return [(100 * share, age_text(self._length * share)) for share in shares]
 
     @property
     def _length(self) -> float:
@@ -355,17 +355,17 @@ def page(usage: UsageReport) -> str:
 def _bar(job: JobUsage, phase: Phase, axis: Axis) -> Bar:
     left = axis.percent(phase.since)
     width = round(axis.percent(phase.until) - left, 3)
-    title, link = f"{phase.kind} for {clock_text(phase.seconds)}", None
+    title, link = f"{phase.kind} for {age_text(phase.seconds)}", None
     if phase.kind is PhaseKind.FAILED:
         title = f"{job.report.state.value}: {job.report.reason or 'unknown reason'}"
     elif phase.kind is PhaseKind.REPLACED:
         link = job.replaced_by
-        title = f"replaced by job {link}, which was ready after {clock_text(phase.seconds)}"
+        title = f"replaced by job {link}, which was ready after {age_text(phase.seconds)}"
     return Bar(phase.kind.value, left, width, title, link)
 
 
 def _bar_length(start: float, end: float | None) -> str:
-    return "" if end is None else clock_text(max(0.0, end - start))
+    return "" if end is None else age_text(max(0.0, end - start))
 
 
 def _step_line(steps: Steps, axis: Axis, most: int) -> str:

@@ -308,7 +308,7 @@ def bar(text: str, number: int, kind: str) -> str:
 def test_the_bars_of_a_lost_and_replaced_job() -> None:
     text = page(usage())
     lost, failed, replaced = (bar(text, 1, kind) for kind in ("lost", "failed", "replaced"))
-    assert "left:33.333%;width:8.334%" in lost and 'title="lost for 15:00"' in lost
+    assert "left:33.333%;width:8.334%" in lost and 'title="lost for 15m"' in lost
     assert "width:0.0%" in failed and "FAILED: &lt;script&gt;" in failed
     assert 'href="#job-2"' in replaced and "replaced by job 2" in replaced
     assert 'replaced by <a href="#job-2">job 2</a>' in text
