@@ -60,7 +60,7 @@ def test_python_md_lists_the_keys_of_a_job_and_of_profiles() -> None:
     status = JobStatus(JobState.PENDING)
     answers = dict.fromkeys(GROUPED.jobs.values(), status)
     job = judge(GROUPED, FolderState(), answers, now=START).jobs[0]
-    assert listed(text, "(commands.md#status), with the keys\n") == set(job_json(job))
+    assert listed(text, "(json.md#status), with the keys\n") == set(job_json(job))
     keys = listed(text, "(reference-profile.md), with the same names and types:\n")
     assert len(keys) > 10 and keys <= set(keys_of(profile_models.Profile))
 
