@@ -35,7 +35,6 @@ from ..clusters.report import (
 from ..clusters.times import cluster_times, job_times
 from ..errors import GpujobsError, JobFailedError
 from ..injob.demand import RULES
-from ..injob.folder import EndKind
 from ..injob.names import is_slice
 from ..schedulers import JobState
 from ..text import age_text, clock_text, measured_size_text, note_text, plural, quoted, table
@@ -53,8 +52,6 @@ SHOWN_NAMES = 2
 """Names of missing workers that are listed before they are cut short."""
 SHOWN_CPUS = 20
 """Characters of a list of CPUs before it is cut short."""
-WALLTIME_CURE = "a longer `walltime`, or checkpoints and `requeue`"
-"""For a cluster whose walltime was too short."""
 FOLDED = 4
 """Equal jobs that are one row on a terminal."""
 SHOWN_LOGS = 2
@@ -197,8 +194,8 @@ def _facts(report: ClusterReport, now: float) -> Iterator[str]:
         yield f"  attempt  {report.attempt} of {record.attempts}"
     if report.exit_code is not None:
         yield f"  exit     {report.exit_code}"
-    if report.kind is EndKind.WALLTIME:
-        yield f"  cure     {WALLTIME_CURE}"
+    if report.cure:
+        yield f"  cure     {report.cure}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
     if report.folder.address and not report.finished:

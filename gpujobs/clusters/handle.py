@@ -128,7 +128,8 @@ class ClusterHandle:
         watch(report)
         if report.state is not ClusterState.DONE:
             command = "logs" if report.run_failed else "status"
-            hint = f"gpujobs {command} {report.record.argument}"
+            look = f"gpujobs {command} {report.record.argument}"
+            hint = f"{report.cure}; {look}" if report.cure else look
             raise JobFailedError(f"{self.id}: {report.reason}", hint=hint, code=report.exit_code)
         return report
 

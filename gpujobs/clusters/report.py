@@ -202,6 +202,13 @@ class ClusterReport:
         return self.state in (ClusterState.DONE, ClusterState.FAILED, ClusterState.CANCELLED)
 
     @property
+    def cure(self) -> str:
+        """What the user can do after such an end; "" if that is not known."""
+        if self.kind is EndKind.WALLTIME:
+            return "a longer `walltime`, or checkpoints and `requeue`"
+        return ""
+
+    @property
     def gone(self) -> dict[int, str]:
         """Why jobs of this attempt bring no workers any more, by number."""
         return {} if self.finished else gone_jobs(self.record, self.current_jobs)

@@ -12,9 +12,11 @@ from click.testing import CliRunner
 from gpujobs.cli.main import main
 from gpujobs.clusters.connect import _dashboard_lines, _dashboard_link
 from gpujobs.clusters.folder import FolderState
-from gpujobs.clusters.ledger import ClusterRecord
+from gpujobs.clusters.handle import ClusterHandle
+from gpujobs.clusters.ledger import ClusterRecord, Ledger
 from gpujobs.config.sitefiles import load_site, selects_this_host
 from gpujobs.doctor.job import check_host
+from gpujobs.errors import JobFailedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.text import alike, note_text
 
@@ -50,6 +52,20 @@ def test_only_a_cluster_that_has_not_ended_is_cancelled(
         Folder(str(folder)).end(Ended(kind, 0))
     done = CliRunner().invoke(main, ["cancel", "svd-0001"])
     assert (done.exit_code, done.output) == (0, f"svd-0001 {outcome}\n")
+
+
+def test_a_walltime_that_was_too_short_names_the_cure(home: Path) -> None:
+    submitted(home, "svd-0001", scheduler="local", submissions=())
+    folder = home / ".gpujobs" / "svd-0001"
+    folder.chmod(0o700)
+    Folder(str(folder)).end(Ended(EndKind.WALLTIME, 143, "run: the walltime is nearly over"))
+    cure = "a longer `walltime`, or checkpoints and `requeue`"
+    ledger = Ledger()
+    with pytest.raises(JobFailedError) as found:
+        ClusterHandle("svd-0001", ledger).wait()
+    assert found.value.hint == f"{cure}; gpujobs status svd-0001"
+    done = CliRunner().invoke(main, ["status", "svd-0001"])
+    assert f"  cure     {cure}\n" in done.output
 
 
 def test_clusters_of_doctor_are_listed_by_their_id_only(home: Path) -> None:
