@@ -33,7 +33,7 @@ def write_owner(folder: Path) -> None:
         "host": socket.gethostname(),
         "pid": pid,
         "started": int(fields[_STARTED]) if fields else 0,
-        "kernel": _kernel(),
+        "kernel": _kernel() if fields else "",
     }
     write_atomically(folder / OWNER, json.dumps(owner))
 
