@@ -302,6 +302,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         elif self._dask.end_of_scheduler():
             self._dask.disconnect()
         ending = asyncio.ensure_future(self._pool.end_jobs())
+        await self._dask.remove_workers()
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending
