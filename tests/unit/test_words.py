@@ -280,6 +280,19 @@ def test_values_of_other_libraries_are_taken() -> None:
     assert group.profile.workers.death_timeout == 60
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("partition", "use queue=…"),
+        ("nodelist", "use directives=['--nodelist=NAME']"),
+        ("services", "leave it out: a cluster of jobs has nothing like it"),
+        ("zzz", "`gpujobs schema profile` lists the keys, which are keywords here"),
+    ],
+)
+def test_a_word_that_no_class_has_gets_its_key_or_where_all_are(word: str, hint: str) -> None:
+    assert f"keyword {word}: unknown keyword\n  hint: {hint}" in refusal(**{word: "x"})
+
+
 def test_a_number_of_workers_of_numpy_is_taken() -> None:
     keywords = {"queue": "gpu", "gpus_per_job": 0}
     spec = spec_of(keywords, None, np.int64(2), ("slurm",))  # type: ignore[arg-type]
