@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,7 +32,7 @@ from . import credentials
 from .attached import AttachedCluster, HostCluster
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
-from .keywords import document_of, spec_of
+from .keywords import document_of, read_keywords, spec_of
 from .options import (
     ClusterOptions,
     JobQueueCluster,
@@ -44,7 +44,7 @@ from .options import (
 )
 from .pool import JobPool
 from .scaler import Scaler
-from .vocabulary import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary
+from .vocabulary import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, plain
 
 # -- GPUJobQueueCluster ----------------------------------------------------------------------------
 LEASE_INTERVAL = 10_000
@@ -184,10 +184,11 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         names = keywords.keys() & {field.name for field in fields(ClusterOptions)}
         options = ClusterOptions.of({name: keywords.pop(name) for name in names})
         try:
-            spec, devices, note = cluster_here(document_of(keywords, vocabulary=LOCAL), site=site)
+            read = read_keywords(keywords, vocabulary=LOCAL).checked()
+            spec, devices, note = cluster_here(read.document, site=site)
             self: GPULocalCluster = GPULocalCluster.__new__(GPULocalCluster)
             self._devices = devices
-            self._open(spec, options, None, [note])
+            self._open(spec, options, None, [*read.notes, note])
         except InputError as error:
             raise with_keywords(error) from None
         return self
@@ -310,6 +311,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         elif self._dask.end_of_scheduler():
             self._dask.disconnect()
         ending = asyncio.ensure_future(self._pool.end_jobs())
+        await self._dask.remove_workers()
         await self._dask.wait_for_workers_to_exit()
         await super()._close()
         await ending
@@ -368,7 +370,8 @@ class GPULocalCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on this machine, without a batch scheduler.
 
     It starts one worker on every free GPU, and takes the keywords of
-    ``dask_cuda.LocalCUDACluster``; docs/python.md has a table of them.
+    ``dask_cuda.LocalCUDACluster``; docs/python.md has a table of them. As that class, it waits for
+    its first workers: those that do not come within ``start_timeout`` are an error.
 
     Parameters
     ----------
@@ -389,6 +392,8 @@ class GPULocalCluster(GPUJobQueueCluster):
     batch_schedulers = ("local",)
     default_site = "local"
     vocabulary = LOCAL
+    _first_workers = 0
+    """Workers that it waits for when it starts."""
 
     def __init__(
         self,
@@ -421,6 +426,30 @@ class GPULocalCluster(GPUJobQueueCluster):
             ),
             **keywords,
         )
+        self._first_workers = plain(n_workers)
+        if self._first_workers and not self.asynchronous:
+            try:
+                self.sync(self._wait_for_first_workers)
+            except BaseException:
+                self._abort()
+                raise
+
+    def __await__(self) -> Generator[Any, Any, GPULocalCluster]:
+        new = self.status == Status.created
+        yield from super().__await__()
+        if new and self._first_workers:
+            yield from self._start_first_workers().__await__()
+        return self
+
+    async def _start_first_workers(self) -> None:
+        try:
+            await self._wait_for_first_workers()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _wait_for_first_workers(self) -> None:
+        await self._wait_for_workers(self._first_workers, self._pool.plan.profile.start_timeout)
 
 
 def _workers_on_free_gpus(devices: tuple[str, ...] | None, keywords: Mapping[str, Any]) -> int:

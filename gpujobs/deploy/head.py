@@ -367,6 +367,19 @@ class DaskControl:
             await asyncio.wait_for(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
         cluster.status = Status.running
 
+    async def remove_workers(self) -> None:
+        """Let all workers of a local dask scheduler leave at once.
+
+        It tells all others of each worker that leaves. Of workers that leave one after another, the
+        number of these messages is the square of theirs.
+        """
+        scheduler = self._cluster.scheduler
+        if isinstance(scheduler, Scheduler):
+            for address in list(scheduler.workers):
+                await scheduler.remove_worker(
+                    address, stimulus_id="gpujobs-close", expected=True, close=True
+                )
+
     async def wait_for_workers_to_exit(self) -> None:
         """Let workers exit before a local dask scheduler, which logs connections that end later."""
         deadline = time.monotonic() + CLOSE_WORKERS_TIMEOUT

@@ -350,7 +350,10 @@ class _Converter:
         elif name not in words.known():
             self.problems.append(given.problem("unknown keyword", words.suggestion(name)))
         elif name in DIRECTIVES:
-            self._put((("directives",), self._directives(given)), given)
+            self._put((("directives",), self._directives(given.value, given)), given)
+        elif name == "groups" and isinstance(given.value, Mapping):
+            for group, keys in given.value.items():
+                self._add_group(("groups", group), keys, given)
         elif name == "resource_spec":
             self._add_resources(given)
         else:
@@ -383,14 +386,28 @@ class _Converter:
                 "walltime gets a successor"
             )
 
-    def _directives(self, given: Given) -> list[Any]:
-        """Return the user's directives without those that mean keys, which are set."""
+    def _add_group(self, loc: Loc, keys: Any, given: Given) -> None:
+        """Add the keys of a group of workers, and those that its directives mean."""
+        self._put((loc, keys), given)
+        if not isinstance(keys, Mapping):  # reported later
+            return
+        for key in keys:
+            self.sources[*loc, key] = given
+        if "directives" in keys:
+            lines = self._directives(keys["directives"], given, loc)
+            self._put(((*loc, "directives"), lines), given)
+
+    def _directives(self, value: Any, given: Given, loc: Loc = ()) -> list[Any]:
+        """Return the user's directives without those that mean keys, which are set.
+
+        ``loc``: the group that they are of.
+        """
         kept: list[Any] = []
-        for line in sequence(directives(given.value)):
+        for line in sequence(directives(value)):
             if not isinstance(line, str):
                 kept.append(line)
             elif not any(text in line for text in self.skips):
-                kept += filter(None, [self._translated(line, given)])
+                kept += filter(None, [self._translated(line, given, loc)])
         return kept
 
     def _add_resources(self, given: Given) -> None:
@@ -408,7 +425,7 @@ class _Converter:
         lines = Document([*before.items.values(), *self.resources], source=PYTHON)
         return Document({"directives": lines}, source=PYTHON).over(self.whole)
 
-    def _translated(self, line: str, given: Given) -> str:
+    def _translated(self, line: str, given: Given, loc: Loc = ()) -> str:
         """Set the keys that a directive means, and return the rest of it."""
         if self.scheduler is None:
             return line
@@ -420,7 +437,7 @@ class _Converter:
         except ValueError:  # it is no directive, which is reported later
             return line
         for key, value in found.settings.items():
-            self._put(((key,), value), given, of_line=True)
+            self._put(((*loc, key), value), given, of_line=True)
         return found.rest
 
     def add_per_job(self, found: Mapping[str, Given]) -> None:

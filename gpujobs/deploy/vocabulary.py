@@ -20,6 +20,7 @@ from ..config.fields import count, positive, sequence
 from ..config.hints import unknown_keyword
 from ..config.model import key_names, keys_of
 from ..config.profile import Profile, Workers
+from ..config.synonyms import WORDS
 from ..planning.workeroptions import CUDA
 from .jobnumbers import PER_JOB, Setting, dask_size
 
@@ -159,11 +160,46 @@ def worker_command_settings(command: Any) -> list[Setting]:
     raise ValueError(f"{command!r} is neither 'dask_cuda.cli' nor 'distributed.cli.dask_worker'")
 
 
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "directives": directives,
+    "environment.python": python_path,
+    "environment.setup": prologue,
+    "memory_per_job": dask_size,
+    "workers.death_timeout": seconds,
+    "workers.gpus_per_worker": positive,
+    "workers.memory": dask_size,
+    "workers.workers_per_gpu": positive,
+    **dict.fromkeys(
+        (
+            "workers.device_memory_limit",
+            "workers.rmm_maximum_pool_size",
+            "workers.rmm_pool_size",
+            "workers.rmm_release_threshold",
+        ),
+        device_size,
+    ),
+}
+"""How values in dask's spelling are converted, by the key that they are of."""
+
+
+def of_key(key: str) -> Reader:
+    """Return the reader of a keyword that means ``key``."""
+    return to(key, _CONVERTED[key]) if key in _CONVERTED else to(key)
+
+
+def words(*names: str) -> dict[str, Reader]:
+    """Return the readers of words of other programs that mean keys."""
+    return {name: of_key(WORDS[name]) for name in names}
+
+
+def parts(*keys: str) -> dict[str, Reader]:
+    """Return the readers of keywords that are called as the last part of their key."""
+    return {key.rpartition(".")[2]: of_key(key) for key in keys}
+
+
 WORKER_OPTIONS: dict[str, Reader] = {
-    "nthreads": to("workers.threads"),
-    "memory_limit": to("workers.memory", dask_size),
-    "interface": to("network.interface"),
-    "death_timeout": to("workers.death_timeout", seconds),
+    **words("nthreads", "memory_limit"),
+    **parts("network.interface", "workers.death_timeout"),
     "protocol": protocol_settings,
 }
 """Options of `dask worker` that are keys of the profile under another name."""
@@ -267,44 +303,26 @@ class Vocabulary(dict[str, "Reader | Noted | str"]):
 
 JOBQUEUE = Vocabulary(
     {
-        "project": to("account"),
-        "job_name": to("name"),
-        "job_cpu": to("cpus_per_job"),
-        "ncpus": to("cpus_per_job"),
-        "local_directory": to("workers.local_directory"),
-        "python": to("environment.python", python_path),
-        "container": to("environment.container"),
-        "interface": to("network.interface"),
-        "worker_memory": to("workers.memory", dask_size),
-        "worker_threads": to("workers.threads"),
-        "worker_class": to("workers.worker_class"),
-        "job_extra_directives": to("directives", directives),
-        "job_extra": to("directives", directives),
-        "job_script_prologue": to("environment.setup", prologue),
-        "env_extra": to("environment.setup", prologue),
-        "death_timeout": to("workers.death_timeout", seconds),
-        "gpus_per_worker": to("workers.gpus_per_worker", positive),
-        "worker_gpu": to("workers.gpus_per_worker", positive),
-        "workers_per_gpu": to("workers.workers_per_gpu", positive),
+        **words("project", "job_name", "job_cpu", "ncpus", "job_mem", "mem"),
+        **words("worker_memory", "worker_threads", "worker_gpu"),
+        **words("job_extra_directives", "job_extra", "job_script_prologue", "env_extra"),
+        **parts("environment.container", "environment.python", "network.interface"),
+        **parts("workers.local_directory", "workers.worker_class", "workers.death_timeout"),
+        **parts("workers.gpus_per_worker", "workers.workers_per_gpu"),
         "gpus_per_job": gpus_settings,
-        "job_mem": to("memory_per_job", dask_size),
-        "mem": to("memory_per_job", dask_size),
         "protocol": protocol_settings,
         "worker_options": worker_settings,
         "worker_extra_args": extra_args_settings,
         "extra": extra_args_settings,
         **dict.fromkeys((*PER_JOB, *SKIPS), lambda value: ()),
         "resource_spec": lambda value: (),
-        "shebang": Noted("not used: `shell` of the site file is the first line of scripts"),
+        **{name: Noted(f"not used: {WORDS[name]}") for name in ("shebang", "use_stdin")},
+        **{name: WORDS[name] for name in ("shared_temp_directory", "security", "lsf_units")},
         "nanny": "use worker_class",
         "worker_command": worker_command_settings,
-        "shared_temp_directory": "use `directory` of the site file: it holds the certificates",
-        "security": "use network={'encryption': …}: each cluster makes its own certificate",
         "dashboard_address": "use scheduler_options={'dashboard_address': …}",
         "scheduler_cls": "use scheduler_options",
         "job_cls": "use site",
-        "lsf_units": "use `request` of the site file, which contains the unit",
-        "use_stdin": Noted("not used: scripts are always passed on standard input"),
         "gpus": "use n_workers: each worker has one GPU; GPUs of one job: gpus_per_job",
         "run": "use `gpujobs submit`, which runs a command in the cluster",
         "idle_timeout": "use scheduler_options={'idle_timeout': …}",
@@ -321,29 +339,16 @@ JOBQUEUE = Vocabulary(
 LOCAL = Vocabulary(
     {
         **{name: word for name, word in JOBQUEUE.items() if name != "dashboard_address"},
-        **{name: to(f"workers.{name}") for name in CUDA},
-        "device_memory_limit": to("workers.device_memory_limit", device_size),
-        "rmm_pool_size": to("workers.rmm_pool_size", device_size),
-        "rmm_maximum_pool_size": to("workers.rmm_maximum_pool_size", device_size),
-        "rmm_release_threshold": to("workers.rmm_release_threshold", device_size),
+        **parts(*(f"workers.{name}" for name in CUDA)),
+        **words("threads_per_worker", "rmm_allocator_external_lib_list"),
         "enable_tcp_over_ucx": partial(ucx_settings, "enable_tcp_over_ucx"),
         "enable_infiniband": partial(ucx_settings, "enable_infiniband"),
         "enable_nvlink": partial(ucx_settings, "enable_nvlink"),
-        "threads_per_worker": to("workers.threads"),
-        "rmm_allocator_external_lib_list": to("workers.set_rmm_allocator_for_libs"),
         "memory_limit": memory_limit_settings,
         "blocked_handlers": "use scheduler_kwargs={'blocked_handlers': …}",
-        "data": "use device_memory_limit and memory_limit: an object cannot be passed to a job",
         "ip": "use host",
-        "jit_unspill": "use enable_cudf_spill: dask-cuda has no jit_unspill any more",
-        "log_spilling": "use cudf_spill_stats, with enable_cudf_spill",
         "processes": "leave it out: every worker is a process",
-        "scheduler_sync_interval": "leave it out: the jobs are watched all the time",
         "service_kwargs": "use scheduler_kwargs={'service_kwargs': …}",
-        "services": "leave it out: dask no longer uses it",
-        "start": "leave it out: dask no longer uses it",
-        "worker_dashboard_address": "leave it out: the workers have no dashboard",
-        "worker_services": "leave it out: dask no longer uses it",
     }
 )
 """Of LocalCUDACluster and dask-jobqueue."""

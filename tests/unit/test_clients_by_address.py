@@ -97,3 +97,9 @@ def test_the_file_in_the_folder_and_the_certificate_are_enough(home: Path) -> No
         file = str(cluster.folder / "scheduler.json")
         with Client(scheduler_file=file, security=cluster.security) as client:
             assert client.nthreads() == {}
+
+
+def test_dask_asks_no_function_for_the_certificate_of_a_file(home: Path) -> None:
+    """If this fails, dask has learned it: docs/python.md, and the hint about files, can go."""
+    with made() as cluster, pytest.raises(TypeError, match="ssl_context"):
+        Client(scheduler_file=str(cluster.folder / "scheduler.json"), timeout=1)

@@ -12,6 +12,7 @@ import pytest
 from gpujobs.clusters import here
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.document import Document
+from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.errors import InputError
 
 from ..support.transcripts import recorded
@@ -206,3 +207,15 @@ def test_a_step_has_the_variables_that_its_launcher_did_not_get(
     first, *lines = done.stdout.splitlines()
     assert first == "none"
     assert {"SLURM_GPUS_PER_NODE=a100:4", "SLURM_CPUS_PER_TASK=8", "SLURM_JOB_ID=2"} <= {*lines}
+
+
+@pytest.mark.parametrize("job", ["slurm"], indirect=True)
+def test_notes_about_keywords_are_shown_in_a_job_as_elsewhere(
+    home: Path, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")
+    words = {"shebang": "#!/bin/zsh", "worker_extra_args": ["--lifetime", "1h"]}
+    with GPUJobQueueCluster.here(gpus_per_job=0, network={"dashboard": "off"}, **words):
+        said = capsys.readouterr().out
+    assert "shebang: not used" in said and "job 2 of slurm" in said

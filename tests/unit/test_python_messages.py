@@ -59,7 +59,8 @@ def test_a_cluster_that_is_made_again_names_the_first_one(
 ) -> None:
     keywords: dict[str, Any] = {"gpus_per_job": 0, "network": {"dashboard": "off"}}
     waiting = {"setup": "sleep 100"}
-    with gpujobs.GPULocalCluster(n_workers=1, environment=waiting, **keywords) as first:
+    with gpujobs.GPULocalCluster(n_workers=0, environment=waiting, **keywords) as first:
+        first.scale(1)
         assert "this process has" not in capsys.readouterr().out
         with gpujobs.GPULocalCluster(n_workers=0, **keywords) as second:
             said = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpujobs
-from gpujobs.deploy.keywords import spec_of
+from gpujobs.deploy.keywords import read_keywords, spec_of
 from gpujobs.deploy.options import with_keywords
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Plan, make_plan
@@ -214,6 +215,45 @@ def test_pbs_sends_the_mails_that_a_user_wants(home: Path, line: str, mails: int
     assert len(found) == mails and (line or "-m n") in found[0]
 
 
+def test_directives_of_a_group_mean_keys_of_the_group() -> None:
+    gpu = {"gpus": 4, "directives": ["--gres=gpu:a100:4", "--comment=x"]}
+    read = read_keywords(
+        {"groups": {"gpu": gpu, "prep": {"gpus": 0}}}, scheduler=get_scheduler("slurm")()
+    )
+    assert read.checked().document.plain == {
+        "groups": {
+            "gpu": {
+                "gpus": 4,
+                "gpus_per_job": 4,
+                "gpu_type": "a100",
+                "directives": ["--comment=x"],
+            },
+            "prep": {"gpus": 0},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"gpus_per_job": 2, "directives": ["--gres=gpu:4"]}, "groups.gpu.gpus_per_job`.*: 4 and 2"),
+        ({"directives": ["--nodes=2"]}, "`--nodes=2`: the number of nodes follows"),
+        ({"directives": ["--time=1:00:00", "-t 120"]}, "groups.gpu.walltime`.*: 2h and 1h"),
+    ],
+)  # fmt: skip
+def test_a_directive_of_a_group_that_differs_or_cannot_be_is_an_error(
+    group: dict[str, Any], words: str
+) -> None:
+    found = read_keywords({"groups": {"gpu": group}}, scheduler=get_scheduler("slurm")()).problems
+    assert [problem.position.source for problem in found if problem.position] == ["keyword groups"]
+    assert re.search(words, str(found[0]))
+
+
+def test_a_request_for_gpus_in_a_group_of_a_profile_is_refused_with_its_key(home: Path) -> None:
+    profile = "groups: {a: {gpus: 4, directives: ['--gres=gpu:4']}, b: {gpus: 0}}\n"
+    assert "gpus_per_job: 4" in error_of(home, profile)
+
+
 # -- keywords ------------------------------------------------------------------------------------------------------------
 class Listed(Sequence[Any]):
     """A list of another library, as OmegaConf's."""
@@ -240,6 +280,19 @@ def test_values_of_other_libraries_are_taken() -> None:
     assert "--comment=x" in group.lines and group.shape.cpus == 8
     assert group.profile.workers.local_directory == "/fast"
     assert group.profile.workers.death_timeout == 60
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("partition", "use queue=…"),
+        ("nodelist", "use directives=['--nodelist=NAME']"),
+        ("services", "leave it out: a cluster of jobs has nothing like it"),
+        ("zzz", "`gpujobs schema profile` lists the keys, which are keywords here"),
+    ],
+)
+def test_a_word_that_no_class_has_gets_its_key_or_where_all_are(word: str, hint: str) -> None:
+    assert f"keyword {word}: unknown keyword\n  hint: {hint}" in refusal(**{word: "x"})
 
 
 def test_a_number_of_workers_of_numpy_is_taken() -> None:
