@@ -168,7 +168,7 @@ class Workers(model.Model):
 
     @property
     def gpu_memory(self) -> str:
-        """How RMM allocates GPU memory: one of `injob.options.GPU_MEMORY`."""
+        """How RMM allocates GPU memory: plain, pool, async or managed."""
         if self.rmm_managed_memory:
             return "managed"
         if self.rmm_async:
@@ -284,7 +284,7 @@ class Network(model.Model):
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = model.optional(
         model.choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
-        "auto: the fastest of the site's protocols that work, as measured in the job",
+        "auto: the fastest of the site's protocols that work, as `doctor --run` measured them",
         default="auto",
     )
     encryption: bool | None = model.optional(

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..batch import receive
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
-from ..clusters import scale, submit
+from ..clusters import rates, scale, submit
 from ..clusters.folder import discard, private_folder
 from ..clusters.freequeues import read_with, site_client
 from ..clusters.ledger import ClusterRecord, Ledger
@@ -32,6 +32,7 @@ from ..config.spec import ClusterSpec, make_spec, with_settings
 from ..errors import GpujobsError, InputError, RefusedError
 from ..injob.folder import DamagedError, parse_json, read_file
 from ..injob.gpus import binding_messages
+from ..injob.transport import Choice, Measured, choose
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
 from ..schedulers.base import needed_commands
@@ -109,18 +110,43 @@ def _check_route(facts: JobFacts) -> Check:
 
 
 def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
-    parts = [rate_text(facts)]
-    folder = report.folder
-    if rates := folder.transport.text():
-        parts.append(rates)
-    if not folder.transport.reason and not folder.unused_networks:
+    folder, measured = report.folder, measured_rates(facts, report)
+    parts, reason = [rate_text(facts)], folder.transport.reason
+    if len(measured) > 1:
+        chosen, faster = choose(list(measured), measured, len(folder.workers))
+        parts.append(Choice(chosen, measured=measured).text())
+        if facts["bandwidth"] and facts["bandwidth"]["gpu_memory"]:
+            reason = reason or faster
+    if not reason and not folder.unused_networks:
         return passed("transport", "; ".join(parts))
     remedy = (
         "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
     )
-    if folder.transport.reason:  # it is listed
+    if reason:  # it is listed
         remedy = "if ucxx is missing: pip install 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
-    return warning("transport", "; ".join([*parts, *folder.notes]), remedy)
+    notes = dict.fromkeys(filter(None, (reason, *folder.notes)))
+    return warning("transport", "; ".join([*parts, *notes]), remedy)
+
+
+def measured_rates(facts: JobFacts, report: ClusterReport) -> dict[str, Measured]:
+    """Return the rates between two workers: those of a job, or of two jobs if there are several."""
+    found: dict[str, Measured] = {}
+    for protocol, one in facts["bandwidth"]["protocols"].items() if facts["bandwidth"] else ():
+        if one["problem"]:
+            problem = f"{protocol} does not work on {facts['node']}: {one['problem']}"
+            found[protocol] = Measured(problem=problem)
+        elif len(report.jobs) == 1:
+            found[protocol] = Measured(within=one["rate"])
+        else:
+            found[protocol] = Measured(between=one["rate"])
+    return found
+
+
+def _keep_rates(facts: JobFacts, report: ClusterReport, ledger: Ledger) -> None:
+    """Keep the rates for later clusters; not those of host memory, which decide nothing."""
+    kind, bandwidth = report.folder.transport.kind, facts["bandwidth"]
+    if kind and bandwidth and bandwidth["gpu_memory"]:
+        rates.keep(ledger, kind, measured_rates(facts, report), time.time())
 
 
 def _check_scratch(scratch: Scratch) -> Check:
@@ -303,10 +329,11 @@ class JobRun:
 def rate_text(facts: JobFacts) -> str:
     """Return the protocol of a job, and GB/s between two workers if they were measured."""
     protocol, measured = facts["address"].split("://")[0], facts["bandwidth"]
-    if not measured:
+    if not measured or protocol not in measured["protocols"]:
         return protocol
+    rate = measured["protocols"][protocol]["rate"]
     memory = "GPU" if measured["gpu_memory"] else "host"
-    return f"{protocol}, {measured['rate']} GB/s between two workers ({memory} memory)"
+    return f"{protocol}, {rate:.3g} GB/s between two workers ({memory} memory)"
 
 
 def check_job(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequence[Check]:
@@ -344,6 +371,7 @@ def run_job(
         reason = report.reason or f"no answer within {timeout:.0f} s"
         remedy = _remedy(report) or f"gpujobs logs --all {record.id}"
         return JobRun([failed("job", f"{record.id}: {reason}", remedy)], report)
+    _keep_rates(facts, report, ledger)
     return JobRun(list(check_facts(facts, report)), report, facts)
 
 
@@ -421,7 +449,10 @@ def plan_request(
             own: dict[str, object] = {
                 "run": [first.groups[0].python, *program] if program else ["sleep", "3600"],
                 "start_workers": first.n_workers,
-                "env": {"DOCTOR_WORKERS": str(first.n_workers)},
+                "env": {
+                    "DOCTOR_WORKERS": str(first.n_workers),
+                    "DOCTOR_PROTOCOLS": ",".join(first.transport.protocols),
+                },
             }
             spec = with_settings(spec, Document(own, source=SOURCE))
             return spec, make_cluster_plan(spec)

@@ -46,8 +46,8 @@ IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
 """File that names another cluster, after whose end this one starts."""
-KEPT = "transports.json"
-"""File with measured rates, in the folder of all clusters of the user at this site."""
+RATES = "rates"
+"""File with measured rates by kind of node, as the user's state folder has them."""
 MOST_BYTES = 2**24
 """Of a file that is read as a whole; a larger one is damaged."""
 _MOST_BYTES_OF_LINES = 2**26
@@ -368,6 +368,7 @@ _CHOICE = _shape(
     measured=_MEASURED_BY_NAME,
     environ=Optional[dict[str, str]],
     remark=str,
+    kind=str,
 )
 _VERDICT = _shape(
     required=True,
@@ -391,7 +392,7 @@ SHAPES: dict[str, Any] = {
     "rank-error": _shape(required=True, exit_code=int, reason=str),
     IDLE: _shape(required=True, reason=str),
     AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
-    KEPT: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
+    RATES: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
     "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
     "jobs/*.started": _shape(node=str, started=float),
     "jobs/*.node": dict[str, str],

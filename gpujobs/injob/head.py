@@ -18,7 +18,7 @@ from .names import CERTIFICATE, NOTE, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
-from .transport import TransportChoice
+from .transport import choose_protocol
 from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
@@ -179,7 +179,7 @@ class Head(Job):
             if self.stop_reason:
                 raise self._stopped(self._stop_message())
 
-        choice = TransportChoice(self.options, self.environ, pause).make()
+        choice = choose_protocol(self.options, self.environ, pause)
         if not choice.scheme:
             raise failure(choice.reason)
         self.environ.update(choice.environ or {})
