@@ -4,15 +4,18 @@ import argparse
 import os
 
 from distributed import Client
-
-from gpujobs.torch import run_ddp
+from ranks import run_ddp
 
 EXAMPLES = 4096
 WEIGHTS = [1.0, -2.0, 3.0, 0.5]
 
 
-def train(epochs):
-    """Fit a line through noisy data; return the rank, its device and the coefficients."""
+def train(epochs, loaders):
+    """Fit a line through noisy data; return the rank, its device and the coefficients.
+
+    ``loaders``: processes of this rank that load its data. They are spawned, because a fork of a
+    process with threads can hang.
+    """
     import torch
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -25,7 +28,8 @@ def train(epochs):
     y = x @ torch.tensor(WEIGHTS).unsqueeze(1) + 0.01 * torch.randn(EXAMPLES, 1)
     table = TensorDataset(x, y)
     sampler = DistributedSampler(table)  # each rank has its part
-    loader = DataLoader(table, batch_size=64, sampler=sampler)
+    processes = {"multiprocessing_context": "spawn", "persistent_workers": True} if loaders else {}
+    loader = DataLoader(table, batch_size=64, sampler=sampler, num_workers=loaders, **processes)
 
     model = DistributedDataParallel(torch.nn.Linear(len(WEIGHTS), 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -44,10 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=None, help="default: all that are connected")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--loaders", type=int, default=1, help="processes of a rank that load data")
     options = parser.parse_args()
 
     with Client() as client:
-        results = run_ddp(client, train, options.epochs, n_workers=options.workers)
+        results = run_ddp(client, train, options.epochs, options.loaders, n_workers=options.workers)
     for rank, device, found in results:
         print(f"rank {rank} on {device}: {found}")
     assert all(found == WEIGHTS for _, _, found in results)
