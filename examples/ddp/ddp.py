@@ -11,11 +11,7 @@ WEIGHTS = [1.0, -2.0, 3.0, 0.5]
 
 
 def train(epochs, loaders):
-    """Fit a line through noisy data; return the rank, its device and the coefficients.
-
-    ``loaders``: processes of this rank that load its data. They are spawned, because a fork of a
-    process with threads can hang.
-    """
+    """Fit a line through noisy data; return the rank, its device and the coefficients."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -28,6 +24,7 @@ def train(epochs, loaders):
     y = x @ torch.tensor(WEIGHTS).unsqueeze(1) + 0.01 * torch.randn(EXAMPLES, 1)
     table = TensorDataset(x, y)
     sampler = DistributedSampler(table)  # each rank has its part
+    # A fork of a process with threads can hang: the processes of the DataLoader are spawned.
     processes = {"multiprocessing_context": "spawn", "persistent_workers": True} if loaders else {}
     loader = DataLoader(table, batch_size=64, sampler=sampler, num_workers=loaders, **processes)
 
