@@ -36,8 +36,6 @@ HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
 EVENTS = "events.jsonl"
 """File of the dask scheduler: a line for each worker that connects or disconnects."""
-TRANSFERS = "transfers.jsonl"
-"""File of the dask scheduler: samples of the bytes that each worker has received from workers."""
 SCRIPT_ENDED = "script-ended"
 """File of the rank that ran the user's script in all MPI ranks: the script is over."""
 TRANSPORT = "transport.json"
@@ -340,14 +338,6 @@ class Event(TypedDict, total=False):
     event: str
     worker: str
     gpus: list[str]
-
-
-class Transfers(TypedDict, total=False):
-    """A line of `transfers.jsonl`; the first one has no worker."""
-
-    time: float
-    seconds: float
-    received: dict[str, int]
 
 
 _MEASURED = _shape(within=float, between=float, problem=str)

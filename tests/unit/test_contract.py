@@ -156,14 +156,6 @@ def test_a_worker_and_the_scheduler_can_be_extended_by_a_preload() -> None:
     assert "extra" in source(Scheduler.add_worker)
 
 
-def test_a_worker_logs_its_transfers_and_sends_its_metrics() -> None:
-    from distributed import Worker
-
-    log = source(Worker._update_metrics_received_data)
-    assert "self.transfer_incoming_log.append( {" in log and '"total": total_bytes' in log
-    assert "for k, metric in self.metrics.items(): " in source(Worker.get_metrics)
-
-
 def test_every_private_name_is_ours_or_really_overrides_one() -> None:
     for cls in (GPUJobQueueCluster, AttachedCluster):
         bases = [base for base in cls.__mro__ if not base.__module__.startswith("gpujobs")]
