@@ -77,7 +77,7 @@ _STATUS_EVENT = "worker-status-change"
 _PAUSED_AFTER = 2.0
 """Seconds after which a worker that is still paused is reported, with its memory of then."""
 _WRITE_INTERVAL = 0.25
-"""Seconds for which changes are collected before `workers.json` is written."""
+"""Least seconds between two times at which `workers.json` is written."""
 _MOST_EVENTS = 50_000
 """Most lines of the file of events: a worker may restart again and again."""
 _CLOCK_TOLERANCE = 5.0
@@ -161,6 +161,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._events = AppendedLines(self._folder, EVENTS)
         self._event_count = 0
         self._write_planned = False
+        self._written = float("-inf")
+        """When it was last written, by the clock of the event loop."""
         self._writing: asyncio.Task[None] | None = None
         self._had_client = False
         self._clients: set[str] = set()
@@ -307,9 +309,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     def _plan_write(self) -> None:
         if not self._write_planned:
             self._write_planned = True
-            asyncio.get_running_loop().call_later(_WRITE_INTERVAL, self._start_write)
+            loop = asyncio.get_running_loop()  # the first worker is written at once: a head waits
+            loop.call_at(max(loop.time(), self._written + _WRITE_INTERVAL), self._start_write)
 
     def _start_write(self) -> None:
+        self._written = asyncio.get_running_loop().time()
         self._writing = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
