@@ -97,13 +97,10 @@ def _more_checks(
     report: SiteReport, settings: Document, *, with_live: bool, with_job: bool
 ) -> SiteReport:
     """Return the report with the checks that need the batch scheduler."""
-    if with_live and report.site_file:
+    if with_live:
         from ..doctor import sitereport
 
-        found, checks = sitereport.live_findings(report.site_file, settings)
-        report = replace(
-            report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
-        )
+        report, _ = sitereport.check_live(report, settings)
     if with_job:
         jobs = _job_checks(report, settings)
         report = replace(report, checks=[*report.checks, *jobs])
