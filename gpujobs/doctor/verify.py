@@ -25,12 +25,12 @@ from ..text import matches, plural
 from ..version import __version__
 from . import checks, sitereport
 from .checks import Check, Evidence, MarkedLine, any_failed, failed, passed, warning
-from .job import (
+from .facts import rate_text
+from .trial import (
     JobRun,
     Request,
     job_sizes,
     plan_request,
-    rate_text,
     run_job,
     submit_request,
     wait_until,

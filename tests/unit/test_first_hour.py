@@ -14,7 +14,7 @@ from gpujobs.clusters.connect import _dashboard_lines, _dashboard_link
 from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.ledger import ClusterRecord
 from gpujobs.config.sitefiles import load_site, selects_this_host
-from gpujobs.doctor.job import check_host
+from gpujobs.doctor.host import check_host
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.text import alike, note_text
 
