@@ -49,9 +49,9 @@ def try_ucxx(options: TryUcxxOptions) -> None:
 
 
 async def _ucxx_round_trip(options: TryUcxxOptions) -> None:
-    # With GPUs its memory is allocated before UCX starts, which asks CUDA for its devices.
-    block = gpu_block(2**20) if options.gpu else bytes(2**20)
-    listener = await serve(f"ucxx://{network.own_address(options.interface)}:0", block)
+    if options.gpu:  # before UCX starts, which asks CUDA for its devices
+        gpu_block(2**20)
+    listener = await serve(f"ucxx://{network.own_address(options.interface)}:0", bytes(2**20))
     comm = await _connect(listener.contact_address)
     await _receive(comm, 1)
     await comm.close()

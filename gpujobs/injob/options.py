@@ -189,7 +189,7 @@ class TryUcxxOptions:
     """Options of ``try-ucxx``."""
 
     interface: str | None = _option("network interface", default=None)
-    gpu: bool = _option("send GPU memory", action="store_true")
+    gpu: bool = _option("also allocate GPU memory", action="store_true")
 
 
 _SUBCOMMANDS: dict[str, type] = {
