@@ -4,14 +4,13 @@ import argparse
 import os
 
 from distributed import Client
-
-from gpujobs.torch import run_ddp
+from ranks import run_ddp
 
 EXAMPLES = 4096
 WEIGHTS = [1.0, -2.0, 3.0, 0.5]
 
 
-def train(epochs):
+def train(epochs, loaders):
     """Fit a line through noisy data; return the rank, its device and the coefficients."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +24,9 @@ def train(epochs):
     y = x @ torch.tensor(WEIGHTS).unsqueeze(1) + 0.01 * torch.randn(EXAMPLES, 1)
     table = TensorDataset(x, y)
     sampler = DistributedSampler(table)  # each rank has its part
-    loader = DataLoader(table, batch_size=64, sampler=sampler)
+    # A fork of a process with threads can hang: the processes of the DataLoader are spawned.
+    processes = {"multiprocessing_context": "spawn", "persistent_workers": True} if loaders else {}
+    loader = DataLoader(table, batch_size=64, sampler=sampler, num_workers=loaders, **processes)
 
     model = DistributedDataParallel(torch.nn.Linear(len(WEIGHTS), 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -44,10 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=None, help="default: all that are connected")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--loaders", type=int, default=1, help="processes of a rank that load data")
     options = parser.parse_args()
 
     with Client() as client:
-        results = run_ddp(client, train, options.epochs, n_workers=options.workers)
+        results = run_ddp(client, train, options.epochs, options.loaders, n_workers=options.workers)
     for rank, device, found in results:
         print(f"rank {rank} on {device}: {found}")
     assert all(found == WEIGHTS for _, _, found in results)

@@ -89,7 +89,7 @@ SHOWN_NAMES = 8
 
 _ISOLATION = (
     "over ucxx, the rate between two jobs on a node depends on whether the site isolates the GPUs "
-    "of jobs from each other; it is measured in the job, and `gpujobs status` shows it"
+    "of jobs from each other; `gpujobs doctor --run` measures it"
 )
 _PROTOCOLS = {"tls": "tcp, encrypted (TLS)", "wss": "ws, encrypted (TLS)"}
 _WORKER_CLASSES = {"cuda": "CUDAWorker", "nanny": "plain worker pinned to its GPU"}
@@ -318,7 +318,7 @@ def _transport_text(plan: Plan) -> str:
     ]
     choice = ", else ".join(protocols)
     if "ucxx" in plan.transport.protocols and len(protocols) > 1:
-        choice += ": the fastest one, measured in the job"
+        choice += ": the fastest one that works"
     return f"{choice}; interface: {_interface_text(plan)}"
 
 

@@ -97,13 +97,10 @@ def _more_checks(
     report: SiteReport, settings: Document, *, with_live: bool, with_job: bool
 ) -> SiteReport:
     """Return the report with the checks that need the batch scheduler."""
-    if with_live and report.site_file:
+    if with_live:
         from ..doctor import sitereport
 
-        found, checks = sitereport.live_findings(report.site_file, settings)
-        report = replace(
-            report, findings=[*report.findings, *found], checks=[*report.checks, *checks]
-        )
+        report, _ = sitereport.check_live(report, settings)
     if with_job:
         jobs = _job_checks(report, settings)
         report = replace(report, checks=[*report.checks, *jobs])
@@ -115,9 +112,9 @@ def _job_checks(report: SiteReport, settings: Document) -> Sequence[Check]:
         from ..doctor.checks import warning
 
         return [warning("job", "not run, because there are findings")]
-    from ..doctor import job
+    from ..doctor import trial
 
-    return job.check_job(report.site_file, settings, options.open_ledger())
+    return trial.check_job(report.site_file, settings, options.open_ledger())
 
 
 @click.command("show")
@@ -242,12 +239,14 @@ def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) 
     --set changes the profile of the job of --run, for example account=p1.
     """
     from ..config import spec
-    from ..doctor import checks, job
+    from ..doctor import checks, host
 
     site_file = spec.make_spec(settings, site=site).site
-    found = list(job.check_host(site_file))
+    found = list(host.check_host(site_file))
     if with_job and not checks.any_failed(found):
-        found += job.check_job(site_file, settings, options.open_ledger())
+        from ..doctor import trial
+
+        found += trial.check_job(site_file, settings, options.open_ledger())
     show(as_json, lambda: checks.checks_json(found), lambda: checks.checks_text(found, columns()))
     if checks.any_failed(found):
         sys.exit(1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..clusters.advice import MARGINS, Size, has_succeeded, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
-from ..clusters.history import GpuSamples, Received, Sample
+from ..clusters.history import GpuSamples, Sample
 from ..clusters.ledger import GroupRecord
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
@@ -22,10 +22,8 @@ from ..clusters.usage import (
     UsageReport,
     busy_fraction,
     shorter_samples,
-    shorter_transfers,
     timeline,
     total,
-    total_size,
 )
 from ..injob.names import is_slice
 from ..text import (
@@ -222,8 +220,6 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
         yield "idle", hours_text(hours.idle), "sampled, and not busy"
         for text in charges_text(usage.charges):
             yield "charge", text, "for the granted GPU hours"
-    if usage.received is not None:
-        yield "transfers", short_size_text(usage.received), "between workers"
 
 
 _TIMES = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
@@ -271,8 +267,6 @@ TEMPLATE = "report.html.j2"
 WIDTH, HEIGHT = 1000, 100
 """Size of the coordinates of a chart; a browser stretches it."""
 TICKS = 4
-_GAP = 1.0
-"""Seconds between two samples of transfers that follow each other: their times are rounded."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +340,6 @@ def page(usage: UsageReport) -> str:
         connected=_step_line([(axis.start, 0), *usage.workers], axis, most),
         target=_step_line(usage.targets, axis, most),
         charts=[_chart(job, gpu, axis) for job in usage.jobs for gpu in job.gpu_samples],
-        transfers=list(_transfer_charts(usage, axis)),
         created=_utc(usage.start),
         failures=[(job, _bar_length(axis.start, job.ended)) for job in usage.failures],
     )
@@ -411,34 +404,6 @@ def _line(
     return " ".join(points)
 
 
-# -- transfers -------------------------------------------------------------------------------------
-def _transfer_charts(usage: UsageReport, axis: Axis) -> Iterator[Chart]:
-    """Yield a chart for each worker that received data; all have the same scale."""
-    found = [(name, shorter_transfers(all_)) for name, all_ in usage.transfers if total_size(all_)]
-    most = max((_rate(sample) for _, samples in found for sample in samples), default=1)
-    for worker, samples in found:
-        line = _step_line([(axis.start, 0), *_rate_steps(samples)], axis, max(1, most))
-        rate = short_size_text(max(map(_rate, samples)))
-        figures = f"{short_size_text(total_size(samples))}, up to {rate}/s"
-        yield Chart(worker, figures, {"rate-line": line})
-
-
-def _rate(sample: Received) -> int:
-    """Return bytes per second; a sample of less than a second stands for one."""
-    return round(sample.size / max(1.0, sample.seconds))
-
-
-def _rate_steps(samples: Sequence[Received]) -> Steps:
-    """Return the rate over time; it is 0 where no sample is."""
-    found: Steps = []
-    for sample in samples:
-        start = sample.time - sample.seconds
-        if found and start - found[-1][0] < _GAP:
-            found.pop()
-        found += [(start, _rate(sample)), (sample.time, 0)]
-    return found
-
-
 # -- failed nodes ----------------------------------------------------------------------------------
 def nodes_text(found: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
     """Return the rows of `badnodes.rows` as a table; "" if there are none."""
@@ -497,7 +462,7 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
         ],
         "busy": hours.busy_fraction,
         "most_gpus": usage.most_gpus,
-        "received": usage.received,
+        "received": None,  # it is not recorded; the key is for programs that read it
         "workers": [[time, number] for time, number in usage.workers],
         "targets": [[time, number] for time, number in usage.targets],
         "jobs": [_job_json(usage, job) for job in usage.jobs],
@@ -533,7 +498,7 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
             {"name": one.worker, "since": one.since, "until": one.until} for one in job.connections
         ],
         "devices": [_gpu_json(job, gpu) for gpu in job.gpu_samples],
-        "transfers": [_transfers_json(*item) for item in (job.transfers or {}).items()],
+        "transfers": [],  # none are recorded; the key is for programs that read it
     }
 
 
@@ -548,12 +513,4 @@ def _gpu_json(job: JobUsage, gpu: GpuSamples) -> dict[str, Json]:
         "samples": [
             [one.time, one.seconds, one.busy, one.used] for one in shorter_samples(gpu.samples)
         ],
-    }
-
-
-def _transfers_json(worker: str, samples: Sequence[Received]) -> dict[str, Json]:
-    return {
-        "worker": worker,
-        "received": total_size(samples),
-        "samples": [[one.time, one.seconds, one.size] for one in shorter_transfers(samples)],
     }

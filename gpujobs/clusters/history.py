@@ -1,4 +1,4 @@
-"""Read the history of a cluster from its folder: times of jobs, workers, GPUs and transfers.
+"""Read the history of a cluster from its folder: times of jobs, workers and GPUs.
 
 `injob.registry` and `injob.gpus` write it. Times are in seconds since the
 epoch.
@@ -16,11 +16,9 @@ from typing import TypeVar
 
 from ..injob.folder import (
     EVENTS,
-    TRANSFERS,
     DamagedError,
     Event,
     Folder,
-    Transfers,
     open_file,
     parse_json,
     read_lines,
@@ -38,7 +36,7 @@ _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
 
-Line = TypeVar("Line", Event, Transfers, UsageLine)
+Line = TypeVar("Line", Event, UsageLine)
 
 logger = logging.getLogger("gpujobs")
 
@@ -99,15 +97,6 @@ class HostSamples:
 
 
 @dataclass(frozen=True)
-class Received:
-    """The bytes that a worker received from others in the ``seconds`` before ``time``."""
-
-    time: float
-    seconds: float
-    size: int
-
-
-@dataclass(frozen=True)
 class History:
     """The past of a cluster. Mappings are by the number of the job."""
 
@@ -118,8 +107,6 @@ class History:
     hosts: tuple[HostSamples, ...] = ()
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
-    transfers: Mapping[str, tuple[Received, ...]] | None = None
-    """By the name of the worker, oldest first; None if transfers were not recorded."""
 
 
 def read_history(path: Path) -> History:
@@ -146,10 +133,7 @@ def read_history(path: Path) -> History:
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
     events = list(_lines(path / EVENTS, Event))
-    received = transfers(_lines(path / TRANSFERS, Transfers))
-    return History(
-        started, ended, tuple(connections(events)), tuple(gpus), tuple(hosts), problems, received
-    )
+    return History(started, ended, tuple(connections(events)), tuple(gpus), tuple(hosts), problems)
 
 
 def connections(events: Iterable[Event]) -> Iterator[Connection]:
@@ -162,19 +146,6 @@ def connections(events: Iterable[Event]) -> Iterator[Connection]:
         if event.get("event") == "connected":
             open_ones[worker] = Connection(worker, time, gpus=tuple(event.get("gpus", ())))
     yield from open_ones.values()
-
-
-def transfers(lines: Iterable[Transfers]) -> dict[str, tuple[Received, ...]] | None:
-    """Return the transfers by the name of the worker; None without a line."""
-    rows = list(lines)
-    if not rows:
-        return None
-    found: dict[str, list[Received]] = {}
-    for line in rows:
-        for worker, size in line.get("received", {}).items():
-            received = Received(line.get("time", 0.0), line.get("seconds", 0.0), size)
-            found.setdefault(worker, []).append(received)
-    return {worker: tuple(samples) for worker, samples in found.items()}
 
 
 def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamples]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..text import printable
@@ -62,15 +62,14 @@ class Card:
     """Names of the groups that scale adaptively; "" in a cluster without groups."""
 
 
-def card_html(card: Card, part: Literal["all", "overview", "jobs"] = "all") -> str:
-    """Return a part of the page."""
+def card_html(card: Card) -> str:
+    """Return the page."""
     report = card.report
     # Active ones first, then the newest.
     newest = sorted(report.jobs, key=lambda job: (not job.active, -job.number))[:SHOWN_JOBS]
     jobs = sorted(newest, key=lambda job: (not job.active, job.number))
     return html_template(TEMPLATE).render(
         card=card,
-        part=part,
         record=report.record,
         state=card.status or report.state.value.lower(),
         tone=_tone(card),

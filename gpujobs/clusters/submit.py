@@ -25,7 +25,7 @@ from ..planning.shape import occupied_nodes
 from ..schedulers import JobId, get_scheduler
 from ..text import plural
 from ..version import __version__
-from . import badnodes
+from . import badnodes, rates
 from . import folder as folders
 from .folder import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
@@ -54,11 +54,14 @@ def submit(spec: ClusterSpec, plan: Plan, ledger: Ledger) -> ClusterRecord:
     before = find_predecessor(spec, record, ledger)
     client = client_of(record)
     plan = with_avoided(plan, client, ledger, cluster_id)
-    record = replace(record, notes=plan.notes)
     limit = array_limit(plan, client, max(group.shape.jobs for group in plan.groups))
     scripts = scripts_of(spec, plan, cluster_id, limit)
     make_folder(spec, record, encrypted=record.encrypted)
     try:
+        notes = plan.notes
+        if "ucxx" in plan.transport.protocols:
+            notes = (*notes, *rates.copy(ledger, record.path))
+        record = replace(record, notes=notes)
         record = before.note(record) if before else record
         ledger.add(record)
     except BaseException:
@@ -457,6 +460,8 @@ def _submit_folder(folder: Path, ledger: Ledger) -> ClusterRecord:
     client = client_of(record)
     others = client.find(record.id)  # those of a copy of the folder
     _make_key(record)
+    for note in rates.copy(ledger, record.path):
+        logger.warning("%s", note)
     with undoing(record, client, ledger, partial(_remove_key, record, ledger)):
         for planned, text in zip(record.planned, texts, strict=True):
             record = send_text(record, planned, text, client, ledger, others=others)

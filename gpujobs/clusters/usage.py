@@ -6,23 +6,19 @@ Times are in seconds since the epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
 from ..injob.names import is_slice
-from .history import Connection, GpuSamples, History, HostSamples, Received, Sample
+from .history import Connection, GpuSamples, History, HostSamples, Sample
 from .report import ClusterReport, JobPhase, JobReport
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
 """Times, and the number from each time on."""
-
-
-Transfers = Mapping[str, Sequence[Received]]
-"""The data that workers received from other workers, by the worker's name, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,6 @@ class JobUsage:
     connections: tuple[Connection, ...]
     """Of its workers, within the job; those of connected workers have no end."""
     gpu_samples: tuple[GpuSamples, ...]
-    transfers: Transfers | None = None
-    """Of the workers that were connected; None if transfers were not recorded."""
     replaced_by: int | None = None
     hosts: tuple[HostSamples, ...] = ()
     """By node."""
@@ -154,18 +148,6 @@ class UsageReport:
         return found
 
     @property
-    def received(self) -> int | None:
-        """Bytes that workers received from other workers; None if they were not recorded."""
-        if all(job.transfers is None for job in self.jobs):
-            return None
-        return sum(total_size(samples) for _, samples in self.transfers)
-
-    @property
-    def transfers(self) -> list[tuple[str, Sequence[Received]]]:
-        """The names of all workers that were connected, and what they received."""
-        return [item for job in self.jobs for item in (job.transfers or {}).items()]
-
-    @property
     def most_gpus(self) -> int:
         """Most GPUs that the cluster had at the same time."""
         attempts = {job.report.attempt for job in self.jobs}
@@ -228,11 +210,6 @@ def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:
     )
 
 
-def total_size(samples: Iterable[Received]) -> int:
-    """Return the bytes of all samples."""
-    return sum(sample.size for sample in samples)
-
-
 def steps(spans: Iterable[tuple[float, float, int]]) -> Steps:
     """Return how much of all spans (start, end, number) there is over time."""
     changes: dict[float, int] = {}
@@ -262,18 +239,6 @@ def shorter_samples(samples: Sequence[Sample]) -> list[Sample]:
             seconds=sum(one.seconds for one in some),
             busy=_mean(some, lambda sample: sample.busy),
             used=_rounded(_mean(some, lambda sample: sample.used)),
-        )
-        for some in _parts(samples)
-    ]
-
-
-def shorter_transfers(samples: Sequence[Received]) -> list[Received]:
-    """Return at most `MOST_POINTS` sums of successive transfers, with the times between them."""
-    return [
-        Received(
-            time=some[-1].time,
-            seconds=some[-1].time - some[0].time + some[0].seconds,
-            size=total_size(some),
         )
         for some in _parts(samples)
     ]
@@ -345,7 +310,6 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         until=until,
         connections=within,
         gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
-        transfers=_transfers_within(history.transfers, within),
         hosts=tuple(_during(one, start, until) for one in history.hosts if one.job == number),
     )
 
@@ -387,26 +351,6 @@ def _served(connections: Iterable[Connection], names: set[str]) -> float | None:
 def _during(source: Sampled, start: float, end: float) -> Sampled:
     samples = tuple(sample for sample in source.samples if start <= sample.time <= end + 1)
     return replace(source, samples=samples)
-
-
-def _transfers_within(
-    transfers: Transfers | None, connections: Sequence[Connection]
-) -> Transfers | None:
-    """Return the transfers of the connected workers, during their connections."""
-    if transfers is None:
-        return None
-    found: dict[str, list[Received]] = {}
-    for worker in sorted({one.worker for one in connections}):
-        own = [one for one in connections if one.worker == worker]
-        samples = transfers.get(worker, ())
-        found[worker] = [one for one in samples if any(_overlap(one, span) for span in own)]
-    return found
-
-
-def _overlap(sample: Received, connection: Connection) -> bool:
-    """Return whether a sample, which is rounded, contains a part of a connection."""
-    begins_before_end = sample.time - sample.seconds <= (connection.until or math.inf) + ROUNDING
-    return begins_before_end and sample.time + ROUNDING >= connection.since
 
 
 def _with_replacements(cluster: ClusterReport, jobs: Sequence[JobUsage]) -> list[JobUsage]:

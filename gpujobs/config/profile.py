@@ -180,7 +180,7 @@ class Workers(model.Model):
 
     @property
     def gpu_memory(self) -> str:
-        """How RMM allocates GPU memory: one of `injob.options.GPU_MEMORY`."""
+        """How RMM allocates GPU memory: plain, pool, async or managed."""
         if self.rmm_managed_memory:
             return "managed"
         if self.rmm_async:

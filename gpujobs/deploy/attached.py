@@ -31,7 +31,7 @@ from ..errors import InputError
 from ..injob.names import LOOPBACK
 from ..schedulers import JobState, get_scheduler
 from . import credentials
-from .display import Controls, JobsDisplay
+from .display import JobsDisplay
 from .jobnumbers import Setting
 from .keywords import profile_of
 from .options import Configuration
@@ -137,6 +137,8 @@ class AttachedCluster(JobsDisplay, ConnectedCluster):
         self._handle = ClusterHandle(name)
         record = self._handle.record
         self._reporting = threading.Lock()
+        self._last_card: Card | None = None
+        self._drawing: asyncio.Future[Card] | None = None
         state = read_state(record.path)
         self._address = address_of(record, state)
         silence_ucx(self._address.split("://")[0])
@@ -200,18 +202,16 @@ class AttachedCluster(JobsDisplay, ConnectedCluster):
         link = self.dashboard_link
         return Card(report=report, title=type(self).__name__, status=status, dashboard=link)
 
-    async def _live_card(self) -> Card:
-        return await asyncio.to_thread(self._card)  # it may query the batch scheduler
+    def _live_card(self) -> Card:
+        """Return the content of a moment ago: a report may query the batch scheduler."""
+        if self._drawing is None or self._drawing.done():
+            self._drawing = asyncio.ensure_future(asyncio.to_thread(self._card))
+            self._drawing.add_done_callback(self._keep_card)
+        return self._last_card or self._card()
 
-    def _controls(self) -> Controls:
-        record = self._handle.record
-        if record.owner == "client" or not record.elastic:
-            return Controls()
-        groups = {group.name: group.workers for group in record.groups}
-        return Controls(groups, self._scale_group)
-
-    def _scale_group(self, group: str, workers: int) -> Awaitable[None] | None:
-        return self.scale(**{group or "n": workers})
+    def _keep_card(self, drawing: asyncio.Future[Card]) -> None:
+        if not drawing.cancelled() and drawing.exception() is None:
+            self._last_card = drawing.result()
 
 
 # -- a cluster on a login node ---------------------------------------------------------------------

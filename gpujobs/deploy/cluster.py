@@ -16,6 +16,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 from tornado.ioloop import PeriodicCallback
 
 from ..clusters import folder as folders
+from ..clusters import rates
 from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
 from ..clusters.here import cluster_here
@@ -223,6 +224,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             renew_lease(self.folder)
             if options.local_scheduler:
                 folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
+            elif "ucxx" in plan.transport.protocols:
+                notes = [*notes, *rates.copy(self._pool.ledger, self.folder)]
             self._pool.ledger.add(record)
             self._start_dask(options)
             for note in (

@@ -27,7 +27,7 @@ from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from ..text import did_you_mean, plural
-from .display import Controls, JobsDisplay, JobTable
+from .display import JobsDisplay, JobTable
 from .group import PoolJob, WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
 from .options import Amount
@@ -404,7 +404,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     def _card(self) -> Card:
         return self._card_of(self._pool.monitor.latest(self._dask.connected))
 
-    async def _live_card(self) -> Card:
+    def _live_card(self) -> Card:
         pool, report = self._pool, self._pool.report
         if report is None or report.record.submissions != pool.record.submissions:
             return self._card()
@@ -425,22 +425,6 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
             problem=str(pool.conflict or ""),
             adaptive=tuple(filter(self._dask.adapts, pool.groups)),
         )
-
-    def _controls(self) -> Controls:
-        if not self._pool.record.elastic:
-            return Controls()
-        groups = {group.name: group.workers for group in self._pool.record.groups}
-
-        def adapt(group: str, minimum: int, maximum: int) -> None:
-            self.adapt(group=group, minimum=minimum, maximum=maximum)
-
-        return Controls(groups, self._scale_group, adapt)
-
-    def _scale_group(self, group: str, workers: int) -> Any:
-        """Scale a group without adaptive scaling, as the button of dask's widget does."""
-        if self._dask.adapts(group):
-            self.adaptives[group].stop()
-        return self.scale(**{group or "n": workers})
 
 
 def _name(job: PoolJob, cluster_id: str) -> str:

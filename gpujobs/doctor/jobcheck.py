@@ -45,10 +45,17 @@ class Scratch(TypedDict):
     writable: bool
 
 
-class Bandwidth(TypedDict):
-    """GB/s between two workers, from GPU memory or host memory."""
+class Exchange(TypedDict):
+    """GB/s of a protocol between two workers; 0 with a problem."""
 
     rate: float
+    problem: str
+
+
+class Bandwidth(TypedDict):
+    """How fast two workers exchange data in GPU memory or host memory, by protocol."""
+
+    protocols: dict[str, Exchange]
     gpu_memory: bool
 
 
@@ -141,12 +148,21 @@ def filesystem(path: str) -> str:
 
 
 def bandwidth(client: Client, source: str, target: str) -> Bandwidth:
-    """Return the best rate from one worker to another, as the trial of the transport does."""
+    """Return how fast one worker receives data from another, over each protocol of the site."""
     sys.path.append(os.path.join(os.environ["GPUJOBS_FOLDER"], "injob.pyz"))  # noqa: PTH118
-    transport = importlib.import_module("gpujobs_injob.transport")
-    address, gpu_memory = client.run(transport.serve_from_worker, workers=[source])[source]
-    rate = client.run(transport.measured_rate, address, workers=[target])[target]
-    return {"rate": round(rate, 2), "gpu_memory": gpu_memory}
+    exchange = importlib.import_module("gpujobs_injob.exchange")
+    found: Bandwidth = {"protocols": {}, "gpu_memory": False}
+    for protocol in os.environ["DOCTOR_PROTOCOLS"].split(","):
+        one: Exchange = {"rate": 0.0, "problem": ""}
+        try:
+            served = client.run(exchange.serve_from_worker, protocol=protocol, workers=[source])
+            address, found["gpu_memory"] = served[source]
+            measured = client.run(exchange.measured_rate, address, workers=[target])
+            one["rate"] = measured[target]
+        except Exception as error:  # each protocol has errors of its own
+            one["problem"] = str(error) or type(error).__name__
+        found["protocols"][protocol] = one
+    return found
 
 
 def ucx_version() -> str:

@@ -442,15 +442,16 @@ def _clients(name: str | None) -> list[SchedulerClient]:
     ]
 
 
-def live_findings(
-    site_file: SiteFile, settings: Document = NO_SETTINGS
-) -> tuple[list[Finding], list[Check]]:
-    """Return the differences between the file and the batch scheduler, and what was compared.
+def check_live(report: SiteReport, settings: Document = NO_SETTINGS) -> tuple[SiteReport, Survey]:
+    """Return the report with differences to the batch scheduler, and the queues of that.
 
     ``settings``: keys of the profiles whose scripts the batch scheduler tests.
 
     Raises UnavailableError if the batch scheduler does not answer.
     """
+    site_file = report.site_file
+    if site_file is None:  # its file cannot be read
+        return report, Survey((), ())
     client = site_client(site_file)
     survey, name = take_survey(client), client.scheduler.name
     if survey is None:
@@ -467,7 +468,9 @@ def live_findings(
         checks += [*comparison.account_warnings(), *comparison.user_warnings()]
         checks += comparison.preemption_warnings()
     refused, check = _test_scripts(client, site_file, settings)
-    return [*found, *refused], [*checks, check]
+    findings = [*report.findings, *found, *refused]
+    report = replace(report, findings=findings, checks=[*report.checks, *checks, check])
+    return report, survey or Survey((), ())
 
 
 def _compared(name: str, result: str, differences: int) -> Check:

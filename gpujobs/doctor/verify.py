@@ -25,12 +25,12 @@ from ..text import matches, plural
 from ..version import __version__
 from . import checks, sitereport
 from .checks import Check, Evidence, MarkedLine, any_failed, failed, passed, warning
-from .job import (
+from .facts import rate_text
+from .trial import (
     JobRun,
     Request,
     job_sizes,
     plan_request,
-    rate_text,
     run_job,
     submit_request,
     wait_until,
@@ -112,15 +112,15 @@ class Verification:
         self._try("walltime", lambda: self._waiting(wanted["walltime"], self._ended))
 
     def _compare(self) -> None:
+        path = str(self.site_file.path.absolute())
+        offline = sitereport.check_offline(path, self.settings)
+        report, self.survey = sitereport.check_live(offline, self.settings)
+        self.checks = list(report.checks)
         client = site_client(self.site_file)
-        self.survey = sitereport.take_survey(client) or self.survey
         if kind := client.scheduler.inventory:
             inventory = kind(client.scheduler.cluster)
             self.version = read_with(client, inventory, inventory.version)
-        path = str(self.site_file.path.absolute())
-        report = sitereport.check_offline(path, self.settings)
-        found, self.checks = sitereport.live_findings(self.site_file, self.settings)
-        for problem in (finding.problem for finding in [*report.findings, *found]):
+        for problem in (finding.problem for finding in report.findings):
             at = problem.position or Position("")
             line = at.line * (at.source == path)
             self.wrong.setdefault(line, []).append(problem.message)

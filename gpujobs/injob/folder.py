@@ -36,8 +36,6 @@ HEARTBEAT = "head/heartbeat"
 """File that the head writes again and again."""
 EVENTS = "events.jsonl"
 """File of the dask scheduler: a line for each worker that connects or disconnects."""
-TRANSFERS = "transfers.jsonl"
-"""File of the dask scheduler: samples of the bytes that each worker has received from workers."""
 SCRIPT_ENDED = "script-ended"
 """File of the rank that ran the user's script in all MPI ranks: the script is over."""
 TRANSPORT = "transport.json"
@@ -46,8 +44,8 @@ IDLE = "idle"
 """File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
 """File that names another cluster, after whose end this one starts."""
-KEPT = "transports.json"
-"""File with measured rates, in the folder of all clusters of the user at this site."""
+RATES = "rates"
+"""File with measured rates by kind of node, as the user's state folder has them."""
 MOST_BYTES = 2**24
 """Of a file that is read as a whole; a larger one is damaged."""
 _MOST_BYTES_OF_LINES = 2**26
@@ -342,14 +340,6 @@ class Event(TypedDict, total=False):
     gpus: list[str]
 
 
-class Transfers(TypedDict, total=False):
-    """A line of `transfers.jsonl`; the first one has no worker."""
-
-    time: float
-    seconds: float
-    received: dict[str, int]
-
-
 _MEASURED = _shape(within=float, between=float, problem=str)
 _MEASURED_BY_NAME = GenericAlias(dict, (str, _MEASURED))
 _REGISTRY = _shape(
@@ -368,6 +358,7 @@ _CHOICE = _shape(
     measured=_MEASURED_BY_NAME,
     environ=Optional[dict[str, str]],
     remark=str,
+    kind=str,
 )
 _VERDICT = _shape(
     required=True,
@@ -392,7 +383,7 @@ SHAPES: dict[str, Any] = {
     "rank-error": _shape(required=True, exit_code=int, reason=str),
     IDLE: _shape(required=True, reason=str),
     AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
-    KEPT: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
+    RATES: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
     "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
     "jobs/*.started": _shape(node=str, started=float),
     "jobs/*.node": dict[str, str],

@@ -18,10 +18,13 @@ from .names import CERTIFICATE, NOTE, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, run_command, with_archive
-from .transport import TransportChoice
+from .transport import choose_protocol
 from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
+_POLL_INTERVAL_AT_START = 0.05
+_START_SECONDS = 60
+"""Seconds in which workers that do not wait in a queue register."""
 _HEARTBEAT_INTERVAL = 10
 _MEMORY_INTERVAL = 3
 """Seconds between two looks at workers that lack memory."""
@@ -91,7 +94,7 @@ class Head(Job):
         scheduler = self._start_scheduler(protocol)
         watch = JobsWatch(self.options, self.environ)
         while True:
-            self.pause(_POLL_INTERVAL)
+            self._pause()
             self._heartbeat()
             # Some batch schedulers signal all processes of a job, which may end the command first.
             if self.command is not None and not self.command.running and not self.stop_reason:
@@ -106,6 +109,16 @@ class Head(Job):
             self._start_command()
             self._check_clients()
             self._check_jobs(watch)
+
+    def _pause(self) -> None:
+        """Wait; while `run` waits for the first workers, not longer than until one registers."""
+        waits = self.command is None and self.options.run
+        if not waits or time.monotonic() - self.began > _START_SECONDS:
+            self.pause(_POLL_INTERVAL)
+            return
+        until, known = time.monotonic() + _POLL_INTERVAL, len(self.folder.registered())
+        while len(self.folder.registered()) == known and time.monotonic() < until:
+            self.pause(_POLL_INTERVAL_AT_START)
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
@@ -179,7 +192,7 @@ class Head(Job):
             if self.stop_reason:
                 raise self._stopped(self._stop_message())
 
-        choice = TransportChoice(self.options, self.environ, pause).make()
+        choice = choose_protocol(self.options, self.environ, pause)
         if not choice.scheme:
             raise failure(choice.reason)
         self.environ.update(choice.environ or {})

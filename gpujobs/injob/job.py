@@ -82,7 +82,7 @@ _STATE = (
     "head", "scheduler.json", WORKERS, "transport.json", "idle", "rank-error", SCRIPT_ENDED,
     VERDICT,
 )  # fmt: skip
-"""What describes one attempt; `trial-*` too."""
+"""What describes one attempt."""
 _BEGIN_TIMEOUT = 120.0
 """Seconds in which another job sets up the folder; NFS may show its file 60 s late."""
 
@@ -118,7 +118,7 @@ def begin_attempt(folder: Folder, attempt: int) -> bool:
         return _wait_for(folder, attempt)
     end_attempt(folder, before, "the next attempt has begun")
     for name in folder.names():
-        if name in _STATE or name.startswith("trial-"):
+        if name in _STATE:
             (folder.path / name).rename(folder.path / f"attempt-{before}" / name)
     folder.write(_FILE, {"attempt": attempt})
     return True

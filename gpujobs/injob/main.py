@@ -17,9 +17,8 @@ from .job import begin_attempt, end_attempt, over
 from .log import log
 from .names import job_file
 from .network import node_name
-from .options import DaskOptions, SuperviseOptions, WorkersOptions, parse
+from .options import DaskOptions, SuperviseOptions, TryUcxxOptions, WorkersOptions, parse
 from .rank import launch, run_rank
-from .transport import trial, try_ucxx
 from .workers import Node, Workers, retire
 
 
@@ -107,6 +106,12 @@ def _run_workers(options: WorkersOptions) -> None:
     run_workers(options)
 
 
+def _try_ucxx(options: TryUcxxOptions) -> None:
+    from .exchange import try_ucxx  # imports asyncio
+
+    try_ucxx(options)
+
+
 _RUN: Mapping[str, Callable[[Any], int | None]] = {
     "supervise": supervise,
     "node": lambda options: Node(options).run(),
@@ -117,8 +122,7 @@ _RUN: Mapping[str, Callable[[Any], int | None]] = {
     "launch": launch,
     "usage": sample_usage,
     "gpu-errors": write_gpu_errors,
-    "trial": trial,
-    "try-ucxx": try_ucxx,
+    "try-ucxx": _try_ucxx,
 }
 
 

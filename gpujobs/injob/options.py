@@ -12,9 +12,6 @@ from typing import Any
 
 from .names import WorkerSize
 
-GPU_MEMORY = ("plain", "pool", "async", "managed")
-"""How RMM allocates GPU memory."""
-
 
 def _option(help_text: str, **argument: Any) -> Any:
     """Return a field that is an option; ``argument`` goes to argparse, with ``default``."""
@@ -49,7 +46,6 @@ class SuperviseOptions:
     keep_going: bool = _option("the others go on if a node is lost", action="store_true")
     run_on: str = _option("ranks: run is in them", choices=["head", "ranks"], default="head")
     schemes: tuple[str, ...] = _option("protocols, best first", type=_words, default=("tls",))
-    gpu_memory: str = _option("how workers allocate it", choices=GPU_MEMORY, default="plain")
     single_job: bool = _option("no other job of the cluster on its nodes", action="store_true")
     interface: str | None = _option("network interface", default=None)
     group: str = _option("group of this job's workers", default="")
@@ -171,18 +167,6 @@ class RetireOptions:
 
 
 @dataclass(frozen=True)
-class TrialOptions:
-    """Options of ``trial``: one of the two processes that measure protocols."""
-
-    folder: str = _option("the cluster's folder")
-    protocols: tuple[str, ...] = _option("protocols, best first", type=_words, default=())
-    interface: str | None = _option("network interface", default=None)
-    gpus: int = _option("GPUs of this job; 0: host memory", type=int, default=0)
-    memory: str = _option("how GPU memory is allocated", choices=GPU_MEMORY, default="plain")
-    result: str = _option("file for the result; without it this is the peer", default="")
-
-
-@dataclass(frozen=True)
 class UsageOptions:
     """Options of ``usage``: samples of a job on one node."""
 
@@ -205,6 +189,7 @@ class TryUcxxOptions:
     """Options of ``try-ucxx``."""
 
     interface: str | None = _option("network interface", default=None)
+    gpu: bool = _option("also allocate GPU memory", action="store_true")
 
 
 _SUBCOMMANDS: dict[str, type] = {
@@ -214,7 +199,6 @@ _SUBCOMMANDS: dict[str, type] = {
     "workers": WorkersOptions,
     "rank": RankOptions,
     "retire": RetireOptions,
-    "trial": TrialOptions,
     "usage": UsageOptions,
     "gpu-errors": GpuErrorsOptions,
     "try-ucxx": TryUcxxOptions,

@@ -190,10 +190,13 @@ _PLANNED = (
 _RULE = "the site requires encryption between its nodes; leave it out"
 
 
-def write_plan(options: RankOptions) -> None:
-    """Keep the planned keywords for `initialize` in this rank, whichever copy of it is called."""
+def write_plan(options: RankOptions, ranks: Sequence[int] = ()) -> None:
+    """Keep the planned keywords for `initialize` in this rank, whichever copy of it is called.
+
+    ``ranks``: those that take part.
+    """
     planned = {name: getattr(options, name) for name in _PLANNED}
-    os.environ[_PLAN] = json.dumps(planned)
+    os.environ[_PLAN] = json.dumps({**planned, "ranks": list(ranks)})
 
 
 def initialize(*arguments: object, **keywords: object) -> Any:
@@ -216,10 +219,13 @@ def initialize(*arguments: object, **keywords: object) -> Any:
         raise ValueError(
             f"worker_class is {worker_class}, but the profile plans {planned['worker_class']}"
         )
+    if given.get("comm") is not None:
+        raise ValueError("comm: the ranks that take part are set by gpujobs")
     own_options = given.pop("worker_options", None) or {}
     if planned.pop("encryption") == "required":
         _check_encryption(given, own_options)
     worker_options = _worker_options(planned, own_options)
+    given["comm"] = _communicator(planned.pop("ranks"))
     defaults = {
         **planned,
         "protocol": os.environ[names.PROTOCOL],
@@ -227,6 +233,14 @@ def initialize(*arguments: object, **keywords: object) -> Any:
         "dashboard_address": names.dashboard_address(planned["dashboard"]),
     }
     return real(**{**defaults, **given, "worker_options": worker_options})
+
+
+def _communicator(ranks: Sequence[int]) -> MPI.Comm:
+    """Return the communicator of the ranks that take part, all of which call this."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return world.Create_group(world.Get_group().Incl(ranks))
 
 
 def _worker_options(planned: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -349,13 +363,12 @@ def _check_world(world: MPI.Comm, options: RankOptions) -> None:
         )
 
 
-def _rank_on_node(world: MPI.Comm) -> tuple[int, bool]:
-    """Return the rank's number among the ranks of its node, and whether that is the first node.
+def _place(rank: int, nodes: Sequence[str]) -> int:
+    """Return the number of a rank among the ranks of its node; ``nodes``: of all ranks.
 
     By the names of the nodes: emulated nodes of one host share memory, which MPI would ask.
     """
-    nodes, rank = world.allgather(node_name()), world.Get_rank()
-    return nodes[:rank].count(nodes[rank]), nodes[rank] == nodes[0]
+    return nodes[:rank].count(nodes[rank])
 
 
 def _take_gpus(options: RankOptions, place: int) -> None:
@@ -393,14 +406,16 @@ def _run_script(options: RankOptions) -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    place, on_first_node = _rank_on_node(world)
-    needed = on_first_node or place >= names.EXTRA_RANKS
-    used = world.Split(0 if needed else MPI.UNDEFINED, world.Get_rank())
-    if not needed:
+    nodes, own = world.allgather(node_name()), world.Get_rank()
+    used = [
+        rank
+        for rank, node in enumerate(nodes)
+        if node == nodes[0] or _place(rank, nodes) >= names.EXTRA_RANKS
+    ]
+    if own not in used:
         return
-    vars(MPI)["COMM_WORLD"] = used  # dask-mpi takes its ranks from there
-    rank = used.Get_rank()
-    first = int(os.environ["GPUJOBS_JOB"]) * (used.Get_size() - names.EXTRA_RANKS)
+    rank, place = used.index(own), _place(own, nodes)
+    first = int(os.environ["GPUJOBS_JOB"]) * (len(used) - names.EXTRA_RANKS)
     os.environ["GPUJOBS_RANK"] = str(first + rank - names.EXTRA_RANKS)
     if rank != _CLIENT_RANK:
         log = f"job-{os.environ['GPUJOBS_JOB']}.log"
@@ -408,7 +423,7 @@ def _run_script(options: RankOptions) -> None:
     if place >= names.EXTRA_RANKS:
         _take_gpus(options, place - names.EXTRA_RANKS)
     dask_mpi.initialize = initialize
-    write_plan(options)
+    write_plan(options, used)
     script = options.command[0]
     sys.argv = list(options.command)
     sys.path.insert(0, str(Path(script).parent))

@@ -1,4 +1,4 @@
-"""In dask's processes: workers report their GPU and transfers, the dask scheduler writes them."""
+"""In dask's processes: workers report their GPU, the dask scheduler writes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,14 +19,13 @@ from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .folder import (
     EVENTS,
     IDLE,
-    TRANSFERS,
     WORKERS,
     Folder,
     OverMemory,
     RegisteredWorker,
     all_gpus,
 )
-from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
+from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
 from .process import defer_signals
@@ -67,97 +65,6 @@ class AppendedLines:
             raise
 
 
-# -- how much data workers receive from each other, as a time series in the cluster's folder -------
-# A worker adds the bytes of each transfer to a sum, which its heartbeats carry to the dask
-# scheduler. Dask does not log the data of its own shuffles (p2p).
-
-METRIC = "gpujobs_received"
-"""Name of the sum among the metrics of a worker."""
-_FEW_WORKERS = 16
-"""With more workers there are fewer samples, so that the size of the file is limited."""
-
-
-class _CountedLog(deque):  # type: ignore[type-arg]  # Python 3.9 in jobs
-    """The worker's log of received data, which also sums its bytes: dask limits its length."""
-
-    received = 0
-
-    def append(self, entry: dict[str, Any]) -> None:
-        self.received += entry["total"]
-        super().append(entry)
-
-
-def count_transfers(worker: Worker) -> None:
-    """Have the heartbeats of a worker carry how many bytes it has received from workers."""
-    log = _CountedLog(worker.transfer_incoming_log, worker.transfer_incoming_log.maxlen)
-    worker.transfer_incoming_log = log
-    worker.metrics[METRIC] = lambda _: log.received
-
-
-class TransferRecorder(SchedulerPlugin):  # type: ignore[misc]
-    """Appends to `transfers.jsonl` how many bytes each worker has received since the last line.
-
-    A line has `time`, the `seconds` before it for which it stands, and `received`: bytes by the
-    name of the worker. The first line has no worker; times without transfers have no line.
-    """
-
-    def __init__(self, scheduler: Scheduler, folder: str) -> None:
-        self._states: dict[str, WorkerState] = dict(scheduler.workers)
-        """By address; those that have left stay until the next sample."""
-        self._left: set[str] = set()
-        self._counted: dict[str, int] = {}
-        self._before = time.monotonic()
-        self._lines = AppendedLines(Folder(folder), TRANSFERS)
-        self._lines.add({"time": round(time.time(), 1), "received": {}})
-        self._recording = asyncio.create_task(self._record())
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Count for a new worker. ``worker`` is its address."""
-        self._forget(worker)
-        self._states[worker] = scheduler.workers[worker]
-
-    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Note that a worker is gone; its last heartbeat still counts."""
-        self._left.add(worker)
-
-    async def before_close(self) -> None:
-        """Write the last sample."""
-        self._recording.cancel()
-        await self._write()
-
-    async def _record(self) -> None:
-        started = time.monotonic()
-        while True:
-            await self._write()
-            more = max(1.0, len(self._states) / _FEW_WORKERS)
-            await asyncio.sleep(interval(time.monotonic() - started) * more)
-
-    async def _write(self) -> None:
-        now = time.monotonic()
-        if received := self._sample():
-            line = {"time": round(time.time(), 1), "seconds": round(now - self._before, 1)}
-            self._lines.add({**line, "received": received})
-        self._before = now
-        with contextlib.suppress(OSError):  # a full disk: the next sample may find room
-            await self._lines.write()
-
-    def _sample(self) -> dict[str, int]:
-        """Return the bytes since the last sample, by the name of the worker."""
-        received: Counter[str] = Counter()
-        for address, state in self._states.items():
-            total = int(state.metrics.get(METRIC, 0))
-            received[str(state.name)] += total - self._counted.get(address, 0)
-            self._counted[address] = total
-        for address in self._left:
-            self._forget(address)
-        self._left.clear()
-        return {name: size for name, size in received.items() if size > 0}
-
-    def _forget(self, address: str) -> None:
-        self._states.pop(address, None)
-        self._counted.pop(address, None)
-
-
 # -- the registry of workers -----------------------------------------------------------------------
 _NAME = "gpujobs"
 """Of the dask scheduler's plugin."""
@@ -170,7 +77,7 @@ _STATUS_EVENT = "worker-status-change"
 _PAUSED_AFTER = 2.0
 """Seconds after which a worker that is still paused is reported, with its memory of then."""
 _WRITE_INTERVAL = 0.25
-"""Seconds for which changes are collected before `workers.json` is written."""
+"""Least seconds between two times at which `workers.json` is written."""
 _MOST_EVENTS = 50_000
 """Most lines of the file of events: a worker may restart again and again."""
 _CLOCK_TOLERANCE = 5.0
@@ -186,7 +93,6 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
         server.startup_information["gpujobs"] = lambda _: gpu
         _bind(server)
-        count_transfers(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
@@ -255,6 +161,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._events = AppendedLines(self._folder, EVENTS)
         self._event_count = 0
         self._write_planned = False
+        self._written = float("-inf")
+        """When it was last written, by the clock of the event loop."""
         self._writing: asyncio.Task[None] | None = None
         self._had_client = False
         self._clients: set[str] = set()
@@ -268,10 +176,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._watching: asyncio.Task[None] | None = None
 
     def install(self) -> None:
-        """Add this and `TransferRecorder` to the dask scheduler; watch whether it has work."""
+        """Add this to the dask scheduler; watch whether it has work."""
         self._scheduler.add_plugin(self, name=_NAME)
-        recorder = TransferRecorder(self._scheduler, str(self._folder.path))
-        self._scheduler.add_plugin(recorder, name=f"{_NAME}-transfers")
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))
@@ -403,9 +309,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     def _plan_write(self) -> None:
         if not self._write_planned:
             self._write_planned = True
-            asyncio.get_running_loop().call_later(_WRITE_INTERVAL, self._start_write)
+            loop = asyncio.get_running_loop()  # the first worker is written at once: a head waits
+            loop.call_at(max(loop.time(), self._written + _WRITE_INTERVAL), self._start_write)
 
     def _start_write(self) -> None:
+        self._written = asyncio.get_running_loop().time()
         self._writing = asyncio.create_task(self._write())
 
     async def _write(self) -> None:

@@ -21,7 +21,7 @@ from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
 from .rank import job_log, node_file, report_lost
-from .transport import cluster_ucx_settings, take_part
+from .transport import cluster_ucx_settings
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -233,12 +233,10 @@ class Workers(Job):
 
     def _wait_for_address(self) -> str:
         limit = self.options.start_timeout
-        trial: ManagedProcess | None = None
         jobs = JobsWatch(self.options, self.environ)
         while (address := self.scheduler_address()) is None:
             self.pause(0.5)
             self.check_end()
-            trial = trial or take_part(self.options, self.environ)
             if self.stop_reason:
                 raise JobExit(0)
             if not self.options.scheduler and "head" not in self.folder.names():
@@ -250,8 +248,6 @@ class Workers(Job):
             if silence(self.folder.path, HEARTBEAT, self.options.job) >= _HEARTBEAT_TIMEOUT:
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
                 raise failure(reason, again=True)
-        if trial is not None:
-            trial.kill()
         return address
 
     def _check_heads(self, jobs: JobsWatch) -> None:

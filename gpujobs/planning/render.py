@@ -76,8 +76,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines = []
     if jobs.shape.gpus:
         gpus = [f"--gpus={jobs.shape.gpus}", f"--visible-devices={jobs.visible_devices}"]
-        if "ucxx" in plan.transport.protocols:
-            gpus += _ucxx_options(plan, jobs)
+        if "ucxx" in plan.transport.protocols and single_job(plan):
+            gpus.append("--single-job")
         options = plan.layout_of(jobs).supervisor_options(jobs.shape)
         lines.append(" ".join([*gpus, *options]))
     if jobs.walltime:
@@ -94,16 +94,6 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
         if roles.scheduler:
             lines[-1] += f" --lease={LEASE}"
     return [Bash(line) for line in lines]
-
-
-def _ucxx_options(plan: Plan, jobs: JobGroup) -> list[str]:
-    """Return what the choice of the protocol, and of settings of UCX, depends on."""
-    memory, options = jobs.profile.workers.gpu_memory, []
-    if memory != "plain":
-        options.append(f"--gpu-memory={memory}")
-    if single_job(plan):
-        options.append("--single-job")
-    return options
 
 
 def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:

@@ -9,7 +9,6 @@ The comment above a block says how it is executed:
 - ``quoted``: not here: the code of this package has these lines (see test_add_a_scheduler.py)
 - ``here``: in a job, by test_here.py
 - ``laptop``: through an sshd, by test_laptop.py
-- ``gloo``: on this machine, with two CPU workers in the place of eight GPUs, if PyTorch is here
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import pytest
 
 import gpujobs
 
-from ..conftest import need_library, nothing_left, unavailable
+from ..conftest import nothing_left, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import NVML, ROOT, text_of
@@ -177,23 +176,3 @@ def test_on_this_machine(words: list[str], text: str, home: Path) -> None:
         env=env | {"FAKE_NVML_GPUS": "2"}, cwd=home, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("words", "text"), kind("gloo"))
-def test_with_pytorch(
-    words: list[str], text: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    need_library("torch")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(home)
-    assert "n_workers=8" in text
-    found = names()
-    exec("def train(n):\n    import os\n    return n * int(os.environ['RANK'])\n", found)
-    options = {"dashboard_address": ":0"}
-    with gpujobs.GPULocalCluster(
-        gpus_per_job=0, n_workers=2, worker_memory="1GiB", quiet=True, scheduler_options=options
-    ) as cluster:
-        cluster.wait_for_workers(2, timeout=patience(120))
-        with cluster.get_client() as found["client"]:
-            execute(text.replace("n_workers=8", "n_workers=2"), found)
-    assert found["results"] == [0, 10]

@@ -158,7 +158,7 @@ def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
 
 @pytest.mark.slow
 def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
-    """The measured rates within a job, and between two; `doctor --run` itself starts one job."""
+    """The measured rates within a job."""
     paths = [nvml_path(backend), str(FAKES / "ucxx"), str(FAKES / "rmm")]
     site = backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}
     site["setup"] += f"\nexport PYTHONPATH={':'.join(paths)}"
@@ -167,14 +167,14 @@ def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
     found = checks(cli, "--run", "--site", path)["transport"]
     assert found["state"] == "ok", found
     assert re.search(
-        rf"^ucxx, {number} GB/s between two workers \(host memory\); "
+        rf"^ucxx, {number} GB/s between two workers \(GPU memory\); "
         rf"ucxx: {number} GB/s within a job; tls: {number} GB/s within a job$",
         found["result"],
     ), found
     slow = {**site, "setup": f"{site['setup']}\nexport FAKE_UCXX=slow UCX_TLS=other"}
     found = checks(cli, "--run", "--site", str(cli.write("s.yaml", slow)))["transport"]
     assert found["state"] == "warning"
-    assert found["result"].startswith("tls, ") and "; ucxx: " in found["result"]
+    assert found["result"].startswith("ucxx, ") and "; ucxx: " in found["result"]
     assert "tls is faster here than ucxx" in found["result"]
     backend.wait_empty(15)
 

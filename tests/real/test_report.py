@@ -115,10 +115,9 @@ def test_the_commands(cli: Cli) -> None:
     try:
         assert waiting.stdout
         cluster = waiting.stdout.readline().strip()
-        until(lambda: report_json(cli, cluster)["received"], 60, "transfers", every=1)
         until(lambda: busy_column(cli, cluster) == ["80 %"] * 2, 30, "samples in status", every=1)
         running = report_json(cli, cluster)
-        assert running["state"] == "RUNNING" and running["received"] >= 10_000_000
+        assert running["state"] == "RUNNING"
         cli.write("continue", "")
         _, messages = waiting.communicate(timeout=patience(60))
     finally:
@@ -132,8 +131,6 @@ def test_the_commands(cli: Cli) -> None:
     found = report_json(cli, cluster)
     assert found["state"] == "DONE" and found["busy"] == pytest.approx(0.8)
     assert found["gpu_hours"]["granted"] >= found["gpu_hours"]["busy"] > 0
-    sizes = {one["worker"]: one["received"] for job in found["jobs"] for one in job["transfers"]}
-    assert sizes == {f"{cluster}-0": 0, f"{cluster}-1": running["received"]}
     owners = [gpu["workers"] for job in found["jobs"] for gpu in job["devices"]]
     assert owners == [[f"{cluster}-0"], [f"{cluster}-1"]]
     assert all(gpu["samples"] for job in found["jobs"] for gpu in job["devices"])
@@ -142,12 +139,11 @@ def test_the_commands(cli: Cli) -> None:
 
     text = cli("report", cluster).stdout
     assert f"{cluster} on here: DONE" in text and "80 % busy" in text
-    assert "transfers  9.54MiB between workers" in text
     assert re.search(r"CPUs of a job +\d+ +\d\.\d on average, up to \d\.\d", text), text
     done = cli("report", cluster, "-o", "report.html")
     assert done.returncode == 0 and not done.stdout, done.stderr
     html = (cli.work / "report.html").read_text()
-    assert f"{cluster}-1: 9.54MiB, up to" in html and html.count('<figure class="gpu">') == 2
+    assert html.count('<figure class="gpu">') == 2
     assert "<td>memory of a job</td>" in html and "enough: " in html
 
 

@@ -1,4 +1,4 @@
-"""`gpujobs.torch.run_ddp`, with gloo on CPU workers of this machine; those that need PyTorch are slow."""
+"""`run_ddp` of examples/ddp, with gloo on CPU workers of this machine; those that need PyTorch are slow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import cloudpickle
 import pytest
 
 import gpujobs
-from gpujobs import torch
-from gpujobs.errors import GpujobsError, JobFailedError
-from gpujobs.torch import run_ddp
+from gpujobs.errors import GpujobsError
 
 from ..conftest import need_library
 from ..support.backend import Backend
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience
+
+DDP = ROOT / "examples" / "ddp"
+sys.path.append(str(DDP))
+import ranks  # noqa: E402 - of the example
+from ranks import RankError, run_ddp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -109,8 +112,8 @@ def test_all_workers_are_ranks(client: Any) -> None:
 @pytest.mark.slow
 def test_rank_0_listens_before_the_others_know_its_port(client: Any) -> None:
     """A port that is only chosen may be taken by another process before the ranks start."""
-    first = dict(list(torch._workers(client)[0].items())[:1])
-    (port,) = torch._run(client, first, [torch._Call(torch._listen)])
+    first = dict(list(ranks._workers(client)[0].items())[:1])
+    (port,) = ranks._run(client, first, [ranks._Call(ranks._listen)])
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     (_, _, found), _ = run_ddp(client, gather_ranks, "")
@@ -140,7 +143,7 @@ def die(rank: int) -> None:
 def test_a_rank_that_fails_stops_the_others(client: Any, cluster: Any, rank: int) -> None:
     pids = set(client.run(os.getpid).values())
     with pytest.raises(
-        JobFailedError, match=f"rank {rank} of 2 on worker .*-{rank}: ValueError: broken"
+        RankError, match=f"rank {rank} of 2 on worker .*-{rank}: ValueError: broken"
     ):
         run_ddp(client, fail, rank)
     cluster.wait_for_workers(2, timeout=patience(120))
@@ -151,7 +154,7 @@ def test_a_rank_that_fails_stops_the_others(client: Any, cluster: Any, rank: int
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_worker_dies(client: Any, cluster: Any, rank: int) -> None:
-    with pytest.raises(JobFailedError, match=f"rank {rank}: worker .*-{rank} was lost"):
+    with pytest.raises(RankError, match=f"rank {rank}: worker .*-{rank} was lost"):
         run_ddp(client, die, rank)
     cluster.wait_for_workers(2, timeout=patience(120))
     assert [ranks for _, ranks, _ in run_ddp(client, gather_ranks, "")] == [[0, 1], [0, 1]]
@@ -161,19 +164,27 @@ def test_too_few_workers_and_no_torch(home_of_module: Path) -> None:
     with cluster_of(without(home_of_module, "torch"), workers=1) as cluster:
         cluster.wait_for_workers(1, timeout=patience(60))
         with cluster.get_client() as client:
-            with pytest.raises(GpujobsError, match="run_ddp needs 2 workers; only 1 connected"):
+            with pytest.raises(RankError, match="run_ddp needs 2 workers; only 1 connected"):
                 run_ddp(client, print, n_workers=2)
             with pytest.raises(
-                GpujobsError, match=r"worker .* cannot import torch: No module named torch"
+                RankError, match=r"worker .* cannot import torch: No module named torch"
             ):
                 run_ddp(client, print)
+
+
+def test_the_old_name_says_where_it_is() -> None:
+    from gpujobs import torch
+
+    with pytest.raises(GpujobsError, match="no part of gpujobs any more") as error:
+        torch.run_ddp(None, print, n_workers=2)
+    assert "examples/ddp/ranks.py" in error.value.hint
 
 
 @pytest.fixture
 def local(home: Path) -> Iterator[Cli]:
     need_library("torch")
     made = Cli(home, {"GPUJOBS_SITE": "local"}, None)
-    shutil.copytree(ROOT / "examples" / "ddp", made.work, dirs_exist_ok=True)
+    shutil.copytree(DDP, made.work, dirs_exist_ok=True)
     yield made
     made("cancel", "--all")
 
@@ -192,7 +203,7 @@ def test_the_example_trains_on_all_workers(local: Cli) -> None:
 GROUPS = """
 import os, sys
 from distributed import Client
-from gpujobs.torch import run_ddp
+from ranks import run_ddp
 
 def places(names):
     from distributed import get_worker
@@ -227,7 +238,7 @@ def test_ranks_are_the_workers_with_gpus(local: Cli) -> None:
 
 NODES = """
 from distributed import Client
-from gpujobs.torch import run_ddp
+from ranks import run_ddp
 
 def look():
     import os, socket, torch
@@ -247,6 +258,7 @@ def test_ranks_of_several_nodes(cli: Cli, backend: Backend) -> None:
     """The nodes of the Grid Engine have addresses of their own."""
     need_library("torch")
     cli.write("nodes.py", NODES)
+    cli.write("ranks.py", (DDP / "ranks.py").read_text())
     profile = {
         "gpus": 2 * backend.gpus_per_node,
         "workers": {"gpus_per_worker": backend.gpus_per_node},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpujobs.clusters.folder import ExitRecord, FolderState
-from gpujobs.clusters.history import Connection, History, Received, connections, gpu_samples
+from gpujobs.clusters.history import Connection, History, connections, gpu_samples
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission, Target
 from gpujobs.clusters.usage import UsageReport, make_usage
@@ -70,13 +70,6 @@ EVENTS = [
 ]
 
 
-def transfers() -> dict[str, tuple[Received, ...]]:
-    """The first worker receives 2 MiB/s for a minute after 1 h, the third one 1 MiB at its end."""
-    minute = [Received(START + HOUR + 15 * n, 15.0, 30 * 2**20) for n in range(1, 5)]
-    late = Received(START + 1.0 * HOUR + 20, 60.0, 2**20)
-    return {WORKERS[0]: tuple(minute), WORKERS[2]: (late,)}
-
-
 def lines(start: float, end: float, busy: tuple[int, int], uuid: str) -> list[dict[str, Any]]:
     """Return a sample of two GPUs every six minutes."""
     header = {"gpus": [{"uuid": f"GPU-{uuid}-{n}", "memory": 2**34} for n in range(2)]}
@@ -102,7 +95,7 @@ def history() -> History:
     starts = {0: START + 0.2 * HOUR, 1: START + 0.2 * HOUR, 2: START + 1.75 * HOUR}
     ends = {0: START + 3 * HOUR, 1: START + 1.25 * HOUR, 2: START + 3 * HOUR}
     past = tuple(connections(EVENTS))
-    return History(starts, ends, past, tuple(gpus), transfers=transfers())
+    return History(starts, ends, past, tuple(gpus))
 
 
 def grouped_history() -> History:
@@ -118,7 +111,6 @@ def grouped_history() -> History:
         started={**past.started, 3: START},
         ended={**past.ended, 3: START + HOUR},
         connections=(*(replace(one, worker=name(one.worker)) for one in past.connections), own),
-        transfers={name(worker): samples for worker, samples in transfers().items()},
     )
 
 

@@ -15,7 +15,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.report import cluster_json
 from gpujobs.doctor.checks import CheckState
-from gpujobs.doctor.job import _check_cpus
+from gpujobs.doctor.facts import _check_cpus
 from gpujobs.injob import gpus
 from gpujobs.injob.folder import Binding, RegisteredWorker
 from gpujobs.injob.gpus import binding_messages, choose_cpus, near_cpus

@@ -16,7 +16,7 @@ from gpujobs.batch.client import SchedulerClient, with_canceller
 from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.checks import Check, CheckState
-from gpujobs.doctor.job import check_host
+from gpujobs.doctor.host import check_host
 from gpujobs.errors import RefusedError, UnavailableError
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus, get_scheduler
 

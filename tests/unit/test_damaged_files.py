@@ -96,10 +96,6 @@ LINES: dict[str, list[Any]] = {
         {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0"]},
         {"time": 1795421690.25, "event": "disconnected", "worker": "p-2cab-1"},
     ],
-    "transfers.jsonl": [
-        {"time": 1795421673.5, "received": {}},
-        {"time": 1795421687.0, "seconds": 1.0, "received": {"p-2cab-0": 3200000}},
-    ],
     "usage/0-vm.jsonl": [
         {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
         {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024]},

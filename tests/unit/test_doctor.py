@@ -14,8 +14,9 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.doctor import jobcheck
 from gpujobs.doctor.checks import CheckState
-from gpujobs.doctor.job import _check_scratch, _check_transport, _check_versions, read_facts
+from gpujobs.doctor.facts import _check_scratch, _check_transport, _check_versions
 from gpujobs.doctor.jobcheck import JobFacts
+from gpujobs.doctor.trial import read_facts
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice
 
@@ -39,7 +40,7 @@ def test_a_host_without_a_route_is_no_reason_for_a_warning() -> None:
     dask = "from distributed.utils import get_ip; get_ip()"
     warned = subprocess.run([*argv, dask], capture_output=True, text=True, check=False)
     assert "8.8.8.8" in warned.stderr
-    code = "from gpujobs.doctor.job import _listener\nwith _listener() as found: print(found)"
+    code = "from gpujobs.doctor.trial import _listener\nwith _listener() as found: print(found)"
     done = subprocess.run([*argv, code], capture_output=True, text=True, check=False)
     assert "8.8.8.8" not in done.stderr and ":" in done.stdout, done.stderr
 

@@ -15,7 +15,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.handle import ClusterHandle
 from gpujobs.clusters.ledger import ClusterRecord, Ledger
 from gpujobs.config.sitefiles import load_site, selects_this_host
-from gpujobs.doctor.job import check_host
+from gpujobs.doctor.host import check_host
 from gpujobs.errors import JobFailedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.text import alike, note_text

@@ -11,7 +11,7 @@ import pytest
 
 from gpujobs.clusters.prepare import make_cluster_plan, quota_problems, space_problems
 from gpujobs.doctor.checks import CheckState
-from gpujobs.doctor.job import _check_directory
+from gpujobs.doctor.host import _check_directory
 
 from .support import make_spec
 

@@ -561,11 +561,13 @@ def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:
 
 
 # -- the dask scheduler ----------------------------------------------------------------------------------
-def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
-    def state(name: str) -> SimpleNamespace:
-        address, limit = f"tls://{name}", 3 * 2**29
-        return SimpleNamespace(name=name, address=address, nthreads=2, extra={}, memory_limit=limit)
+def state(name: str) -> SimpleNamespace:
+    """Return what the dask scheduler knows of a worker."""
+    address, limit = f"tls://{name}", 3 * 2**29
+    return SimpleNamespace(name=name, address=address, nthreads=2, extra={}, memory_limit=limit)
 
+
+def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
     async def main() -> None:
         scheduler = SimpleNamespace(workers={}, handlers={}, status=Status.running)
         registry = WorkerRegistry(scheduler, str(tmp_path), {})
@@ -614,6 +616,26 @@ def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
             await wait_for(0)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_first_worker_is_written_at_once_and_later_ones_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_WRITE_INTERVAL", 3600.0)
+
+    async def main() -> None:
+        workers = {f"tls://{name}": state(name) for name in ("b-0", "b-1")}
+        scheduler = SimpleNamespace(workers={}, handlers={}, status=Status.running)
+        recorder = WorkerRegistry(scheduler, str(tmp_path), {})
+        for address, worker in workers.items():
+            scheduler.workers[address] = worker
+            recorder.add_worker(scheduler, address)
+            while "b-0" not in Folder(str(tmp_path)).registered():
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    assert list(Folder(str(tmp_path)).registered()) == ["b-0"]
 
 
 def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(

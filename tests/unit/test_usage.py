@@ -17,7 +17,6 @@ from gpujobs.cli.usage_text import hours_text, page, usage_json, usage_line, usa
 from gpujobs.clusters.history import (
     Connection,
     History,
-    Received,
     Sample,
     connections,
     read_history,
@@ -29,9 +28,7 @@ from gpujobs.clusters.usage import (
     UsageReport,
     make_usage,
     shorter_samples,
-    shorter_transfers,
     timeline,
-    total_size,
 )
 from gpujobs.injob.archive import build
 from gpujobs.injob.gpus import interval
@@ -47,7 +44,6 @@ from .report_data import (
     REASON,
     RECORD,
     START,
-    WORKERS,
     grouped_history,
     history,
     usage,
@@ -200,51 +196,7 @@ def test_the_time_line_of_a_worker_that_connects_again_or_leaves() -> None:
     ]
 
 
-def test_transfers() -> None:
-    found = usage()
-    assert found.received == 121 * 2**20
-    sizes = [
-        {worker: total_size(samples) for worker, samples in (job.transfers or {}).items()}
-        for job in found.jobs
-    ]
-    assert sizes == [
-        {f"{NAME}-0-0": 120 * 2**20, f"{NAME}-0-1": 0},
-        {f"{NAME}-1-0": 2**20, f"{NAME}-1-1": 0},  # in the sample after it was lost
-        {f"{NAME}-2-0": 0, f"{NAME}-2-1": 0},
-    ]
-    assert "  transfers  121MiB between workers\n" in usage_text(found)
-    text = page(found)
-    assert text.count('<figure class="transfers">') == 2
-    assert f"{NAME}-0-0: 120MiB, up to 2MiB/s" in text
-    line = re.search(r'class="rate-line" points="([^"]*)"', text)
-    assert line
-    points = [point.split(",") for point in line[1].split()]
-    steps = [(float(x) * 3 * 60 / 1000, float(y)) for x, y in points]  # minutes
-    changes = [(round(x, 1), y) for x, y in steps]
-    assert changes[0] == (0, 100) and changes[-1] == (180, 100)
-    flat = [x for x, y in changes if y == 0]  # 2 MiB/s, without a gap between samples
-    assert (min(flat), max(flat)) == (60, 61)
-    assert not [x for x, y in changes if 60 < x < 61 and y]
-
-
-def test_a_worker_that_receives_few_bytes_has_a_chart() -> None:
-    slow = {WORKERS[0]: (Received(START + HOUR, 600.0, 100),)}
-    assert "up to 0B/s" in page(usage(replace(history(), transfers=slow)))
-
-
-def test_a_folder_without_transfers_still_has_a_report() -> None:
-    found = usage(replace(history(), transfers=None))
-    assert found.received is None and usage_json(found)["received"] is None
-    assert "transfers" not in usage_text(found) and "<h2>Transfers" not in page(found)
-    nothing = usage(replace(history(), transfers={}))
-    assert nothing.received == 0 and "  transfers  0B between workers" in usage_text(nothing)
-
-
 def test_long_series_become_short() -> None:
-    transfers = [Received(float(n), 1.0, n) for n in range(1, 1001)]
-    short = shorter_transfers(transfers)
-    assert len(short) == 250 and sum(one.size for one in short) == 500_500
-    assert short[0] == Received(4.0, 4.0, 10)
     samples = [Sample(float(n), 1.0, n % 4 * 10, None) for n in range(1, 1001)]
     assert shorter_samples(samples)[0] == Sample(4.0, 4.0, 15, None)
     assert len(shorter_samples(samples[:251])) <= 250
@@ -286,10 +238,7 @@ def test_json_has_the_series_of_the_page() -> None:
     device = found["jobs"][0]["devices"][1]
     assert len(device["samples"]) == 28
     assert device["samples"][0] == [START + 0.3 * HOUR, 360, 50, 2**32 + 2**27]
-    (own, _) = found["jobs"][0]["transfers"]
-    assert own["worker"] == f"{NAME}-0-0" and own["received"] == 120 * 2**20
-    assert own["samples"][0] == [START + HOUR + 15, 15, 30 * 2**20]
-    assert found["received"] == 121 * 2**20
+    assert found["received"] is None and found["jobs"][0]["transfers"] == []  # until 0.2.0
     assert found["jobs"][1]["timeline"][-1] == {
         "kind": "replaced",
         "since": START + 1.25 * HOUR,

@@ -87,9 +87,6 @@ class Scheduler:
         self._path = path
         self._listener = socket.create_server((host, 0))
         self.address = f"{protocol}://{host}:{self._listener.getsockname()[1]}"
-        self._folder.append(
-            "transfers.jsonl", [json.dumps({"time": round(time.time(), 1), "received": {}})]
-        )
         self._write()
         self._folder.write(path.name, {"type": "Scheduler", "address": self.address, "workers": {}})
 
