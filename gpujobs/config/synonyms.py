@@ -72,7 +72,6 @@ WORDS: dict[str, str] = {
     "shebang": "`shell` of the site file is the first line of scripts",
     "use_stdin": "scripts are always passed on standard input",
     "shared_temp_directory": "use `directory` of the site file: it holds the certificates",
-    "security": "use `network.encryption`: each cluster makes its own certificate",
     "lsf_units": "use `request` of the site file, which contains the unit",
     "data": "use device_memory_limit and memory_limit: an object cannot be passed to a job",
     **dict.fromkeys(("services", "worker_services", "start"), _NOTHING),

@@ -63,12 +63,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Reader:
-    """Return the reader of a keyword that sets ``key`` to its converted value."""
-    loc = tuple(key.split("."))
-    return lambda value: [(loc, convert(value))]
-
-
 def directives(value: Any) -> Any:
     """Return directives; dask-jobqueue takes the keys of a mapping, too."""
     if isinstance(value, Mapping) and not any(value.values()):
@@ -169,32 +163,27 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "workers.gpus_per_worker": positive,
     "workers.memory": dask_size,
     "workers.workers_per_gpu": positive,
-    **dict.fromkeys(
-        (
-            "workers.device_memory_limit",
-            "workers.rmm_maximum_pool_size",
-            "workers.rmm_pool_size",
-            "workers.rmm_release_threshold",
-        ),
-        device_size,
-    ),
+    **dict.fromkeys(("workers.device_memory_limit", "workers.rmm_pool_size"), device_size),
+    "workers.rmm_maximum_pool_size": device_size,
+    "workers.rmm_release_threshold": device_size,
 }
 """How values in dask's spelling are converted, by the key that they are of."""
 
 
-def of_key(key: str) -> Reader:
+def to(key: str) -> Reader:
     """Return the reader of a keyword that means ``key``."""
-    return to(key, _CONVERTED[key]) if key in _CONVERTED else to(key)
+    loc, convert = tuple(key.split(".")), _CONVERTED.get(key, plain)
+    return lambda value: [(loc, convert(value))]
 
 
 def words(*names: str) -> dict[str, Reader]:
     """Return the readers of words of other programs that mean keys."""
-    return {name: of_key(WORDS[name]) for name in names}
+    return {name: to(WORDS[name]) for name in names}
 
 
 def parts(*keys: str) -> dict[str, Reader]:
     """Return the readers of keywords that are called as the last part of their key."""
-    return {key.rpartition(".")[2]: of_key(key) for key in keys}
+    return {key.rpartition(".")[2]: to(key) for key in keys}
 
 
 WORKER_OPTIONS: dict[str, Reader] = {
@@ -317,7 +306,8 @@ JOBQUEUE = Vocabulary(
         **dict.fromkeys((*PER_JOB, *SKIPS), lambda value: ()),
         "resource_spec": lambda value: (),
         **{name: Noted(f"not used: {WORDS[name]}") for name in ("shebang", "use_stdin")},
-        **{name: WORDS[name] for name in ("shared_temp_directory", "security", "lsf_units")},
+        **{name: WORDS[name] for name in ("shared_temp_directory", "lsf_units")},
+        "security": "use network={'encryption': …}: each cluster makes its own certificate",
         "nanny": "use worker_class",
         "worker_command": worker_command_settings,
         "dashboard_address": "use scheduler_options={'dashboard_address': …}",
