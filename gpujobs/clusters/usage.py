@@ -15,6 +15,7 @@ from typing import TypeVar
 from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, HostSamples, Received, Sample
 from .report import ClusterReport, JobPhase, JobReport
+from .targets import Target, Targets
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
@@ -111,7 +112,9 @@ class UsageReport:
     jobs: tuple[JobUsage, ...]
     now: float
     problems: tuple[str, ...] = ()
-    """Why GPUs were not sampled."""
+    """Why GPUs were not sampled, and files that are damaged."""
+    changes: tuple[Target, ...] = ()
+    """All changes of the targets of its groups, oldest first, with the first targets."""
 
     @cached_property
     def hours(self) -> GpuHours:
@@ -189,7 +192,7 @@ class UsageReport:
         """The target number of workers of all groups over time."""
         current: dict[str, int] = {}
         found: dict[float, int] = {}
-        for target in self.cluster.record.known_targets:
+        for target in self.changes:
             current[target.group] = target.workers
             found[target.time] = sum(current.values())
         return list(found.items())
@@ -311,12 +314,17 @@ ROUNDING = 1.0
 """Seconds by which the recorded end of a job may be late."""
 
 
-def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageReport:
+def make_usage(
+    cluster: ClusterReport, history: History, targets: Targets, now: float
+) -> UsageReport:
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
     problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.bad_nodes]
-    return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
+    if targets.problem:
+        problems.append(targets.problem)
+    replaced = tuple(_with_replacements(cluster, jobs))
+    return UsageReport(cluster, replaced, now, tuple(problems), targets.changes)
 
 
 def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:

@@ -34,8 +34,8 @@ _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
     "clusters/folder.py",
-    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/verdict.py",
-    "injob/*.py", "version.py",
+    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
+    "clusters/verdict.py", "injob/*.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys
@@ -69,7 +69,8 @@ def write_record(record: ClusterRecord) -> None:
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     found = {name: which(name) for name in all_commands(scheduler)}
     commands = {name: path for name, path in found.items() if path} | record.commands
-    write_atomically(record.path / RECORD, json.dumps(asdict(replace(record, commands=commands))))
+    known = replace(record, commands=commands, targets=())
+    write_atomically(record.path / RECORD, json.dumps(asdict(known)))
 
 
 class _Outside(System):
