@@ -77,7 +77,7 @@ def make_folder(spec: ClusterSpec, record: ClusterRecord, *, encrypted: bool) ->
     try:
         with disk_errors(record.path):
             write_spec(spec, record.path / folders.SPEC)
-            write_judge(record.path)
+            write_judge(record.path, record.scheduler)
     except BaseException:
         folders.discard(record.path)
         raise
