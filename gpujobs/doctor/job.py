@@ -23,8 +23,10 @@ from ..clusters.folder import discard, private_folder
 from ..clusters.freequeues import read_with, site_client
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
-from ..clusters.prepare import make_cluster_plan, site_notes, space_problems
+from ..clusters.plannotes import site_notes
+from ..clusters.prepare import make_cluster_plan
 from ..clusters.report import ClusterReport, JobReport, numa_text
+from ..clusters.space import space_problems
 from ..config.document import Document
 from ..config.site import Site
 from ..config.sitefiles import SiteFile, selects_this_host
