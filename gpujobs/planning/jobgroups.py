@@ -12,20 +12,14 @@ from ..injob.names import HEAD
 from . import workeroptions
 from .bash import Diagnostics
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
+from .demand import Machine, find_demand
 from .directives import DirectiveWriter
+from .hostmemory import MemoryRequest, cpu_share, requested_memory
 from .layouts import Layout
 from .limits import QueuedJobs
 from .queues import QueueChooser
 from .samerequests import report_same_requests
-from .shape import (
-    JobGroup,
-    JobShape,
-    Machine,
-    MemoryRequest,
-    cpu_share,
-    find_demand,
-    requested_memory,
-)
+from .shape import JobGroup, JobShape
 
 
 class GroupPlanner:

@@ -9,16 +9,10 @@ from ..config.profile import Profile
 from ..config.site import Queue
 from ..text import plural, size_text, walltime_text
 from . import shape
+from .hostmemory import MemoryRequest, cpu_share, requested_memory, worker_share
 from .layouts import Layout
 from .limits import Job, broken_limit
-from .shape import (
-    JobShape,
-    MemoryRequest,
-    QueueMismatch,
-    cpu_share,
-    requested_memory,
-    worker_share,
-)
+from .shape import JobShape, QueueMismatch
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
+from .demand import Machine
 from .directives import request_texts
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
 from .queues import smallest_job
 from .render import Script, render
 from .samerequests import HINT, same_requests, same_requests_text
-from .shape import Machine
 
 # -- trial profiles: each shape of jobs that a queue allows ----------------------------------------
 WALLTIME = 600
