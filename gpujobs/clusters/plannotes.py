@@ -43,17 +43,19 @@ def run_notes(plan: Plan, folder: Path) -> Iterator[str]:
 
 def place_notes(plan: Plan) -> Iterator[str]:
     """Yield notes about a `workdir`, a Python and files of `setup` that this host does not have."""
-    places = {"workdir": [plan.workdir], "environment.python": [], "setup": []}
+    places = [("workdir", plan.workdir)]
+    pythons: list[str] = []
+    sourced: list[str] = []
     for jobs in plan.all_jobs:
         environment = jobs.profile.environment
         if jobs.container is None:
-            python = environment.python or ""
-            places["environment.python"] += [python] if Path(python).is_absolute() else []
-            places["setup"] += _sourced(environment.setup, plan.workdir)
-    for key, paths in places.items():
-        for path in dict.fromkeys(paths):
-            if not _UNKNOWN.search(path) and _is_missing(path):
-                yield f"{key}: there is no {path}{_ON_THIS_HOST}"
+            pythons.append(environment.python or "")
+            sourced += _sourced(environment.setup, plan.workdir)
+    places += [("environment.python", path) for path in pythons if Path(path).is_absolute()]
+    places += [("setup", path) for path in sourced]
+    for key, path in dict.fromkeys(places):
+        if not _UNKNOWN.search(path) and _is_missing(path):
+            yield f"{key}: there is no {path}{_ON_THIS_HOST}"
 
 
 def _sourced(setup: str, workdir: str) -> Iterator[str]:

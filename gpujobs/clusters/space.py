@@ -25,9 +25,8 @@ def space_problems(root: Path, quota_command: Sequence[str] = ()) -> Iterator[st
 
     ``quota_command``: of the site; without a usable output, only file systems are reported.
     """
-    places = (root, Path(with_home("~")))  # some users have none
-    existing = (next(filter(Path.is_dir, (path, *path.parents)), path) for path in places)
-    for there in dict.fromkeys(existing):
+    home = Path(with_home("~"))  # some users have none
+    for there in dict.fromkeys((_existing(root), _existing(home))):
         with contextlib.suppress(OSError):
             disk = os.statvfs(there)
             files = _left((disk.f_files - disk.f_favail, disk.f_files))  # some count none
@@ -37,6 +36,14 @@ def space_problems(root: Path, quota_command: Sequence[str] = ()) -> Iterator[st
 
         result = process.run(quota_command, timeout=_QUOTA_TIMEOUT)
         yield from quota_problems(result.stdout)  # `quota` exits with 1 if one is exceeded
+
+
+def _existing(path: Path) -> Path:
+    """Return the first folder of ``path`` and its parents that exists."""
+    for folder in (path, *path.parents):
+        if folder.is_dir():
+            return folder
+    return path
 
 
 def space_notes(plan: Plan, site: Site) -> Iterator[str]:
@@ -54,7 +61,8 @@ def quota_problems(output: str) -> Iterator[str]:
     """
     name = ""
     for line in output.splitlines():
-        space, files = map(_AMOUNT.findall, line.partition("|")[::2])
+        before, _, after = line.partition("|")
+        space, files = _AMOUNT.findall(before), _AMOUNT.findall(after)
         if line.strip() and not _AMOUNT.match(line.strip()):  # else the row continues a long name
             name = line.split()[0]
         if len(space) in (6, 8):
@@ -71,5 +79,7 @@ def _shortage(name: str, space: float, files: float) -> Iterator[str]:
 
 
 def _left(amounts: Sequence[str | int]) -> float:
-    used, *limits = map(int, amounts[:3])
-    return max(0, min(filter(None, limits), default=math.inf) - used)
+    """Return the least of the limits, of which 0 is none, less what is used."""
+    used, *numbers = (int(amount) for amount in amounts[:3])
+    limits = [number for number in numbers if number]
+    return max(0, min(limits, default=math.inf) - used)

@@ -469,11 +469,12 @@ def files_of_folder(folder: Path) -> dict[str, Path]:
     Raises NoSuchClusterError if it is another folder, and InputError if others can write it.
     """
     record = Ledger().get(f"{folder}/")
-    found = {name: folder / name for name in (_PLAN, "README.md")}
-    found |= {planned.script: _script_path(record, planned) for planned in record.planned}
+    own = {name: folder / name for name in (_PLAN, "README.md")}
+    own |= {planned.script: _script_path(record, planned) for planned in record.planned}
+    found = {name: path for name, path in own.items() if path.exists() and not path.is_symlink()}
     for name, path in folders.files_below(record.path):
         found[f"{record.id}/{name}"] = path
-    return {name: path for name, path in found.items() if path.exists() and not path.is_symlink()}
+    return found
 
 
 def folder_plan(record: ClusterRecord) -> JsonObject:

@@ -328,25 +328,22 @@ def make_usage(
 
 
 def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:
-    record, number = cluster.record, job.number
-    started, ended = history.started.get(number), history.ended.get(number)
-    submission = next(one for one in record.submissions if number in one.numbers)
-    group = next((one for one in record.groups if job.workers and one.name == job.group), None)
-    names = set(job.workers)
-    own = [one for one in history.connections if one.worker in names]
+    number, names = job.number, set(job.workers)
+    connections = [one for one in history.connections if one.worker in names]
     gpus = [one for one in history.gpus if one.job == number]
+    hosts = [one for one in history.hosts if one.job == number]
+    started, ended = history.started.get(number), history.ended.get(number)
     if ended is None and not job.active and started is not None:
-        ended = _last_sign(started, own, gpus)
-    until = ended or now
-    if started is None and not job.active and cluster.folder.ended is not None:
-        until = min(now, cluster.folder.ended.time)
+        ended = _last_sign(started, connections, gpus)
+    until = ended or _still(cluster, job, started, now)
     start = started or until
-    within = tuple(_within(own, start, ended, now))
+    within = tuple(_within(connections, start, ended, now))
+    gpus_per_job, walltime = _requested(cluster, job)
     return JobUsage(
         report=_excused(cluster, job),
-        gpus=group.gpus_per_job if group else 0,
-        walltime=group.walltime if group else 0,
-        submitted=submission.time or None,
+        gpus=gpus_per_job,
+        walltime=walltime,
+        submitted=_submitted(cluster, number),
         started=started,
         served=_served(within, names),
         ended=ended,
@@ -354,8 +351,28 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         connections=within,
         gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
         transfers=_transfers_within(history.transfers, within),
-        hosts=tuple(_during(one, start, until) for one in history.hosts if one.job == number),
+        hosts=tuple(_during(host, start, until) for host in hosts),
     )
+
+
+def _still(cluster: ClusterReport, job: JobReport, started: float | None, now: float) -> float:
+    """Return until when a job without a known end is counted: one that never ran, to the end."""
+    if started is None and not job.active and cluster.folder.ended is not None:
+        return min(now, cluster.folder.ended.time)
+    return now
+
+
+def _requested(cluster: ClusterReport, job: JobReport) -> tuple[int, int]:
+    """Return the GPUs and the walltime of a job; the head's own job has no GPUs."""
+    if not job.workers:
+        return 0, 0
+    group = cluster.record.group(job.group)
+    return group.gpus_per_job, group.walltime
+
+
+def _submitted(cluster: ClusterReport, number: int) -> float | None:
+    submission = next(one for one in cluster.record.submissions if number in one.numbers)
+    return submission.time or None
 
 
 def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
@@ -493,12 +510,14 @@ def total(phases: list[Phase], kind: PhaseKind) -> float:
 
 
 def _before_running(job: JobUsage) -> Iterator[Phase]:
-    started = job.started
-    never_ran = started is None and job.report.phase is JobPhase.FAILED
-    if job.submitted is not None and not never_ran:  # when it left the queue is not known
-        yield Phase(PhaseKind.PENDING, job.submitted, started or job.until)
-    if started is not None:
-        yield Phase(PhaseKind.STARTING, started, job.served or job.until)
+    if job.started is None:
+        # When a job that failed before it ran has left the queue is not known.
+        if job.submitted is not None and job.report.phase is not JobPhase.FAILED:
+            yield Phase(PhaseKind.PENDING, job.submitted, job.until)
+        return
+    if job.submitted is not None:
+        yield Phase(PhaseKind.PENDING, job.submitted, job.started)
+    yield Phase(PhaseKind.STARTING, job.started, job.served or job.until)
 
 
 def _with_workers(job: JobUsage) -> Iterator[Phase]:
@@ -531,8 +550,6 @@ def _connected(job: JobUsage) -> Steps:
 def _after(usage: UsageReport, job: JobUsage) -> Iterator[Phase]:
     if job.failed and job.ended is not None:
         yield Phase(PhaseKind.FAILED, job.ended, job.ended)
-    if job.replaced_by is None:
-        return
-    for new in usage.jobs:
-        if new.report.number == job.replaced_by:
-            yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)
+    if job.replaced_by is not None:
+        new = next(one for one in usage.jobs if one.report.number == job.replaced_by)
+        yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)

@@ -251,10 +251,7 @@ class _Planner:
         return self._planner("", head_spec(self.spec, head), root).plan_head(key, shape)
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
-        n_workers = sum(group.n_workers for group in groups)
-        if n_workers > MOST:
-            message = f"{n_workers} workers; a cluster has at most {MOST}"
-            self.diagnostics.profile_error(message, "gpus")
+        n_workers = self._number_of_workers(groups)
         start = self.profile.start_workers or self.layout.default_start_workers(n_workers)
         self._check_start(start, n_workers, "start_workers")
         for group in groups:
@@ -262,6 +259,13 @@ class _Planner:
                 loc = ("groups", group.group, "start_workers")
                 self._check_start(group.profile.start_workers, group.n_workers, *loc)
         return start
+
+    def _number_of_workers(self, groups: tuple[JobGroup, ...]) -> int:
+        number = sum(group.n_workers for group in groups)
+        if number > MOST:
+            message = f"{number} workers; a cluster has at most {MOST}"
+            self.diagnostics.profile_error(message, "gpus")
+        return number
 
     def _check_start(self, start: int, n_workers: int, *loc: str) -> None:
         if start > n_workers:

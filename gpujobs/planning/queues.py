@@ -210,12 +210,7 @@ class QueueChooser:
             found = self._candidate(key, chosen.within_max_gpus)
         except QueueMismatch as mismatch:
             return str(mismatch)
-        here, there = self._facts(chosen), self._facts(found)
-        differ = [name for name in here if there[name] != here[name]]
-        if not differ:
-            return ""
-        same = ", ".join(name for name in here if name not in differ)
-        return f"{', '.join(differ)} (equal: {same})"
+        return _differences(self._facts(chosen), self._facts(found))
 
     def _facts(self, candidate: Candidate) -> dict[str, object]:
         """Return by name what must be equal for jobs that wait in several queues."""
@@ -243,6 +238,15 @@ class QueueChooser:
             "charge": queue.charge,
             "environment": (spec.profile.env, other),
         }
+
+
+def _differences(here: Mapping[str, object], there: Mapping[str, object]) -> str:
+    """Return the names of the facts that differ, and of those that do not; "" if none differs."""
+    differ = [name for name in here if there[name] != here[name]]
+    if not differ:
+        return ""
+    same = ", ".join(name for name in here if name not in differ)
+    return f"{', '.join(differ)} (equal: {same})"
 
 
 def _check_nodes(queue: Queue, shape: JobShape) -> None:

@@ -377,10 +377,11 @@ def _site_of(site_file: SiteFile, trial: Trial, profile: Document) -> SiteFile:
 
 def _any_values(options: Mapping[str, Option], invented: Sequence[str]) -> dict[str, Option]:
     """Return the options so that each value is accepted of the ``invented`` ones."""
-    return {
-        name: replace(option, pattern=".*") if name in invented else option
-        for name, option in options.items()
-    }
+    found = dict(options)
+    for name in invented:
+        if name in found:
+            found[name] = replace(found[name], pattern=".*")
+    return found
 
 
 def _any_account(account: Account | None) -> Account | None:

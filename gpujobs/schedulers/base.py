@@ -407,7 +407,7 @@ class Scheduler(ABC):
         All of its messages say so (see `ended`).
         """
         lines = [line for line in result.stderr.splitlines() if line.strip()]
-        return bool(lines) and all(map(self.ended.search, lines))
+        return bool(lines) and all(self.ended.search(line) for line in lines)
 
 
 def _register(cls: type[Scheduler]) -> None:

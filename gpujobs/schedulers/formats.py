@@ -75,12 +75,14 @@ def clock_seconds(text: str) -> int | None:
     if not found:
         return None
     parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # days, then hours
-        parts += [0] * (3 - len(parts))
     seconds = 0
     for part in parts:
         seconds = 60 * seconds + part
-    return seconds + 86400 * int(found[1] or 0)
+    if not found[1]:
+        return seconds
+    for _ in range(3 - len(parts)):  # after days, the first part is hours
+        seconds *= 60
+    return 86400 * int(found[1]) + seconds
 
 
 def listed_attributes(stdout: str) -> dict[str, dict[str, str]]:

@@ -143,7 +143,8 @@ def _status(job: Attributes) -> JobStatus:
         return JobStatus(state, native, comment, code, nodes)
     if native == "H" and comment.startswith(_LAUNCH_FAILED):
         return JobStatus(JobState.FAILED, native, comment, code, stuck=True)
-    person = next(filter(None, map(_HELD_BY_A_PERSON.get, holds)), "")
+    persons = [_HELD_BY_A_PERSON[hold] for hold in holds if hold in _HELD_BY_A_PERSON]
+    person = persons[0] if persons else ""
     reason = person or comment or _PENDING_REASONS[native]
     starts = job.get("estimated.start_time", "")
     return JobStatus(state, native, reason, code, nodes, starts)
