@@ -27,15 +27,19 @@ def space_problems(root: Path, quota_command: Sequence[str] = ()) -> Iterator[st
     """
     home = Path(with_home("~"))  # some users have none
     for there in dict.fromkeys((_existing(root), _existing(home))):
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(there)
-            files = _left((disk.f_files - disk.f_favail, disk.f_files))  # some count none
-            yield from _shortage(f"{there}", disk.f_bavail * disk.f_frsize, files)
+        yield from _disk_problems(there)
     if quota_command:
         from ..batch import process
 
         result = process.run(quota_command, timeout=_QUOTA_TIMEOUT)
         yield from quota_problems(result.stdout)  # `quota` exits with 1 if one is exceeded
+
+
+def _disk_problems(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        files = _left((disk.f_files - disk.f_favail, disk.f_files))  # some count none
+        yield from _shortage(f"{folder}", disk.f_bavail * disk.f_frsize, files)
 
 
 def _existing(path: Path) -> Path:

@@ -329,10 +329,10 @@ def find_predecessor(
         return None
     other = ledger.get(after.cluster)
     report = report_on(other, ledger)
-    if report.finished and (after.any_end or report.state is ClusterState.DONE):
-        logger.info("%s has ended already", other.id)
-        return None
     if report.finished:
+        if after.any_end or report.state is ClusterState.DONE:
+            logger.info("%s has ended already", other.id)
+            return None
         message = f"`after`: {other.id} is {report.state}: {report.reason}"
         raise _error(spec, message, hint=f"after: {other.id}:any starts all the same")
     if problem := _problem(record, other):
@@ -407,14 +407,20 @@ def _check_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
     if not plan.scheduler.submit_folder:
         message = f"jobs of {plan.scheduler.name} cannot find their job folder"
         raise errors.InputError(message, hint=hint)
-    for key, needed in (("after", spec.profile.after), ("requeue", plan.lifetime.attempts > 1)):
-        if needed:
-            message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
-            raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
+    if key := _key_with_ids(spec, plan):
+        message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
+        raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
     folders.private_folder(folder, "-o names a folder that you can write")
     with disk_errors(folder):
         if any(folder.iterdir()):
             raise errors.InputError(f"{folder} is not empty", hint="-o names a new folder")
+
+
+def _key_with_ids(spec: ClusterSpec, plan: Plan) -> str:
+    """Return the key of the profile that lets jobs wait for others, or ""."""
+    if spec.profile.after:
+        return "after"
+    return "requeue" if plan.lifetime.attempts > 1 else ""
 
 
 def _readme(record: ClusterRecord) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..config.profile import Profile
 from ..config.site import Queue
+from ..errors import InputError
 from ..text import plural
 from .bash import Diagnostics
 
@@ -93,17 +95,19 @@ def _automatic(diagnostics: Diagnostics, machine: Machine | None) -> tuple[int, 
     if machine is None:
         message = "`gpus: auto` is for the local site; give the number of GPUs"
         diagnostics.profile_error(message, "gpus")
-        diagnostics.raise_problems()
-        return 0, 0  # not reached
+        raise InputError(diagnostics.problems)
     free = len(machine.gpus)
     if free:
         return _whole_workers(diagnostics, free), 0
     _check_size_of_cpu_workers(diagnostics)
     reason = "all GPUs are in use" if machine.busy else "no NVIDIA GPU on this machine"
     diagnostics.note(f"gpus: auto: {reason}, so CPU workers")
-    cpus = profile.cpus_per_job or workers.threads
-    most = max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // cpus))
-    return 0, workers.count or most
+    return 0, workers.count or _most_cpu_workers(profile, machine)
+
+
+def _most_cpu_workers(profile: Profile, machine: Machine) -> int:
+    cpus = profile.cpus_per_job or profile.workers.threads
+    return max(1, min(MOST_AUTO_CPU_WORKERS, machine.cpus // cpus))
 
 
 def _whole_workers(diagnostics: Diagnostics, free: int) -> int:

@@ -97,8 +97,7 @@ class QueueFit:
         asks_per_cpu = "gpus_per_cpu" in placeholders.names(" ".join(self.request))
         if not cpus or not asks_per_cpu or self.queue.gpu_fractions:
             return cpus
-        # The GPUs of each CPU must be a whole number.
-        whole = max(n for n in range(1, cpus + 1) if gpus % n == 0)
+        whole = _most_cpus(gpus, cpus)
         if own and whole != own:
             request = f"{plural(gpus, 'GPU')} on {plural(whole, 'CPU')}"
             message = f"the site requests GPUs per CPU: {request}, not {own}"
@@ -179,3 +178,8 @@ class QueueFit:
             )
             hint = f"at most {size_text(memory // number)}"
             raise QueueMismatch("workers.memory", message, limit="memory_per_node", hint=hint)
+
+
+def _most_cpus(gpus: int, cpus: int) -> int:
+    """Return the most of ``cpus`` CPUs of which each has a whole number of the ``gpus`` GPUs."""
+    return max(number for number in range(1, cpus + 1) if gpus % number == 0)

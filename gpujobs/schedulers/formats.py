@@ -21,13 +21,18 @@ def members(text: str) -> list[int]:
         return []
     found: list[int] = []
     for part in body.split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        numbers = range(int(first), int(last or first) + 1, int(step or 1))
+        numbers = _span(part)
         if len(found) + len(numbers) > _MOST_MEMBERS:
             return []
         found += numbers
     return found
+
+
+def _span(text: str) -> range:
+    """Return the numbers of ``5``, ``1-9`` or ``1-9:2``."""
+    ends, _, step = text.partition(":")
+    first, _, last = ends.partition("-")
+    return range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def integer(text: str) -> int | None:

@@ -100,10 +100,13 @@ def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None
         return None
     if job.get("job_state") not in _ENDED and _is_deleted(array):
         job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
+    return _status({"comment": _array_comment(array), **job})
+
+
+def _array_comment(array: Attributes) -> str:
+    """Return the comment of an array; that it began says nothing of a member."""
     comment = array.get("comment", "")
-    if comment.startswith(_ARRAY_BEGAN):
-        comment = ""
-    return _status({"comment": comment, **job})
+    return "" if comment.startswith(_ARRAY_BEGAN) else comment
 
 
 def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:
